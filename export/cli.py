@@ -41,7 +41,7 @@ _ADAPTIVE = "calculator-transformer4"
     "--seed", default=0, show_default=True, type=click.IntRange(0), help="For weights and the order of items."
 )
 @seeds_option
-@click.option("--epochs", type=click.IntRange(1), help="At most so many.  [default: 200]")
+@click.option("--epochs", type=click.IntRange(1), help="Calculators: at most so many.  [default: 200]")
 @click.option(
     "--loss",
     type=click.Choice(["fixed", "literal", "none"]),
@@ -80,6 +80,8 @@ def train(
     names = _names(models)
     if loss and _ADAPTIVE not in names:
         raise UsageError("--loss", given=loss, expected=f"{_ADAPTIVE} among the models", fix="Leave --loss out.")
+    if epochs and set(names) <= set(LOOPED):
+        raise UsageError("--epochs", given=epochs, expected="a calculator among the models", fix="Give --steps.")
     looped.check(names)
     runs = {
         name: {one: name if seeds == 1 else f"{name}-seed{one}" for one in range(seed, seed + seeds)} for name in names

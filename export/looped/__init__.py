@@ -1,6 +1,7 @@
 """Looped transformers that learn function classes in context: paper 003, after Garg et al. 2022 (arXiv 2208.01066).
 
 - :mod:`export.looped.functions` draws prompts: points and their values under a random function
+- :mod:`export.looped.seeds` keeps the prompts of trainings, evaluations and exports apart
 - :mod:`export.looped.baselines` has methods that learn each prompt from scratch
 - :mod:`export.looped.shifts` draws prompts that differ from those of the training
 - :mod:`export.looped.model` has the looped and the unlooped transformer

@@ -46,10 +46,7 @@ def export_looped(
     for run, tier, (model, _, metrics) in zip(runs, tiers, loaded, strict=True):
         shape = model.config
         if shape.injection is None:
-            given, fix = (
-                Literally("an unlooped model"),
-                "Unlooped models are a comparison; train one without --unlooped.",
-            )
+            given, fix = Literally("an unlooped model"), "Train one without --unlooped."
             raise UsageError(f"run {run}", given=given, expected="a looped model", fix=fix)
         if (shape.points, shape.dims) != (config.points, config.dims):
             given = Literally(f"{shape.points} points of {shape.dims} dimensions")

@@ -27,9 +27,10 @@ from export.looped import MODEL
 from export.looped.functions import FUNCTION_CLASSES, draw_prompts
 from export.looped.graphs import STEP_INPUTS, Embed, step_feeds, step_onnx
 from export.looped.model import PromptConfig, PromptTransformer
+from export.looped.seeds import EVALUATION, generator_of
 from export.looped.solvers import Trajectory, anderson, stopped
 from export.looped.tier import MAX_LOOPS, TOLERANCE, calibration
-from export.looped.train import EVALUATION_SEED, MEASURED_LOOPS, PROMPTS, create
+from export.looped.train import MEASURED_LOOPS, PROMPTS, create
 from export.precision import dynamic_int8, fused, half, static_int8
 from export.processor import Processor, processor
 
@@ -129,8 +130,7 @@ def precisions(model: PromptTransformer, function: str) -> dict[str, bytes]:
 
 
 def _prompts(function: str, config: PromptConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(EVALUATION_SEED)
-    return draw_prompts(function, PROMPTS, config.points, config.dims, generator)
+    return draw_prompts(function, PROMPTS, config.points, config.dims, generator_of(EVALUATION))
 
 
 def _errors(runner: OnnxRuntimeRunner, model: PromptTransformer, function: str, what: str) -> Errors:

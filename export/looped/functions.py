@@ -1,7 +1,7 @@
 """The four function classes of Garg et al. 2022, section 3 and 4, and prompts drawn from them.
 
 A prompt is points x_1 … x_n from N(0, I_d) and their values y_i = f(x_i) under one random function. A curriculum sets
-all but the first coordinates to zero; functions that do not depend on the others then have fewer dimensions.
+all but the first coordinates to zero; the functions then have fewer dimensions.
 """
 
 from __future__ import annotations
@@ -40,11 +40,16 @@ def linear(xs: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def sparse(xs: Tensor, generator: torch.Generator) -> Tensor:
-    """Return w · x, w as in :func:`linear` with all but :data:`SPARSITY` random coordinates at zero."""
+    """Return w · x, w as in :func:`linear` with all but :data:`SPARSITY` random coordinates at zero.
+
+    They are among those that the points have, so that a curriculum draws no function that is zero everywhere.
+    """
     number, _, dims = xs.shape
     weights = _normal(generator, number, dims)
     order = torch.rand(number, dims, generator=generator).argsort(dim=1)
-    return _apply(xs, weights * (order < SPARSITY))
+    missing = (xs == 0).all(dim=(0, 1))
+    ranks = order.masked_fill(missing, dims).argsort(dim=1).argsort(dim=1)
+    return _apply(xs, weights * (ranks < SPARSITY))
 
 
 def tree(xs: Tensor, generator: torch.Generator) -> Tensor:

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from export.looped.functions import FUNCTION_CLASSES, Prompts, draw_prompts
 from export.looped.model import PromptTransformer
+from export.looped.seeds import VALIDATION, generator_of, training_generator
 from export.training.device import model_device, multiplying_in
 from export.training.objective import Score
 from export.training.recipe import Precision
 from export.training.state import fingerprint
 
-#: Prompts that choose the best epoch, and their seed; evaluations draw others.
-_VALIDATION, _VALIDATION_SEED = 256, 2**40
+#: Prompts that choose the best epoch.
+_VALIDATION = 256
 
 
 class Rising(msgspec.Struct, frozen=True):
@@ -82,9 +83,8 @@ class PromptObjective:
 
     Args:
         name: of the function class.
-        first_step: of the curriculum, for a training that goes on from another.
         evaluated_loops: after which the score is measured; None is the curriculum's last number.
-        seed: of the prompts.
+        seed: of the prompts, with the number of the ``stage`` among those that train the same weights.
         teacher: None learns from the truth alone.
     """
 
@@ -97,6 +97,7 @@ class PromptObjective:
         curriculum: Curriculum,
         *,
         seed: int,
+        stage: int = 0,
         batch_size: int = 64,
         steps_per_epoch: int = 500,
         evaluated_loops: int | None = None,
@@ -104,29 +105,31 @@ class PromptObjective:
         teacher: Teacher | None = None,
     ) -> None:
         self.model, self.steps_per_epoch = model, steps_per_epoch
-        self._name, self._curriculum, self._seed, self._batch_size = name, curriculum, seed, batch_size
+        self._name, self._curriculum, self._batch_size = name, curriculum, batch_size
+        self._seed, self._stage = seed, stage
         self._precision = precision
         self._device = model_device(model)
         self._teacher = teacher and teacher._replace(model=copy.deepcopy(teacher.model).to(self._device))
         self._loops = evaluated_loops or curriculum.loops.end
         config = model.config
-        generator = torch.Generator().manual_seed(_VALIDATION_SEED)
-        validation = draw_prompts(name, _VALIDATION, config.points, config.dims, generator)
+        validation = draw_prompts(name, _VALIDATION, config.points, config.dims, generator_of(VALIDATION))
         self._validation = validation.to(self._device)
 
     def fingerprint(self) -> str:
         """Return a hash of the initial weights and of all settings."""
-        settings = f"{self._name} {self._curriculum} {self._seed} {self._batch_size} {self.steps_per_epoch}"
+        settings = (
+            f"{self._name} {self._curriculum} {self._seed} {self._stage} {self._batch_size} {self.steps_per_epoch}"
+        )
         if self._teacher is None:
             return fingerprint([self.model], [], settings)
         settings += f" teacher {self._teacher.factor} {self._teacher.share}"
         return fingerprint([self.model, self._teacher.model], [], settings)
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
-        """Yield prompts that depend on the seed and the step alone."""
+        """Yield prompts that depend on the seed, the stage and the step alone."""
         curriculum, config = self._curriculum, self.model.config
         for step in range(epoch * self.steps_per_epoch + first, (epoch + 1) * self.steps_per_epoch):
-            generator = torch.Generator().manual_seed(self._seed * 2**32 + step)
+            generator = training_generator(self._seed, self._stage, step)
             prompts = draw_prompts(
                 self._name,
                 self._batch_size,

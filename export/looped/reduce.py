@@ -23,6 +23,7 @@ from export.looped.functions import draw_prompts
 from export.looped.graphs import step_feeds, step_onnx
 from export.looped.model import PromptTransformer
 from export.looped.objective import Teacher
+from export.looped.seeds import REDUCTION, generator_of
 from export.looped.train import Start, create, evaluate, train_run
 from export.looped.tuning import tuning_plan
 from export.reduction.latency import compare
@@ -34,8 +35,8 @@ from export.training.device import DeviceName
 from export.training.observer import SILENT, Observer
 from export.transformer import Layer, LayerShape
 
-#: Prompts whose states are measured, and their seed, which nothing else uses.
-_PROMPTS, _SEED = 128, 2**43
+#: Prompts whose states are measured.
+_PROMPTS = 128
 #: After which most states have settled.
 _LOOPS = 30
 #: Calls of each step graph that is timed.
@@ -168,7 +169,7 @@ def reduce_model(
 def layer_inputs(model: PromptTransformer, function: str) -> list[Tensor]:
     """Return what the first layer reads in each loop, [N, T, D] for each, of prompts for calibration."""
     config = model.config
-    xs, ys = draw_prompts(function, _PROMPTS, config.points, config.dims, torch.Generator().manual_seed(_SEED))
+    xs, ys = draw_prompts(function, _PROMPTS, config.points, config.dims, generator_of(REDUCTION))
     prompt = model.embed(xs, ys[:, :-1])
     state = model.first_state(prompt)
     states = []

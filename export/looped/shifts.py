@@ -56,7 +56,7 @@ class Shift(NamedTuple):
         return Prompts(xs, self.scale * ys)
 
     def normaliser(self, dims: int) -> float:
-        """Return the variance of the values without noise."""
+        """Return the variance of the values, in which noise counts only if they are renormalised."""
         return dims * (self.scale * self.point_scale) ** 2
 
 

@@ -18,6 +18,8 @@ from export.looped.model import PromptTransformer
 
 #: Tokens whose change is the residual.
 RESIDUAL_TOKENS = 2
+#: Keeps normal equations solvable where a state no longer changes.
+_TINY = 1e-30
 
 
 class Trajectory(NamedTuple):
@@ -80,7 +82,7 @@ def anderson(
     2019, arXiv 1909.01377).
 
     Args:
-        memory: number of earlier states that are combined.
+        memory: number of states that are combined.
         ridge: added to the normal equations, relative to their trace.
     """
     prompt = model.embed(xs, ys)
@@ -92,12 +94,12 @@ def anderson(
         image = model.step(state, prompt)
         predictions.append(model.predict(image)[:, -1])
         residuals.append(residual(state, image))
-        states, images = [*states[1 - memory :], state], [*images[1 - memory :], image]
+        states, images = [*states, state][-memory:], [*images, image][-memory:]
         changes = torch.stack([(b - a).flatten(1) for a, b in zip(states, images, strict=True)], dim=1)  # [N, m, T * D]
         gram = changes @ changes.transpose(1, 2)
         size = gram.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None, None]
         eye = torch.eye(len(states), device=gram.device)
-        weights = torch.linalg.solve(gram + ridge * size * eye, torch.ones_like(gram[..., :1]))  # [N, m, 1]
+        weights = torch.linalg.solve(gram + (ridge * size + _TINY) * eye, torch.ones_like(gram[..., :1]))  # [N, m, 1]
         weights = weights / weights.sum(dim=1, keepdim=True)
         state = torch.einsum("nm,nmtd->ntd", weights[..., 0], torch.stack(images, dim=1))
     return Trajectory(torch.stack(predictions).cpu().numpy(), torch.stack(residuals).cpu().numpy())

@@ -23,6 +23,7 @@ from export.exported import FULL
 from export.looped.functions import FUNCTION_CLASSES, draw_prompts
 from export.looped.graphs import EMBED_OUTPUTS, STEP_INPUTS, STEP_OUTPUTS, Embed, StepGraph, embed_onnx, step_onnx
 from export.looped.model import PromptConfig, PromptTransformer
+from export.looped.seeds import CALIBRATION, GOLDEN, JUDGED, generator_of
 from export.looped.solvers import trajectory
 from export.precision import INT8_OPSET, dynamic_int8, fused, half, static_int8
 from export.runtimes import allowed_tolerance, worst_tolerance
@@ -45,12 +46,11 @@ PROGRAM = LoopProgram(
     points="xs",
     values="ys",
 )
-#: Prompts of the golden sets, and their seed; those whose states settle best of four times as many.
-_GOLDEN_ROWS, _GOLDEN_SEED = 16, 2**42
+#: Prompts of the golden sets: those whose states settle best of four times as many.
+_GOLDEN_ROWS = 16
 _GOLDEN_LOOPS = 4  # before the golden step, so that its state is one of a loop in progress
 #: Prompts that calibrate INT8, and that judge it.
-_CALIBRATION_ROWS, _CALIBRATION_SEED = 16, 2**43
-_JUDGED_ROWS, _JUDGED_SEED = 256, 2**44
+_CALIBRATION_ROWS, _JUDGED_ROWS = 16, 256
 #: Errors and loops that an INT8 tier may have, in units of those in FP32.
 _LARGEST_INT8_LOSS = 1.1
 
@@ -108,8 +108,7 @@ def tier_files(model: PromptTransformer, function: str, name: str, *, int8: bool
 
 def quality(embed: bytes, step: bytes, function: str, config: PromptConfig) -> Quality:
     """Run the loops of some prompts on ONNX Runtime, and return how good they are."""
-    generator = torch.Generator().manual_seed(_JUDGED_SEED)
-    xs, ys = draw_prompts(function, _JUDGED_ROWS, config.points, config.dims, generator)
+    xs, ys = draw_prompts(function, _JUDGED_ROWS, config.points, config.dims, generator_of(JUDGED))
     inputs = {"xs": xs.numpy(), "ys": ys[:, :-1].numpy()}
     found = []
     for tolerance in (-1.0, TOLERANCE):  # no residual is below 0
@@ -188,8 +187,7 @@ def _golden(model: PromptTransformer, function: str) -> tuple[dict[str, Array], 
     Where a state does not settle, the rounding of two machines would grow with the loops.
     """
     config = model.config
-    generator = torch.Generator().manual_seed(_GOLDEN_SEED)
-    xs, ys = draw_prompts(function, 4 * _GOLDEN_ROWS, config.points, config.dims, generator)
+    xs, ys = draw_prompts(function, 4 * _GOLDEN_ROWS, config.points, config.dims, generator_of(GOLDEN))
     path = trajectory(model, xs, ys[:, :-1], MAX_LOOPS)
     rows = np.sort(np.argsort(path.residuals[-1], kind="stable")[:_GOLDEN_ROWS])
     inputs = {"xs": xs.numpy()[rows], "ys": ys[:, :-1].numpy()[rows]}
@@ -205,8 +203,7 @@ def _golden(model: PromptTransformer, function: str) -> tuple[dict[str, Array], 
 def calibration(model: PromptTransformer, function: str) -> dict[str, Array]:
     """Return inputs of steps from all loops of some prompts."""
     config = model.config
-    generator = torch.Generator().manual_seed(_CALIBRATION_SEED)
-    xs, ys = draw_prompts(function, _CALIBRATION_ROWS, config.points, config.dims, generator)
+    xs, ys = draw_prompts(function, _CALIBRATION_ROWS, config.points, config.dims, generator_of(CALIBRATION))
     prompt, state = Embed(model)(xs, ys[:, :-1])
     states = []
     for _ in range(MAX_LOOPS):

@@ -16,6 +16,7 @@ from export.looped.functions import FUNCTION_CLASSES, draw_prompts
 from export.looped.model import PromptConfig, PromptTransformer
 from export.looped.objective import PromptObjective, Teacher
 from export.looped.recipes import Plan
+from export.looped.seeds import EVALUATION, generator_of
 from export.looped.solvers import trajectory
 from export.processor import processor
 from export.provenance import provenance
@@ -25,8 +26,8 @@ from export.training.observer import SILENT, Observer
 from export.training.run_files import RunFiles
 from export.training.trainer import train
 
-#: Prompts of an evaluation, as in the paper, and their seed, which no training uses.
-PROMPTS, EVALUATION_SEED = 1280, 2**41
+#: Prompts of an evaluation, as in the paper.
+PROMPTS = 1280
 #: Loops after which a looped model is measured.
 MEASURED_LOOPS = (8, 12, 30, 120)
 
@@ -97,7 +98,8 @@ def train_run(
             model,
             name,
             stage.curriculum,
-            seed=seed * len(plan.stages) + number,
+            seed=seed,
+            stage=number,
             batch_size=stage.recipe.batch_size,
             steps_per_epoch=stage.steps_per_epoch,
             evaluated_loops=stage.evaluated_loops,
@@ -146,8 +148,7 @@ def evaluate(model: PromptTransformer, name: str) -> tuple[Measure, ...]:
     A looped model is measured after each of :data:`MEASURED_LOOPS`, the split's name being ``loops-N``.
     """
     config = model.config
-    generator = torch.Generator().manual_seed(EVALUATION_SEED)
-    xs, ys = draw_prompts(name, PROMPTS, config.points, config.dims, generator)
+    xs, ys = draw_prompts(name, PROMPTS, config.points, config.dims, generator_of(EVALUATION))
     looped = config.injection is not None
     path = trajectory(model.eval(), xs, ys[:, :-1], max(MEASURED_LOOPS) if looped else 1)
     measures = []

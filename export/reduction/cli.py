@@ -80,8 +80,6 @@ def reduce(
     if config is not None and config.model == LOOPED:
         check_others(_SEARCH)
         check_run("--out", out, {"RUN": run}, replace=replace)
-        with loading_torch():
-            pass
         looped = shrink_run(run, out, sizes, device)
         if as_json:
             print_json(looped)

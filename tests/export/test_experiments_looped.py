@@ -13,17 +13,20 @@ from export.experiments.looped import probe
 from export.experiments.looped.cli import looped
 from export.experiments.looped.paths import run_path
 from export.experiments.looped.published import PUBLISHED
-from export.experiments.looped.report import verdict
-from export.experiments.looped.results import Fewest, TaskResult
+from export.experiments.looped.report import report_of, verdict
+from export.experiments.looped.results import Curve, Fewest, Results, Settings, TaskResult
 from export.experiments.looped.runs import Task, group_name, main_group, open_runs
+from export.experiments.looped.sample import Sample
 from export.experiments.looped.stopping import stopping_of
 from export.experiments.looped.summary import SETTLED
 from export.looped import MODEL
 from export.looped.baselines import BASELINES
 from export.looped.functions import FUNCTION_CLASSES, draw_prompts
 from export.looped.model import PromptTransformer
+from export.looped.objective import Curriculum, Rising
 from export.looped.recipes import plan_of
 from export.looped.train import train_run
+from export.processor import processor
 from export.provenance import provenance
 from export.runs import RunConfig, RunMetrics
 from tests.support.task_data import invoke
@@ -40,7 +43,8 @@ def runs(tmp_path_factory):
     trainer = "; ".join(str(stage.curriculum) for stage in plan_of("linear", "small").stages)
     write_run(place / "seed0", "linear", trainer=trainer)
     write_run(place / "seed1", "linear", seed=1, trainer=trainer)
-    write_run(place / "other", "linear", seed=2)
+    once = Rising(1, 1)
+    write_run(place / "other", "linear", seed=2, trainer=str(Curriculum(once, once, loops=Rising(2, 7))))
     write_run(place / "tied", "linear", injection="none")
     write_run(place / "looped-tree", "tree")
     return place
@@ -75,7 +79,7 @@ def test_runs_of_a_shape_and_training_are_seeds_of_one_model(opened):
         "looped, L=1, D=8",
         "unlooped, L=2, D=8",
     ]
-    assert [run.loops for group in opened[task].values() for run in group] == [1, 30, 30, 30, 30]
+    assert [run.loops for group in opened[task].values() for run in group] == [1, 30, 30, 30, 7]
     assert main_group(opened[Task("tree", 5, 21)], looped=False) is None
 
 
@@ -140,6 +144,18 @@ def test_a_difference_is_that_of_the_errors_and_within_its_interval(runs, tmp_pa
         assert one["difference"]["value"] == pytest.approx(run["error"] - one["error"])
 
 
+def test_resamples_are_of_the_same_prompts_and_of_seeds():
+    errors = np.random.default_rng(0).exponential(size=(60, 2))
+    worse = Sample([errors + 0.25], 1.0, 0).drawn - Sample([errors], 1.0, 2).drawn
+    np.testing.assert_allclose(worse, 0.25)  # whatever the prompts
+    seeds = Sample([np.full((60, 1), level) for level in (2.0, 4.0, 6.0)], 2.0, 1)
+    assert seeds.mean == [2]
+    assert {round(float(mean), 2) for mean in seeds.drawn[:, 0]} == {1, 1.33, 1.67, 2, 2.33, 2.67, 3}
+    curve = Sample([errors], 1.0, 0).curve("any", (1, 2))
+    means = np.random.default_rng(1).choice(errors[:, 0], (4000, 60)).mean(axis=1)
+    assert (curve.low[0], curve.high[0]) == pytest.approx(np.percentile(means, [5, 95]), rel=0.05)
+
+
 def test_stopping_counts_the_loops_that_each_prompt_takes(opened):
     (run,) = opened[Task("tree", 5, 21)]["looped, L=1, D=8"]
     residuals = np.array([[0.5, 0.5], [0.08, 0.4], [0.04, 0.04], [0.02, 0.02]])
@@ -163,6 +179,20 @@ def result(fewest):
         name="tree-d5", function="tree", dims=5, points=21, looped=None, unlooped=None, fewest=tuple(fewest),
         **dict.fromkeys(nothing, ()),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("slow", [(), (10, 20, 30, 40)])
+def test_a_table_of_many_pairs_has_some_of_them(slow):
+    error = (0.5,) * 41
+    curves = [Curve("3-NN", tuple(range(41)), error, error, error)]
+    if slow:
+        curves.append(Curve("Lasso", slow, *(error[:4],) * 3))
+    task = msgspec.structs.replace(result(()), function="sparse", dims=20, points=41, by_pairs=tuple(curves))
+    report = report_of(Results(Settings(2, 1), (task,), processor()), [])
+    head = next(line for line in report.split("### Error by number of pairs")[1].splitlines() if "| pairs" in line)
+    columns = [int(column) for column in head.strip("| ").split(" | ")[1:]]
+    assert len(columns) <= 11
+    assert {1, 40, *slow} <= set(columns)
 
 
 def test_a_probe_finds_what_is_in_the_states_and_not_what_is_in_others(opened, monkeypatch):

@@ -14,11 +14,9 @@ from export.checkpoint import load
 from export.cli import export, train
 from export.looped import MODEL
 from export.looped.functions import draw_prompts
-from export.looped.objective import PromptObjective
 from export.looped.recipes import plan_of
 from export.looped.solvers import trajectory
 from export.looped.train import create, train_run
-from export.training.trainer import train as train_objective
 from tests.support.task_data import Seen
 
 
@@ -65,6 +63,7 @@ def test_a_run_is_exported_and_computes_the_same_loops(run, tmp_path):
             ("looped-linear", "--unlooped", "--injection", "add"),
             "--injection: got 'add', expected none with --unlooped",
         ),
+        (("looped-linear", "--epochs", 3), "--epochs: got 3, expected a calculator among the models. Give --steps."),
         (("calculator-gate", "--steps", 3), "--steps: got 3, expected a model of looped-linear, looped-sparse"),
         (("looped-line",), "Did you mean 'looped-linear'?"),
     ],
@@ -92,13 +91,3 @@ def test_an_interrupted_training_resumes_in_its_stage(tmp_path):
     log = [json.loads(line) for line in (tmp_path / "again" / "log.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in log] == [1, 1]
     assert not list(tmp_path.glob(".*"))
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("name", ["linear", "sparse", "tree", "relu"])
-def test_one_step_on_each_device(name, device):
-    for injection in ("add", None):
-        stage = plan_of(name, "small", dim=8, steps=1, injection=injection).stages[0]
-        model = create(function=name, config={"dims": 5, "points": 21, "dim": 8, "shapes": [], "injection": injection})
-        objective = PromptObjective(model.to(device), name, stage.curriculum, seed=0, batch_size=4, steps_per_epoch=1)
-        assert len(train_objective(objective, stage.recipe, seed=0).losses) == 1

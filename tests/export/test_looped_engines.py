@@ -13,9 +13,9 @@ import torch
 
 from edge.bundles.manifest import Profile, Tolerance
 from edge.runtimes.tensorrt_builder import compile_onnx
-from export.convert import golden_of, largest_difference, to_onnx
+from export.convert import golden_of, largest_difference
 from export.looped.functions import draw_prompts
-from export.looped.graphs import Embed, StepGraph
+from export.looped.graphs import EMBED_OUTPUTS, STEP_OUTPUTS, Embed, StepGraph, embed_onnx, step_onnx
 from export.looped.model import PromptTransformer
 from export.looped.recipes import plan_of
 from export.precision import half
@@ -30,12 +30,6 @@ compiled = partial(compile_onnx, flavor="tensorrt_rtx", compute_capability="SM86
 def model_of(size):
     torch.manual_seed(0)
     return PromptTransformer(plan_of("linear", size).config).eval()
-
-
-def graph_of(module, inputs, outputs, dynamic):
-    """Return the ONNX file, and the golden set of the module in torch."""
-    examples = {name: torch.from_numpy(array[:2]) for name, array in inputs.items()}
-    return to_onnx(module, examples, outputs, dynamic), golden_of(module, inputs, outputs)
 
 
 def profile_of(inputs, least):
@@ -53,8 +47,7 @@ def prompts_of(config):
 def test_an_embedding_compiles():
     model = model_of("small")
     inputs = prompts_of(model.config)
-    dynamic = {"xs": {0: "batch", 1: "points"}, "ys": {0: "batch", 1: "pairs"}}
-    data, golden = graph_of(Embed(model), inputs, ["prompt", "state"], dynamic)
+    data, golden = embed_onnx(model), golden_of(Embed(model), inputs, EMBED_OUTPUTS)
     assert largest_difference(data, golden, Tolerance(atol=1e-5, rtol=1e-5), "embed") < 1e-5
     product = compiled(data, profile_of(inputs, {"xs": (2,), "ys": (1,)}))
     assert (product.report.attention, product.report.typing) == ("no attention", "strong")
@@ -67,15 +60,10 @@ def test_attention_of_a_step_is_fused_in_fp16_for_prompts_of_any_length(size):
         prompt, state = Embed(model)(*map(torch.from_numpy, prompts_of(model.config).values()))
         for _ in range(4):
             state = model.step(state, prompt)
-    tokens = {0: "batch", 1: "tokens"}
     inputs = {
         "state": state.numpy(), "prompt": prompt.numpy(), "last": np.full((ROWS, 1), prompt.shape[1] - 1, np.int64)
     }  # fmt: skip
-    outputs, dynamic = (
-        ["next_state", "prediction", "residual"],
-        {"state": tokens, "prompt": tokens, "last": {0: "batch"}},
-    )
-    data, golden = graph_of(StepGraph(model), inputs, outputs, dynamic)
+    data, golden = step_onnx(model), golden_of(StepGraph(model), inputs, STEP_OUTPUTS)
     profile = profile_of(inputs, {"state": (3,), "prompt": (3,), "last": (1,)})
     profile["last"] = Profile(min=(1, 1), opt=(ROWS, 1), max=(64, 1))
     for graph, atol, attention in (

@@ -74,6 +74,9 @@ def test_drawn_loops_and_curricula_follow_the_steps():
     assert torch.equal(resumed.prompts.xs, batches[3].prompts.xs)
     later = next(objective.batches(1, 0))
     assert not torch.equal(later.prompts.xs[:, :4], batches[0].prompts.xs)
+    for other in ({"seed": 1}, {"seed": 0, "stage": 1}):
+        drawn = PromptObjective(objective.model, "linear", curriculum, batch_size=5, steps_per_epoch=7, **other)
+        assert not torch.equal(next(drawn.batches(0, 0)).prompts.xs, batches[0].prompts.xs)
     objective.model.train()
     by_hand = torch.stack(objective.model(*batches[3].prompts, batches[3].loops, 2)) - batches[3].prompts.ys
     assert objective.loss(batches[3], 0.5).item() == pytest.approx(float(by_hand.square().mean().detach()))
@@ -110,6 +113,16 @@ def test_anderson_reaches_the_fixed_point_in_fewer_loops():
     assert np.median(fast.residuals[9]) < 0.5 * np.median(plain.residuals[9])
     fixed = trajectory(model, xs, ys[:, :-1], 400).predictions[-1]
     assert np.abs(fast.predictions[-1] - fixed).max() < np.abs(plain.predictions[-1] - fixed).max()
+
+
+def test_anderson_stays_where_the_state_no_longer_changes():
+    model, (xs, ys) = make_model(), make_prompts()
+    with torch.no_grad():
+        model.final_norm.weight.zero_()
+        model.final_norm.bias.fill_(1)  # the state from the first loop on
+    path = anderson(model, xs, ys[:, :-1], 6, memory=2)
+    assert (path.residuals[1:] == 0).all()
+    assert np.isfinite(path.predictions).all()
 
 
 def test_the_graphs_compute_the_loops_of_prompts_of_any_length_side_by_side():

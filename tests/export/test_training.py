@@ -4,32 +4,35 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from export.looped.functions import FUNCTION_CLASSES
 from export.looped.model import PromptTransformer
 from export.looped.objective import PromptObjective
 from export.looped.recipes import plan_of
 from export.training.trainer import train
 
-PLAN = plan_of("linear", "small", dim=16, steps=1)
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
-def trained_one_step(device="cpu", **changes):
+def plan_for(name):
+    return plan_of(name, "small", dim=16, steps=1)
+
+
+def trained_one_step(device="cpu", name="linear", **changes):
     torch.manual_seed(0)
-    model, (stage, _) = PromptTransformer(PLAN.config).to(device), PLAN.stages
+    plan = plan_for(name)
+    model, stage = PromptTransformer(plan.config).to(device), plan.stages[0]
     before = {name: parameter.detach().cpu().clone() for name, parameter in model.named_parameters()}
     recipe = replace(stage.recipe, warmup_share=0.0, **changes)
-    objective = PromptObjective(
-        model, "linear", stage.curriculum, seed=0, steps_per_epoch=1, precision=recipe.precision
-    )
+    objective = PromptObjective(model, name, stage.curriculum, seed=0, steps_per_epoch=1, precision=recipe.precision)
     trained = train(objective, recipe, seed=0)
     return trained, {name: p.detach().cpu() - before[name] for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("name", "precision"), [("linear", "bf16"), *((name, "fp32") for name in FUNCTION_CLASSES)])
 @pytest.mark.parametrize("device", DEVICES)
-def test_one_step_on_every_device(device, precision):
-    expected, _ = trained_one_step()
-    found, changes = trained_one_step(device, precision=precision)
+def test_one_step_on_every_device(device, name, precision):
+    expected, _ = trained_one_step(name=name)
+    found, changes = trained_one_step(device, name, precision=precision)
     assert found.losses == pytest.approx(expected.losses, rel=1e-4 if precision == "fp32" else 0.02)
     assert all(change.abs().max() > 0 for change in changes.values())
 
@@ -39,7 +42,7 @@ def test_muon_updates_the_matrices_of_layers_and_adamw_the_rest():
     _, adamw = trained_one_step(optimizer="adamw")
     matrices = {name for name, change in muon.items() if name.startswith("layers.") and change.dim() == 2}
     assert len(matrices) == 6
-    rate = PLAN.stages[0].recipe.peak_learning_rate
+    rate = plan_for("linear").stages[0].recipe.peak_learning_rate
     for name in matrices:  # every direction of an update is equally large: 1 before it is scaled to AdamW's size
         largest = torch.linalg.matrix_norm(muon[name], 2).item() / (0.2 * rate * max(muon[name].shape) ** 0.5)
         assert largest == pytest.approx(1, abs=0.35)

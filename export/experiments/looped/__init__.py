@@ -3,6 +3,7 @@
 - :mod:`export.experiments.looped.runs` opens trained runs and groups those that differ in their seed
 - :mod:`export.experiments.looped.parts` computes the parts of the experiments, each kept in a file of its own
 - :mod:`export.experiments.looped.probe` and :mod:`export.experiments.looped.paths` have what a part measures
-- :mod:`export.experiments.looped.summary` makes results of them, with intervals
+- :mod:`export.experiments.looped.sample` resamples prompts and runs, and :mod:`export.experiments.looped.summary` makes
+  results of the parts
 - :mod:`export.experiments.looped.plot` and :mod:`export.experiments.looped.report` draw and describe the results
 """

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from edge.datatypes import Array
 from edge.errors import Literally
@@ -28,15 +27,14 @@ from export.experiments.looped.runs import Groups, Task, Trained, main_group
 from export.looped.baselines import BASELINES, Predict, least_squares, predict_after, ridge
 from export.looped.functions import Prompts, draw_prompts
 from export.looped.model import PromptTransformer
+from export.looped.seeds import EVALUATION, generator_of
 from export.looped.shifts import SHIFTS, Shift
-from export.looped.train import EVALUATION_SEED
 
 #: What a part is: its experiment, and what it is about.
 Key = tuple[str, ...]
 #: Earlier states that Anderson acceleration combines, and the most loops that a stopped solver takes.
 MEMORIES, STOPPED_LOOPS = (2, 5), 32
 _DIRECTORY = "parts"
-_SHIFT_SEED = 2**42
 
 
 class Part(NamedTuple):
@@ -87,8 +85,7 @@ def main_runs(groups: Groups) -> list[Trained]:
 
 
 def _parts(task: Task, groups: Groups, number: int, loops: int) -> Iterator[Part]:
-    generator = torch.Generator().manual_seed(EVALUATION_SEED)
-    prompts = draw_prompts(task.function, number, task.points, task.dims, generator)
+    prompts = draw_prompts(task.function, number, task.points, task.dims, generator_of(EVALUATION))
 
     def part(make: Callable[[], Arrays], run: Trained | None, *key: str) -> Part:
         words = [*key, run.name, run.digest[:12]] if run else key
@@ -128,7 +125,7 @@ def _parts(task: Task, groups: Groups, number: int, loops: int) -> Iterator[Part
 
 
 def _shifted(task: Task, shift: Shift, number: int, errors_of: Callable[[Prompts], Array]) -> Callable[[], Arrays]:
-    return partial(shifted_errors, errors_of, shift, number, task.points, task.dims, _SHIFT_SEED)
+    return partial(shifted_errors, errors_of, shift, number, task.points, task.dims, EVALUATION)
 
 
 def _model_errors(run: Trained, prompts: Prompts) -> Array:

@@ -11,6 +11,7 @@ import torch
 from edge.datatypes import Array
 from export.looped.functions import Prompts
 from export.looped.model import PromptTransformer
+from export.looped.seeds import generator_of
 from export.looped.shifts import Shift
 from export.looped.solvers import anderson, residual, states
 
@@ -71,17 +72,14 @@ def shifted_errors(
 
     Args:
         errors_of: returns the errors [N, n] of prompts.
-        seed: of the prompts.
+        seed: of the prompts; where only the last point is changed, the number of pairs is added.
     """
     if not shift.last_only:
-        prompts = shift.draw(number, points, dims, torch.Generator().manual_seed(seed))
+        prompts = shift.draw(number, points, dims, generator_of(seed))
         return {"pairs": np.arange(points), "errors": errors_of(prompts)}
     most = min(points, dims) - 1
     pairs = sorted({most} if shift.below_dims else {most, points - 1})
-    columns = [
-        errors_of(shift.draw(number, given + 1, dims, torch.Generator().manual_seed(seed + given)))[:, -1]
-        for given in pairs
-    ]
+    columns = [errors_of(shift.draw(number, given + 1, dims, generator_of(seed + given)))[:, -1] for given in pairs]
     return {"pairs": np.array(pairs), "errors": np.stack(columns, axis=1)}
 
 

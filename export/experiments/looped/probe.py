@@ -18,13 +18,14 @@ from export.experiments.looped.paths import Arrays
 from export.looped.baselines import least_squares_weights
 from export.looped.functions import Prompts, draw_prompts
 from export.looped.model import PromptTransformer
+from export.looped.seeds import EVALUATION, generator_of
 from export.looped.solvers import states
 
 #: What probes look for, in the order of their errors.
 TARGETS = ("Xᵀy", "least squares", "Xᵀy of other prompts")
 #: Loops after which a looped model is probed.
 LOOPS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 30)
-_TRAINING, _HELD_OUT, _SEED = 2048, 512, 2**43
+_TRAINING, _HELD_OUT = 2048, 512
 #: Steps of a probe's training.
 STEPS = 600
 _BATCH, _HIDDEN, _RATE = 256, 64, 1e-3
@@ -36,7 +37,7 @@ def probe_run(model: PromptTransformer, function: str) -> Arrays:
     An error is the mean squared error over the variance of the targets, for each of :data:`TARGETS`.
     """
     config = model.config
-    generator = torch.Generator().manual_seed(_SEED)
+    generator = generator_of(EVALUATION)
     prompts = draw_prompts(function, _TRAINING + _HELD_OUT, config.points, config.dims, generator)
     targets = _targets(prompts, generator)
     errors = {}
@@ -48,7 +49,7 @@ def probe_run(model: PromptTransformer, function: str) -> Arrays:
 def untrained(model: PromptTransformer) -> PromptTransformer:
     """Return a model of the same shape with random weights."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_SEED)
+        torch.manual_seed(EVALUATION)
         return PromptTransformer(model.config).eval()
 
 
@@ -104,7 +105,7 @@ class _Probes(nn.Module):
 
     def __init__(self, number: int, tokens: int, width: int, outputs: int) -> None:
         super().__init__()
-        generator = torch.Generator().manual_seed(_SEED)
+        generator = generator_of(EVALUATION)
 
         def weights(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.randn(number, *shape, generator=generator) * shape[0] ** -0.5)

@@ -93,7 +93,7 @@ def _runs(task: TaskResult) -> list[str]:
 
 
 def _by_pairs(task: TaskResult) -> list[str]:
-    columns = _spread([x for x in range(task.points) if x], [curve.x for curve in task.by_pairs])
+    columns = _spread(range(1, task.points), [curve.x for curve in task.by_pairs])
     return _table(("pairs", *columns), [(curve.name, *_values(curve, columns)) for curve in task.by_pairs])
 
 
@@ -200,10 +200,11 @@ def _values(curve: Curve, columns: Sequence[int]) -> list[str]:
 
 
 def _spread(numbers: Sequence[int], measured: Iterable[Sequence[int]]) -> list[int]:
-    """Return at most some of the numbers: those that every method has, and others at even distances."""
+    """Return :data:`_COLUMNS` numbers at most: those that every method has if they are few, and others between them."""
     common = set(numbers).intersection(*map(set, measured))
-    step = -(-len(numbers) // (_COLUMNS - len(common)))
-    return list(numbers) if len(numbers) <= _COLUMNS else sorted(common | set(numbers[::step]))
+    kept = common if len(common) < _COLUMNS else {numbers[-1]}
+    step = -(-len(numbers) // (_COLUMNS - len(kept)))
+    return list(numbers) if len(numbers) <= _COLUMNS else sorted(kept.union(numbers[::step]))
 
 
 def _difference(difference: Difference | None) -> str:

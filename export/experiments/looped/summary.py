@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from edge.datatypes import Array
 from export.experiments.looped.parts import Key
 from export.experiments.looped.paths import Arrays
 from export.experiments.looped.probe import TARGETS
-from export.experiments.looped.results import Against, Curve, Group, Probed, Run, Shifted, TaskResult
+from export.experiments.looped.results import Against, Group, Probed, Run, Shifted, TaskResult
 from export.experiments.looped.runs import Groups, Task, Trained, main_group
+from export.experiments.looped.sample import Sample
 from export.experiments.looped.stopping import stopping_of
-from export.intervals import RESAMPLES, Difference, item_shares, middle
+from export.intervals import Difference, middle
 from export.looped.baselines import BASELINES
 from export.looped.shifts import SHIFTS
 
@@ -24,40 +24,16 @@ SETTLED = 1.05
 _METHODS = ("least squares", "ridge")
 
 
-class _Sample:
-    """Errors of runs on the same prompts, [S, N, m], and their mean in each resample, [resamples, m].
-
-    Args:
-        kind: runs of different kinds are resampled apart, because equal seeds do not make them pairs.
-    """
-
-    def __init__(self, errors: Sequence[Array], normaliser: float, kind: int) -> None:
-        self.errors = np.stack([np.asarray(array, np.float64) for array in errors]) / normaliser
-        seeds, items, _ = self.errors.shape
-        shares = np.random.default_rng(kind).multinomial(seeds, [1 / seeds] * seeds, size=RESAMPLES) / seeds
-        means = np.stack([item_shares(items) @ of_run for of_run in self.errors], axis=1)  # [resamples, S, m]
-        self.drawn = (means * shares[..., None]).sum(axis=1)
-
-    @property
-    def mean(self) -> Array:
-        mean: Array = self.errors.mean(axis=(0, 1))
-        return mean
-
-    def curve(self, name: str, x: Sequence[int]) -> Curve:
-        low, high = np.percentile(self.drawn, [5, 95], axis=0)
-        return Curve(name, tuple(map(int, x)), *(tuple(map(float, values)) for values in (self.mean, low, high)))
-
-
 def summary_of(task: Task, groups: Groups, parts: Mapping[Key, Arrays]) -> TaskResult:
     """Return the results of a task from its parts."""
     ours, other = main_group(groups, looped=True), main_group(groups, looped=False)
     looped, unlooped = (groups[name] if name else [] for name in (ours, other))
 
-    def by_pairs(runs: Sequence[Trained]) -> _Sample:
-        return _Sample([parts["path", run.name]["pairs"] for run in runs], task.normaliser, int(runs[0].looped))
+    def by_pairs(runs: Sequence[Trained]) -> Sample:
+        return Sample([parts["path", run.name]["pairs"] for run in runs], task.normaliser, int(runs[0].looped))
 
-    def by_loops(runs: Sequence[Trained]) -> _Sample:
-        return _Sample([parts["path", run.name]["loops"].T for run in runs], task.normaliser, 1)
+    def by_loops(runs: Sequence[Trained]) -> Sample:
+        return Sample([parts["path", run.name]["loops"].T for run in runs], task.normaliser, 1)
 
     samples = {name: by_pairs(runs) for name, runs in groups.items()}
     paths = {name: by_loops(runs) for name, runs in groups.items() if runs[0].looped}
@@ -65,7 +41,7 @@ def summary_of(task: Task, groups: Groups, parts: Mapping[Key, Arrays]) -> TaskR
     baselines = {}
     for name in BASELINES[task.function]:
         part = parts["baseline", name]
-        baselines[name] = _Sample([part["errors"]], task.normaliser, 2)
+        baselines[name] = Sample([part["errors"]], task.normaliser, 2)
         curves.append(baselines[name].curve(name, list(part["pairs"])))
     level = float(samples[other].mean[-1]) if other else None
     return TaskResult(
@@ -83,7 +59,7 @@ def summary_of(task: Task, groups: Groups, parts: Mapping[Key, Arrays]) -> TaskR
         ),
         by_pairs=tuple(curves),
         by_loops=tuple(path.curve(name, _loops(path)) for name, path in paths.items()),
-        run_loops=tuple(by_loops([run]).curve(run.name, _loops(by_loops([run]))) for run in looped),
+        run_loops=tuple(path.curve(run.name, _loops(path)) for run in looped for path in [by_loops([run])]),
         against=_against(samples, baselines, ours, other),
         shifts=_shifts(task, looped, unlooped, parts),
         probes=_probes(looped, unlooped, parts),
@@ -91,11 +67,11 @@ def summary_of(task: Task, groups: Groups, parts: Mapping[Key, Arrays]) -> TaskR
     )
 
 
-def _loops(path: _Sample) -> range:
+def _loops(path: Sample) -> range:
     return range(1, path.mean.shape[0] + 1)
 
 
-def _group(name: str, runs: Sequence[Trained], sample: _Sample, path: _Sample | None, level: float | None) -> Group:
+def _group(name: str, runs: Sequence[Trained], sample: Sample, path: Sample | None, level: float | None) -> Group:
     config = runs[0].model.config
     settled = as_unlooped = None
     if path is not None:
@@ -119,14 +95,14 @@ def _group(name: str, runs: Sequence[Trained], sample: _Sample, path: _Sample | 
     )
 
 
-def _run(run: Trained, group: str, sample: _Sample, path: _Sample | None) -> Run:
+def _run(run: Trained, group: str, sample: Sample, path: Sample | None) -> Run:
     longest = None if path is None else float(path.mean[-1])
     error, interval = float(sample.mean[-1]), middle(sample.drawn[:, -1])
     return Run(run.name, group, run.seed, run.seconds, run.loops, error, interval, longest)
 
 
 def _against(
-    samples: Mapping[str, _Sample], baselines: Mapping[str, _Sample], looped: str | None, unlooped: str | None
+    samples: Mapping[str, Sample], baselines: Mapping[str, Sample], looped: str | None, unlooped: str | None
 ) -> tuple[Against, ...]:
     if looped is None:
         return ()
@@ -154,7 +130,7 @@ def _shifts(
             **{method: [("shift", name, method)] for method in _METHODS if ("shift", name, method) in parts},
         }
         samples = {
-            method: _Sample([parts[key]["errors"] for key in of_method], shift.normaliser(task.dims), kind)
+            method: Sample([parts[key]["errors"] for key in of_method], shift.normaliser(task.dims), kind)
             for kind, (method, of_method) in enumerate(keys.items())
             if of_method
         }
