@@ -42,7 +42,7 @@ def tuning_plan(function: str, config: PromptConfig, steps: int, *, factor: int 
         dims=Rising(config.dims, config.dims),
         points=Rising(config.points, config.points),
         loops=Rising(loops, loops),
-        window=min(usual.window, loops),
+        window=min(usual.window, drawn or loops),
         drawn_loops=drawn,
     )
     epochs = -(-steps // STEPS_PER_EPOCH)
