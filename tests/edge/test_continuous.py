@@ -1,21 +1,23 @@
-"""Continuous batching in the scheduler, with loops in ONNX Runtime."""
+"""Continuous batching in the scheduler, with loops in ONNX Runtime, beside runs of other models."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 
+from edge.datatypes import Array
 from edge.instruments.snapshot import Timings
 from edge.programs.loop import Loop, LoopRunners
-from edge.programs.program import LoopLimits, Options
+from edge.programs.program import Computed, LoopLimits, Options, Program
 from edge.runtimes.build import load_runner
 from edge.scheduling.batching import BatchAssembler
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import TierExecutor
-from tests.support.jobs import Awaited, submitted
+from tests.support.jobs import VALUES, Awaited, occupied, submitted
+from tests.support.jobs import job_of as run_of
 from tests.support.loop_model import ENDLESS, MAX_BATCH_SIZE, XS, prompt, write_halving_bundle
 
 
@@ -56,3 +58,33 @@ def test_time_before_the_queue_is_not_taken_from_the_runtime(scheduler: Schedule
     stages = (timings.queue_ns, timings.compute_input_ns - prepared_ns, timings.compute_infer_ns)
     assert min(stages) > 0
     assert sum(stages) <= time.perf_counter_ns() - begun
+
+
+class Accelerator(Program):
+    """Its device computes a run while the host prepares the next one."""
+
+    def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:
+        return self.start(inputs, options)()
+
+    def start(self, inputs: Mapping[str, Array], options: Options) -> Callable[[], Computed]:
+        return lambda: Computed({"y": inputs["x"]})
+
+
+def test_loops_behind_a_run_on_the_device_keep_their_own_limits(scheduler: Scheduler, executor: TierExecutor) -> None:
+    accelerated = TierExecutor("full", Accelerator(), BatchAssembler(VALUES, {}), on_gpu=True)
+    with occupied(scheduler):
+        submitted(scheduler, run_of(accelerated, 1))
+        loops = [submitted(scheduler, job_of(executor, ENDLESS, max_loops=loops)) for loops in (3, 7)]
+        last = submitted(scheduler, run_of(accelerated, 2))
+    assert [job.result().outputs["loops"].tolist() for job in loops] == [[[3]], [[7]]]
+    assert last.result().outputs["y"].tolist() == [[2]]
+
+
+def test_runs_on_the_device_and_steps_of_a_loop_take_turns(scheduler: Scheduler, executor: TierExecutor) -> None:
+    accelerated = TierExecutor("full", Accelerator(), BatchAssembler(VALUES, {}), on_gpu=True)
+    with occupied(scheduler):
+        loop = submitted(scheduler, job_of(executor, ENDLESS, max_loops=5))
+        runs = [submitted(scheduler, run_of(accelerated, number)) for number in range(12)]
+    loop.result()
+    runs[-1].result()
+    assert runs[2].computed_ns < loop.computed_ns < runs[6].computed_ns
