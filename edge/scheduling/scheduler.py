@@ -48,6 +48,7 @@ class _Worker:
         self.lent = False  # whether another thread computes in its place
         self.continuous: tuple[ContinuousRun, ...] = ()  # its current ones, of different executors
         self.jobs: list[Job] = []  # in its runs now
+        self.stepped: list[Job] = []  # in its continuous runs now
         self.busy = False  # whether its last run was followed by another one without a pause
         self.start_seconds = 0.0  # mean time that the start of a run takes
         self.thread = threading.Thread(target=main, args=(self,), name=f"device-{index}", daemon=True)
@@ -218,7 +219,7 @@ class Scheduler:
         except BaseException as error:
             log.exception("a thread of the scheduler has ended")
             self.runs.lose(f"the thread {threading.current_thread().name} ended by {type(error).__name__}")
-            self._refuse(worker.jobs if worker else [])
+            self._refuse([*worker.jobs, *worker.stepped] if worker else [])
 
     def _refuse_all(self) -> None:
         with self._lock:
@@ -255,13 +256,14 @@ class Scheduler:
         while True:
             following: list[Job] = []
             if jobs and jobs[0].executor.iterative:
+                worker.jobs, worker.stepped = [], [*worker.stepped, *jobs]
                 self._end(self._continuous(jobs[0].executor, worker).admit(jobs), worker)
             elif jobs:
                 following = self._compute(jobs, worker)
             for run in worker.continuous:
                 self._end(run.step(), worker)
             worker.continuous = tuple([run for run in worker.continuous if run.jobs])
-            worker.jobs = [job for run in worker.continuous for job in run.jobs]  # without the answered ones
+            worker.stepped = [job for run in worker.continuous for job in run.jobs]  # without the answered ones
             if not worker.continuous and not following:
                 return
             self._do_own_work(worker)

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 from edge.datatypes import Array
+from edge.errors import ModelNotReady
 from edge.instruments.snapshot import Timings
 from edge.programs.loop import Loop, LoopRunners
 from edge.programs.program import Computed, LoopLimits, Options, Program
 from edge.runtimes.build import load_runner
+from edge.scheduling.answers import PartialAnswers
 from edge.scheduling.batching import BatchAssembler
+from edge.scheduling.job import Job
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import TierExecutor
 from tests.support.jobs import VALUES, Awaited, occupied, submitted
@@ -88,3 +91,14 @@ def test_runs_on_the_device_and_steps_of_a_loop_take_turns(scheduler: Scheduler,
     loop.result()
     runs[-1].result()
     assert runs[2].computed_ns < loop.computed_ns < runs[6].computed_ns
+
+
+def test_end_of_a_thread_ends_all_requests_of_a_step(scheduler: Scheduler, executor: TierExecutor) -> None:
+    def tell(_: Job) -> None:
+        raise ZeroDivisionError
+
+    with occupied(scheduler):
+        answered = submitted(scheduler, job_of(executor, ENDLESS, max_loops=1))
+        told = submitted(scheduler, job_of(executor, ENDLESS, max_loops=9, partials=PartialAnswers(), tell=tell))
+    assert answered.result(5).outputs["loops"].tolist() == [[1]]
+    assert isinstance(told.exception(5), ModelNotReady)
