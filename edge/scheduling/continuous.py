@@ -62,7 +62,7 @@ class ContinuousRun:
     def admit(self, jobs: Sequence[Job]) -> list[Job]:
         """Add jobs to the session."""
         now = time.monotonic()
-        return [job for job in jobs if job.leaves(now) or not self._add(job)]
+        return [job for job in jobs if job.leaves(now) or not self._add(job, self._batch)]
 
     def step(self) -> list[Job]:
         """Compute one step of all jobs, without those that were cancelled or whose deadline has passed."""
@@ -84,13 +84,14 @@ class ContinuousRun:
     def _session(self) -> Session:
         return self._program.session(self.executor.options)
 
-    def _add(self, job: Job) -> bool:
-        """Add a job to the session; return False if it has failed."""
+    def _add(self, job: Job, batch: _Batch) -> bool:
+        """Add a job to a session; return False if it has failed."""
         job.started = True
         try:
-            self._batch.add(job)
+            self._runs.check_lost()
+            batch.add(job)
         except BaseException as error:
-            self._runs.fail(error, job)
+            self._runs.fail(error, [job])
             return False
         return True
 
@@ -99,6 +100,7 @@ class ContinuousRun:
         self._runs.now[self._worker] = Run(now, self.executor, size)
         begun_ns = time.perf_counter_ns()
         try:
+            self._runs.check_lost()
             finished = batch.step()
         except BaseException as error:
             return self._failed(error, batch)
@@ -156,20 +158,17 @@ class ContinuousRun:
         for job in jobs:
             batch.remove(job)
         batch.session = self._session()
+        self._runs.fail(error, jobs)
         if len(jobs) == 1:
-            self._runs.fail(error, jobs[0])
             return jobs
         log.warning("a step of %d requests failed; each begins anew, alone", len(jobs))
         ended = []
         for job in jobs:
             alone = _Batch(self._session())
-            try:
-                alone.add(job)
-            except BaseException as wrong:
-                self._runs.fail(wrong, job)
-                ended.append(job)
-            else:
+            if self._add(job, alone):
                 self._suspects.append(alone)
+            else:
+                ended.append(job)
         return ended
 
 

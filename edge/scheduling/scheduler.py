@@ -99,8 +99,7 @@ class Scheduler:
         if job.deadline is not None and job.deadline <= now:
             raise expired(time.perf_counter_ns() - job.queued_ns)
         with self._lock:
-            if self.runs.lost:
-                raise self.runs.refusal()
+            self.runs.check_lost()
             if not self._runs_at_once(job.executor):
                 self._enqueue(job, now)
                 return False

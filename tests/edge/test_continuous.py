@@ -11,8 +11,9 @@ import pytest
 from edge.datatypes import Array
 from edge.errors import ModelNotReady
 from edge.instruments.snapshot import Timings
-from edge.programs.loop import Loop, LoopRunners
+from edge.programs.loop import Loop, LoopRunners, LoopSession
 from edge.programs.program import Computed, LoopLimits, Options, Program
+from edge.programs.session import Finished
 from edge.runtimes.build import load_runner
 from edge.scheduling.answers import PartialAnswers
 from edge.scheduling.batching import BatchAssembler
@@ -102,3 +103,25 @@ def test_end_of_a_thread_ends_all_requests_of_a_step(scheduler: Scheduler, execu
         told = submitted(scheduler, job_of(executor, ENDLESS, max_loops=9, partials=PartialAnswers(), tell=tell))
     assert answered.result(5).outputs["loops"].tolist() == [[1]]
     assert isinstance(told.exception(5), ModelNotReady)
+
+
+class Unplugged(Loop):
+    """The device goes away in the first step of a session."""
+
+    def session(self, options: Options) -> LoopSession:
+        session = super().session(options)
+
+        def step() -> list[Finished]:
+            raise RuntimeError("cuGraphLaunch failed: CUDA_ERROR_ILLEGAL_ADDRESS (700)")
+
+        session.step = step  # type: ignore[method-assign]
+        return session
+
+
+def test_loss_of_the_device_refuses_the_requests_of_a_step(scheduler: Scheduler, loop: Loop) -> None:
+    program = Unplugged(loop.config, loop._runners)
+    executor = TierExecutor("full", program, BatchAssembler(XS, {}), max_rows=MAX_BATCH_SIZE, on_gpu=True)
+    with occupied(scheduler):
+        jobs = [submitted(scheduler, job_of(executor, ENDLESS)) for _ in range(3)]
+    assert [type(job.exception(5)) for job in jobs] == [ModelNotReady] * 3
+    assert executor.failures.count == 0
