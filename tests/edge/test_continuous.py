@@ -18,6 +18,7 @@ from edge.runtimes.build import load_runner
 from edge.scheduling.answers import PartialAnswers
 from edge.scheduling.batching import BatchAssembler
 from edge.scheduling.job import Job
+from edge.scheduling.queue import JobQueue
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import TierExecutor
 from tests.support.jobs import VALUES, Awaited, occupied, submitted
@@ -125,3 +126,11 @@ def test_loss_of_the_device_refuses_the_requests_of_a_step(scheduler: Scheduler,
         jobs = [submitted(scheduler, job_of(executor, ENDLESS)) for _ in range(3)]
     assert [type(job.exception(5)) for job in jobs] == [ModelNotReady] * 3
     assert executor.failures.count == 0
+
+
+def test_a_short_prompt_does_not_overtake_rows_that_wait_for_room(executor: TierExecutor) -> None:
+    queue, wide, short = JobQueue(9, 10**6), job_of(executor, 1, 2), job_of(executor, 1, tokens=2)
+    queue.push(wide)
+    queue.push(short)
+    assert queue.take(0.0, {executor: 1}) == []
+    assert queue.take(0.0, {executor: 3}) == [wide, short]
