@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from edge.programs.program import Computed
 from edge.programs.session import Finished, IterativeProgram, Session
@@ -54,14 +55,14 @@ class ContinuousRun:
             return step
         left = 0.0  # loops of rows
         for batch in self._batches:
-            for other, before in list(batch.jobs.items()):
-                left += other.rows * self.executor.repeats_left(other.options, (batch.steps - before) * every)
+            for other, joined in list(batch.jobs.items()):
+                left += other.rows * self.executor.repeats_left(other.options, (batch.steps - joined.steps) * every)
         return step * max(left / max(self.executor.max_rows, 1) / every, 1.0)
 
     def admit(self, jobs: Sequence[Job]) -> list[Job]:
         """Add jobs to the session."""
         now = time.monotonic()
-        return [job for job in jobs if job.leaves(now) or not self._add(job)]
+        return [job for job in jobs if job.leaves(now) or not self._add(job, self._batch)]
 
     def step(self) -> list[Job]:
         """Compute one step of all jobs, without those that were cancelled or whose deadline has passed."""
@@ -85,16 +86,15 @@ class ContinuousRun:
     def _session(self) -> Session:
         return self._program.session(self.executor.options)
 
-    def _add(self, job: Job) -> bool:
-        """Add a job to the session; return False if it has failed."""
-        job.started, begun_ns = True, time.perf_counter_ns()
-        job.timings.queue_ns = begun_ns - job.queued_ns
+    def _add(self, job: Job, batch: _Batch) -> bool:
+        """Add a job to a session; return False if it has failed."""
+        job.started = True
         try:
-            self._batch.add(job)
+            self._runs.check_lost()
+            batch.add(job)
         except BaseException as error:
-            self._runs.fail(error, job)
+            self._runs.fail(error, [job])
             return False
-        job.timings.compute_input_ns += time.perf_counter_ns() - begun_ns
         return True
 
     def _step(self, batch: _Batch, now: float) -> list[Job]:
@@ -102,6 +102,7 @@ class ContinuousRun:
         self._runs.now[self._worker] = Run(now, self.executor, size)
         begun_ns = time.perf_counter_ns()
         try:
+            self._runs.check_lost()
             finished = batch.step()
         except BaseException as error:
             return self._failed(error, batch)
@@ -116,9 +117,8 @@ class ContinuousRun:
         for key, computed in finished:
             assert isinstance(key, Job)
             ended.append(key)
-            batch.remove(key)
             self.executor.learn(key.options, computed.repeats)
-            _finish(key, computed, now_ns, rows)
+            _finish(key, batch.remove(key), computed, now_ns, rows)
         if finished:
             self._learn_timed()
             if self.executor.failures.count:
@@ -131,11 +131,11 @@ class ContinuousRun:
 
     def _leaves(self, job: Job, batch: _Batch, now: float) -> bool:
         """Return whether a job leaves before the next step."""
-        if job.best_effort and job.deadline is not None and not job.cancelled and batch.jobs[job] < batch.steps:
+        if job.best_effort and job.deadline is not None and not job.cancelled and batch.jobs[job].steps < batch.steps:
             if now + self.executor.call_seconds(batch.size) + self._return_seconds() <= job.deadline:
                 return False
             computed = batch.session.partial(job, BY_DEADLINE)
-            _finish(job, computed, time.perf_counter_ns(), batch.session.rows)
+            _finish(job, batch.jobs[job], computed, time.perf_counter_ns(), batch.session.rows)
             if job.statistics:
                 job.statistics.ended_between_steps(self.executor.tier)
             return True
@@ -167,11 +167,11 @@ class ContinuousRun:
 
     def _failed(self, error: BaseException, batch: _Batch) -> list[Job]:
         jobs = list(batch.jobs)
+        self._runs.fail(error, jobs)
         if len(jobs) > 1:
             return self._begin_anew(batch)
         batch.remove(jobs[0])
         batch.session = self._session()
-        self._runs.fail(error, jobs[0])
         return jobs
 
     def _begin_anew(self, batch: _Batch) -> list[Job]:
@@ -184,14 +184,19 @@ class ContinuousRun:
         ended = []
         for job in jobs:
             alone = _Batch(self._session())
-            try:
-                alone.add(job)
-            except BaseException as wrong:
-                self._runs.fail(wrong, job)
-                ended.append(job)
-            else:
+            if self._add(job, alone):
                 self._suspects.append(alone)
+            else:
+                ended.append(job)
         return ended
+
+
+class _Joined(NamedTuple):
+    """How a job joined a session."""
+
+    steps: int  # of the session before
+    begun_ns: int
+    done_ns: int
 
 
 class _Batch:
@@ -200,7 +205,7 @@ class _Batch:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.steps = 0
-        self.jobs: dict[Job, int] = {}  # and the steps before each
+        self.jobs: dict[Job, _Joined] = {}
         self.streamed: list[Job] = []  # those with partial answers
         self._row_size = 0  # of the longest, to which shorter ones are padded
 
@@ -210,16 +215,18 @@ class _Batch:
         return self.session.rows * self._row_size
 
     def add(self, job: Job) -> None:
+        begun_ns = time.perf_counter_ns()
         self.session.add(job, job.inputs, job.options)
-        self.jobs[job] = self.steps
+        self.jobs[job] = _Joined(self.steps, begun_ns, time.perf_counter_ns())
         self._row_size = max(self._row_size, job.size // job.rows)
         if job.partials:
             self.streamed.append(job)
 
-    def remove(self, job: Job) -> None:
-        del self.jobs[job]
+    def remove(self, job: Job) -> _Joined:
+        joined = self.jobs.pop(job)
         self.streamed = [other for other in self.jobs if other.partials]
         self._row_size = max((other.size // other.rows for other in self.jobs), default=0)
+        return joined
 
     def step(self) -> list[Finished]:
         finished = self.session.step()
@@ -227,6 +234,8 @@ class _Batch:
         return finished
 
 
-def _finish(job: Job, computed: Computed, now_ns: int, rows: int) -> None:
-    job.timings.compute_infer_ns = now_ns - job.queued_ns - job.timings.queue_ns - job.timings.compute_input_ns
+def _finish(job: Job, joined: _Joined, computed: Computed, now_ns: int, rows: int) -> None:
+    job.timings.queue_ns = joined.begun_ns - job.queued_ns
+    job.timings.compute_input_ns += joined.done_ns - joined.begun_ns
+    job.timings.compute_infer_ns = now_ns - joined.done_ns
     job.finish(Answer(computed.outputs, computed.facts, nonfinite(computed.outputs)), now_ns, rows)

@@ -122,8 +122,9 @@ class Job:
 
     @property
     def key(self) -> Hashable:
-        """Jobs with equal keys may share a run."""
-        return (self.executor, self.options.tier, self.shapes if self.executor.max_rows else None)
+        """Jobs with equal keys may share a run; a loop takes rows of any length."""
+        joined = self.executor.max_rows and not self.executor.iterative
+        return (self.executor, self.options.tier, self.shapes if joined else None)
 
     @property
     def ended(self) -> bool:

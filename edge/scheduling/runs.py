@@ -69,8 +69,7 @@ class Runs:
         end, on_device = None, False
         begun_ns = joined_ns = time.perf_counter_ns()
         try:
-            if self.lost:
-                raise self.refusal()
+            self.check_lost()
             if len(alive) > 1 or executor.assembler.pads_alone:
                 inputs = executor.assembler.join([job.inputs for job in alive])
                 size = executor.assembler.size(inputs)
@@ -79,7 +78,7 @@ class Runs:
             on_device = end is not None
             end = end or partial(executor.program.compute, inputs, alive[0].options)
         except BaseException as error:
-            self._failed(error, alive)
+            self.fail(error, alive)
             if idle:
                 self.now[worker] = None
         return Flight(alive, executor, size, begun_ns, joined_ns, end, on_device)
@@ -121,6 +120,11 @@ class Runs:
             self.lost = reason
             self.on_lost()
 
+    def check_lost(self) -> None:
+        """Raise a ModelNotReady if nothing can be computed any more."""
+        if self.lost:
+            raise self.refusal()
+
     def refusal(self) -> ModelNotReady:
         """Return the error of requests that arrive after the device is lost."""
         fix = "Use another server; this one ends, so that its supervisor can start it again."
@@ -134,11 +138,10 @@ class Runs:
         begun_ns, started_ns = (max(ns, self.free_ns[worker]) for ns in (flight.begun_ns, flight.joined_ns))
         self.now[worker] = self.now[worker] or Run(time.monotonic(), executor, flight.size)
         try:
-            if self.lost:  # while the run was on the device
-                raise self.refusal()
+            self.check_lost()  # while the run was on the device
             computed = flight.end()
         except BaseException as error:
-            self._failed(error, jobs)
+            self.fail(error, jobs)
             return False
         finally:
             self.now[worker] = None
@@ -170,11 +173,7 @@ class Runs:
             jobs[0].statistics.executed(total, infer_ns, tier=executor.tier, requests=len(jobs), size=flight.size)
         return True
 
-    def fail(self, error: BaseException, job: Job) -> None:
-        """End a job by an error of its own run."""
-        self._failed(error, [job])
-
-    def _failed(self, error: BaseException, jobs: list[Job]) -> None:
+    def fail(self, error: BaseException, jobs: list[Job]) -> None:
         """Set the error of the only job of a run. That of several is ignored: each of them is tried alone."""
         executor = jobs[0].executor
         if len(jobs) == 1:

@@ -48,6 +48,7 @@ class _Worker:
         self.lent = False  # whether another thread computes in its place
         self.continuous: tuple[ContinuousRun, ...] = ()  # its current ones, of different executors
         self.jobs: list[Job] = []  # in its runs now
+        self.stepped: list[Job] = []  # in its continuous runs now
         self.busy = False  # whether its last run was followed by another one without a pause
         self.start_seconds = 0.0  # mean time that the start of a run takes
         self.thread = threading.Thread(target=main, args=(self,), name=f"device-{index}", daemon=True)
@@ -98,8 +99,7 @@ class Scheduler:
         if job.deadline is not None and job.deadline <= now:
             raise expired(time.perf_counter_ns() - job.queued_ns)
         with self._lock:
-            if self.runs.lost:
-                raise self.runs.refusal()
+            self.runs.check_lost()
             if not self._runs_at_once(job.executor):
                 self._enqueue(job, now)
                 return False
@@ -218,7 +218,7 @@ class Scheduler:
         except BaseException as error:
             log.exception("a thread of the scheduler has ended")
             self.runs.lose(f"the thread {threading.current_thread().name} ended by {type(error).__name__}")
-            self._refuse(worker.jobs if worker else [])
+            self._refuse([*worker.jobs, *worker.stepped] if worker else [])
 
     def _refuse_all(self) -> None:
         with self._lock:
@@ -253,18 +253,20 @@ class Scheduler:
     def _run(self, jobs: list[Job], worker: _Worker) -> None:
         """Compute jobs; those of iterative programs go on step by step, and leave room for others in between."""
         while True:
+            following: list[Job] = []
             if jobs and jobs[0].executor.iterative:
+                worker.jobs, worker.stepped = [], [*worker.stepped, *jobs]
                 self._end(self._continuous(jobs[0].executor, worker).admit(jobs), worker)
             elif jobs:
-                self._compute(jobs, worker)
+                following = self._compute(jobs, worker)
             for run in worker.continuous:
                 self._end(run.step(), worker)
             worker.continuous = tuple([run for run in worker.continuous if run.jobs])
-            worker.jobs = [job for run in worker.continuous for job in run.jobs]  # without the answered ones
-            if not worker.continuous:
+            worker.stepped = [job for run in worker.continuous for job in run.jobs]  # without the answered ones
+            if not worker.continuous and not following:
                 return
             self._do_own_work(worker)
-            jobs = self._take(worker, rooms={run.executor: run.room for run in worker.continuous})
+            jobs = following or self._take(worker, rooms={run.executor: run.room for run in worker.continuous})
 
     def _continuous(self, executor: TierExecutor, worker: _Worker) -> ContinuousRun:
         for run in worker.continuous:
@@ -287,12 +289,15 @@ class Scheduler:
             deliver([job for job in ended if job.ended])
             self._settle(ended, worker)
 
-    def _compute(self, jobs: list[Job], worker: _Worker) -> None:
-        """Compute jobs, and those that follow them without a pause of the device."""
+    def _compute(self, jobs: list[Job], worker: _Worker) -> list[Job]:
+        """Compute jobs, and those that follow them without a pause of the device, unless the next step of a loop waits.
+
+        Return the jobs that follow last if their program is iterative; they have been taken, and not started.
+        """
         worker.jobs = jobs
         flight = self.runs.start(jobs, worker.index)
-        while jobs:
-            overlaps = flight is not None and flight.on_device
+        while jobs and not jobs[0].executor.iterative:
+            overlaps = flight is not None and flight.on_device and not worker.continuous
             followers = self._take_late(flight, worker) if flight and overlaps and worker.busy else []
             following = self._start(followers, worker)
             if flight and (failed := self.runs.finish(flight, worker.index)):
@@ -308,11 +313,12 @@ class Scheduler:
             self._settle(jobs, worker)
             worker.jobs = followers
             jobs, flight = followers, following
+        return jobs
 
     def _start(self, jobs: list[Job], worker: _Worker) -> Flight | None:
-        if not jobs:
-            return None
         worker.jobs = [*worker.jobs, *jobs]
+        if not jobs or jobs[0].executor.iterative:
+            return None
         begun = time.perf_counter()
         flight = self.runs.start(jobs, worker.index)
         worker.start_seconds += _START_WEIGHT * (time.perf_counter() - begun - worker.start_seconds)

@@ -295,11 +295,13 @@ class InferenceService:
         call = None
         while self._ended:
             call = self._ended.popleft()
-            if call.reply is not None:
-                try:
-                    self._finish(call)
-                except Exception:  # must not affect other calls
-                    log.exception("a response cannot be built or sent")
+            if call.reply is None:
+                call.take_error()  # which refers to the call
+                continue
+            try:
+                self._finish(call)
+            except Exception:  # must not affect other calls
+                log.exception("a response cannot be built or sent")
         if call and call.computed_ns:  # the last call waited longest
             self._scheduler.returned((time.perf_counter_ns() - call.computed_ns) / 1e9)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 import time
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ from tests.support.loop_model import (
     prompt,
     write_halving_bundle,
 )
+from tests.support.metrics import wait_until
 from tests.support.models import ORACLE, write_oracle_bundle
 from tests.support.sample_requests import expression, triton_input
 
@@ -176,6 +179,23 @@ async def test_a_failing_row_fails_alone(running: Running) -> None:
     assert array_of(await endless, "loops").tolist() == [20_000]
     failed = running.counted(NAME).failures
     assert sum(failed.values()) == 1
+
+
+async def test_the_error_of_a_request_whose_client_has_gone_is_dropped(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    gc.disable()  # it would find the cycle of the error and its request, too late
+    try:
+        call = running.service.start(loop_request(FAILING), None, lambda end: None)
+        assert call
+        assert wait_until(lambda: call.error is not None)
+        error = weakref.ref(call.error)  # type: ignore[arg-type]
+        running.service.cancel(call)
+        assert await running.at_rest(NAME)
+        caplog.clear()
+        assert error() is None
+    finally:
+        gc.enable()
 
 
 async def test_limits_of_a_request_are_checked(running: Running) -> None:
