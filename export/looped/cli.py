@@ -142,6 +142,9 @@ def train_looped(
     injection: Any = None if options.unlooped else options.injection or "add"
     size: Any = options.size
     plan = plan_of(function, size, injection=injection, layers=options.layers, dim=options.dim, steps=options.steps)
+    if options.stages and options.stages > len(plan.stages):
+        expected = f"at most {len(plan.stages)}, the stages of this plan"
+        raise UsageError("--stages", given=options.stages, expected=expected, fix="Leave --stages out for all of them.")
     return train_run(
         function,
         msgspec.structs.replace(plan, stages=plan.stages[: options.stages]),

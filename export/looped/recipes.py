@@ -13,8 +13,8 @@ from export.looped.objective import Curriculum, Rising
 from export.training.recipe import Recipe
 
 Size = Literal["small", "paper"]
-#: Steps between two scores; a stage that is shorter has one.
-STEPS_PER_EPOCH = 500
+#: The most steps between two scores.
+_STEPS_PER_EPOCH = 500
 #: With Muon, a quarter of AdamW's steps lead to the same error.
 _SMALL = Recipe(epochs=1, optimizer="muon", peak_learning_rate=3e-3, batch_size=64, schedule="cosine", clip_norm=1.0)
 _PAPER = Recipe(epochs=1, peak_learning_rate=1e-4, batch_size=64)
@@ -34,6 +34,11 @@ class Stage(msgspec.Struct, frozen=True):
     curriculum: Curriculum
     evaluated_loops: int
     steps_per_epoch: int
+
+    @property
+    def steps(self) -> int:
+        """The number of steps."""
+        return self.recipe.epochs * self.steps_per_epoch
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -84,12 +89,12 @@ def _small(function: str, injection: Injection | None, layers: int, dim: int, st
     if injection is None:
         # 5,000 steps of 12 layers, with gradients in all, cost what both stages of a looped model do.
         recipe = replace(_SMALL, peak_learning_rate=3e-3 if layers < 4 else 2e-3)
-        return Plan(config, (_stage("unlooped", steps * 10 // 3, recipe, Curriculum(dims, points), 1),))
+        return Plan(config, (stage_of("unlooped", steps * 10 // 3, recipe, Curriculum(dims, points), 1),))
     solve = Curriculum(dims, points, Rising(6, 12, 2, 300), window=6)
     settle = Curriculum(Rising(5, 5), Rising(pairs + 1, pairs + 1), Rising(30, 30), window=8, drawn_loops=8)
     stages = (
-        _stage("solve", steps, replace(_SMALL, peak_learning_rate=5e-3, schedule="constant"), solve, 12),
-        _stage("settle", max(1, steps * 8 // 3), _SMALL, settle, 30),
+        stage_of("solve", steps, replace(_SMALL, peak_learning_rate=5e-3, schedule="constant"), solve, 12),
+        stage_of("settle", max(1, steps * 8 // 3), _SMALL, settle, 30),
     )
     return Plan(config, stages)
 
@@ -109,13 +114,14 @@ def _paper(function: str, injection: Injection | None, layers: int, dim: int, st
         curriculum = Curriculum(dims, points)
     else:
         curriculum = Curriculum(dims, points, Rising(window, loops, 2, 500), window=window)
-    return Plan(config, (_stage("paper", steps, _PAPER, curriculum, curriculum.loops.end, warmup_steps=0),))
+    return Plan(config, (stage_of("paper", steps, _PAPER, curriculum, curriculum.loops.end, warmup_steps=0),))
 
 
-def _stage(
-    name: str, steps: int, recipe: Recipe, curriculum: Curriculum, evaluated_loops: int, warmup_steps: int = 200
+def stage_of(
+    name: str, steps: int, recipe: Recipe, curriculum: Curriculum, evaluated_loops: int, *, warmup_steps: int = 200
 ) -> Stage:
-    steps_per_epoch = min(steps, STEPS_PER_EPOCH)
-    epochs = -(-steps // steps_per_epoch)
-    recipe = replace(recipe, epochs=epochs, warmup_share=min(0.5, warmup_steps / (epochs * steps_per_epoch)))
-    return Stage(name, recipe, curriculum, evaluated_loops, steps_per_epoch)
+    """Return a stage of so many steps, or up to a hundredth fewer, in epochs of equal length."""
+    epochs = -(-steps // _STEPS_PER_EPOCH)
+    per_epoch = steps // epochs
+    recipe = replace(recipe, epochs=epochs, warmup_share=min(0.5, warmup_steps / (epochs * per_epoch)))
+    return Stage(name, recipe, curriculum, evaluated_loops, per_epoch)

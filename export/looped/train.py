@@ -123,7 +123,7 @@ def train_run(
     metrics = RunMetrics(
         model.parameter_count, len(scores), best, seconds, evaluate(model, name), tuple(losses), tuple(scores)
     )
-    how = [f"{stage.name}: {stage.recipe}, {stage.curriculum}" for stage in plan.stages]
+    how = [f"{stage.name}: {stage.steps} steps, {stage.recipe}, {stage.curriculum}" for stage in plan.stages]
     if start is not None:
         how.insert(0, start.origin)
     record = provenance(trainer="; ".join(how), data=f"prompts of the function class {name}", seed=seed)

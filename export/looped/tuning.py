@@ -11,7 +11,7 @@ from export.checkpoint import load
 from export.looped import MODEL
 from export.looped.model import PromptConfig
 from export.looped.objective import Rising, Teacher
-from export.looped.recipes import STEPS_PER_EPOCH, Plan, Size, plan_of
+from export.looped.recipes import Plan, Size, plan_of, stage_of
 from export.looped.train import Start, create, train_run
 from export.runs import RunMetrics
 from export.training.device import DeviceName
@@ -45,14 +45,9 @@ def tuning_plan(function: str, config: PromptConfig, steps: int, *, factor: int 
         window=min(usual.window, drawn or loops),
         drawn_loops=drawn,
     )
-    epochs = -(-steps // STEPS_PER_EPOCH)
-    recipe = msgspec.structs.replace(
-        stage.recipe, epochs=epochs, warmup_share=_WARMUP_SHARE, schedule="cosine", final_share=0.0
-    )
-    tune = msgspec.structs.replace(
-        stage, name="tune", recipe=recipe, curriculum=curriculum, evaluated_loops=loops, steps_per_epoch=steps // epochs
-    )
-    return Plan(config, (tune,))
+    recipe = msgspec.structs.replace(stage.recipe, schedule="cosine", final_share=0.0)
+    warmup_steps = round(_WARMUP_SHARE * steps)
+    return Plan(config, (stage_of("tune", steps, recipe, curriculum, loops, warmup_steps=warmup_steps),))
 
 
 def halve(

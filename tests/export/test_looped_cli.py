@@ -65,6 +65,7 @@ def test_a_run_is_exported_and_computes_the_same_loops(run, tmp_path):
         ),
         (("looped-linear", "--epochs", 3), "--epochs: got 3, expected a calculator among the models. Give --steps."),
         (("calculator-gate", "--steps", 3), "--steps: got 3, expected a model of looped-linear, looped-sparse"),
+        (("looped-linear", "--stages", 3), "--stages: got 3, expected at most 2, the stages of this plan"),
         (("looped-line",), "Did you mean 'looped-linear'?"),
     ],
 )
