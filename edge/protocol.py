@@ -13,6 +13,8 @@ RETRY_AFTER_MS: Final = "retry-after-ms"
 STREAM_RETRY_AFTER_MS: Final = "retry_after_ms"
 #: The parameter of the last response to a request of a stream.
 FINAL_RESPONSE: Final = "triton_final_response"
+#: The parameter of a request of a stream that asks for an answer after each step, too.
+STREAM_PARTIAL: Final = "stream_partial"
 #: Of a looped model: the output, and the fact of each row, with the loops that it took.
 LOOPS: Final = "loops"
 #: The parameter of a response, and the fact of each row, that says why its loop stopped; empty while it is in progress.

@@ -11,7 +11,7 @@ from edge.client.failures import EXHAUSTED, malformed, quoted
 from edge.datatypes import NUMPY_TYPES, Array, datatype_of
 from edge.errors import InvalidRequest, Literally, ServerError, UsageError
 from edge.pb import inference_pb2 as pb
-from edge.protocol import LOOPS, STOPPED, STREAM_RETRY_AFTER_MS
+from edge.protocol import FINAL_RESPONSE, LOOPS, STOPPED, STREAM_PARTIAL, STREAM_RETRY_AFTER_MS
 from edge.serving.wire import from_raw, from_typed, to_raw
 
 _MAX_RANK = 32  # NumPy 1's limit
@@ -32,6 +32,7 @@ class InferRequest:
         policy: how the server chooses the tier, for example ``deadline``; empty for its default.
         max_loops: budget of a looped model, the most steps of each row; None for the model's default.
         tolerance: residual at which a row of a looped model ends; None for the model's default.
+        partial_answers: in a stream, whether a looped model also answers after each step.
         timings: whether to return the server's stage times.
         timeout_seconds: time limit, all attempts and pauses together. None is the client's default, and no limit in a
             stream.
@@ -50,6 +51,7 @@ class InferRequest:
     policy: str = ""
     max_loops: int | None = None
     tolerance: float | None = None
+    partial_answers: bool = False
     timings: bool = False
     timeout_seconds: float | None = None
     server: str = ""
@@ -74,6 +76,7 @@ class InferResult:
         tier_reason: why it was that tier: ``full``, ``requested``, ``pinned``, ``router``, ``deadline`` or ``load``.
         stopped: why a looped model ended: ``deadline`` if the policy cut a row short, ``budget`` if a row used up its
             loops, else ``tolerance``; empty for other models.
+        final: whether this is the last answer to its request; False for partial answers.
         timings_ns: the server's stage times, if the request has ``timings``.
     """
 
@@ -84,6 +87,7 @@ class InferResult:
     tier: str
     tier_reason: str
     stopped: str
+    final: bool
     timings_ns: dict[str, int]
     call: CallInfo
 
@@ -139,6 +143,9 @@ def encode(request: InferRequest, *, in_stream: bool = False) -> pb.ModelInferRe
     if in_stream and request.server:
         fix = "Give server= to infer_stream."
         raise UsageError("server of a request in a stream", given=request.server, expected="none", fix=fix)
+    if request.partial_answers and not in_stream:
+        fix = "Use infer_stream."
+        raise UsageError("partial_answers of a single request", given=True, expected="False", fix=fix)
     message = pb.ModelInferRequest(model_name=request.model, model_version=request.version, id=request.request_id)
     for name, array in request.inputs.items():
         datatype = _datatype(name, array)
@@ -149,6 +156,8 @@ def encode(request: InferRequest, *, in_stream: bool = False) -> pb.ModelInferRe
     parameters = message.parameters
     if request.priority:
         parameters["priority"].int64_param = request.priority
+    if request.partial_answers:
+        parameters[STREAM_PARTIAL].bool_param = True
     if request.timings:
         parameters["timings"].bool_param = True
     for name, value in (("tier", request.tier), ("policy", request.policy)):
@@ -196,6 +205,7 @@ def decode(response: pb.ModelInferResponse, call: CallInfo) -> InferResult:
     if raw and len(raw) != len(response.outputs):
         given, expected = f"{len(raw)} raw_output_contents", f"{len(response.outputs)}, one for each output"
         raise malformed(subject, call.server, given, expected)
+    final = FINAL_RESPONSE not in parameters or parameters[FINAL_RESPONSE].bool_param
     outputs: dict[str, Array] = {}
     for index, tensor in enumerate(response.outputs):
         if tensor.name in outputs:
@@ -209,6 +219,7 @@ def decode(response: pb.ModelInferResponse, call: CallInfo) -> InferResult:
         tier=parameters["tier"].string_param,  # a map of Protobuf adds what it lacks, empty
         tier_reason=parameters["tier_reason"].string_param,
         stopped=parameters[STOPPED].string_param,
+        final=final,
         timings_ns={name: value.int64_param for name, value in parameters.items() if name.endswith("_ns")},
         call=call,
     )

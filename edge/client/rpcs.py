@@ -154,7 +154,7 @@ class PendingRequests:
     """Requests of one stream that have no answer yet."""
 
     def __init__(self) -> None:
-        self._times_ns: deque[int] = deque()
+        self._sent: deque[tuple[str, int]] = deque()  # request id, and when
         self._failure: Exception | None = None
 
     def encode_all(self, requests: Iterable[InferRequest]) -> Iterator[pb.ModelInferRequest]:
@@ -180,15 +180,17 @@ class PendingRequests:
     def encode(self, request: InferRequest) -> pb.ModelInferRequest:
         """Return the message of a request, and count it as sent."""
         message = encode(request, in_stream=True)
-        self._times_ns.append(time.perf_counter_ns())
+        self._sent.append((request.request_id, time.perf_counter_ns()))
         return message
 
     def decode(self, response: pb.ModelStreamInferResponse, server: str) -> StreamAnswer:
         """Return the next answer; raise a ServerError if it contradicts the protocol, or belongs to no request."""
-        if not self._times_ns:
+        if not self._sent:
             raise malformed("a stream", server, "one more answer", "one for each request")
-        parameters = response.infer_response.parameters
-        # Other servers may answer a request several times, and mark the last answer.
-        more = FINAL_RESPONSE in parameters and not parameters[FINAL_RESPONSE].bool_param
-        started_ns = self._times_ns[0] if more else self._times_ns.popleft()
+        answer = response.infer_response
+        # Requests with several answers may be answered out of order; without ids, the first one is meant.
+        place = next((place for place, (sent, _) in enumerate(self._sent) if sent == answer.id), 0)
+        started_ns = self._sent[place][1]
+        if FINAL_RESPONSE not in answer.parameters or answer.parameters[FINAL_RESPONSE].bool_param:
+            del self._sent[place]
         return decode_in_stream(response, CallInfo(server=server, round_trip_ns=time.perf_counter_ns() - started_ns))

@@ -16,7 +16,7 @@ from edge.instruments.snapshot import LoopEnd
 from edge.pb import inference_pb2 as pb
 from edge.programs.loop import RESIDUAL
 from edge.programs.program import TIER as TIER_FACT
-from edge.protocol import BY_BUDGET, BY_DEADLINE, BY_TOLERANCE, LOOPS, STOPPED
+from edge.protocol import BY_BUDGET, BY_DEADLINE, BY_TOLERANCE, LOOPS, STOPPED, STREAM_PARTIAL
 from edge.repository.entry import Entry
 from edge.repository.repository import Repository
 from edge.scheduling.answers import Answer, PartialAnswers
@@ -29,7 +29,7 @@ from edge.security.access import CALLER
 from edge.security.rate import RateLimit
 from edge.serving.call import Call, Reply, Told
 from edge.serving.forms import Form, Forms, take_apart, tensors_of
-from edge.serving.parameters import STREAM_PARTIAL, TIER, TIER_REASON, parse
+from edge.serving.parameters import TIER, TIER_REASON, parse
 from edge.serving.responses import ResponseBuilder
 from edge.serving.shared_memory import SharedMemory, Window, output_windows
 from edge.serving.traces import CARRIER, Traces

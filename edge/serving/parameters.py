@@ -7,14 +7,13 @@ from typing import Any, NamedTuple
 
 from edge.errors import InvalidRequest, Literally
 from edge.pb import inference_pb2 as pb
+from edge.protocol import STREAM_PARTIAL
 from edge.scheduling.job import DEFAULT_PRIORITY, PRIORITY_LEVELS
 
 #: Also the parameters of the response that name the tier that answered, and the reason for its choice.
 TIER, TIER_REASON = "tier", "tier_reason"
 #: Parameters of a loop.
 MAX_LOOPS, TOLERANCE = "max_loops", "tolerance"
-#: Asks for a response after each step; only streams can carry them.
-STREAM_PARTIAL = "stream_partial"
 _INTEGERS = ("int64_param", "uint64_param")
 #: Parameters that the server reads, and the kinds of value that each accepts. Clients may add others.
 _KINDS: dict[str, tuple[str, ...]] = {

@@ -14,10 +14,9 @@ from typing import Any, Final, TypeVar
 
 from edge.errors import INTERNAL, Overloaded, RequestError
 from edge.pb import inference_pb2 as pb
-from edge.protocol import FINAL_RESPONSE, STREAM_RETRY_AFTER_MS
+from edge.protocol import FINAL_RESPONSE, STREAM_PARTIAL, STREAM_RETRY_AFTER_MS
 from edge.serving.call import Call
 from edge.serving.inference import InferenceService
-from edge.serving.parameters import STREAM_PARTIAL
 
 log = logging.getLogger(__name__)
 

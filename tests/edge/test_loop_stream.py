@@ -10,6 +10,8 @@ import grpc
 import pytest
 import tritonclient.grpc as triton
 
+from edge.client import Client, InferRequest, InferResult
+from edge.errors import UsageError
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
@@ -129,6 +131,25 @@ def test_requests_of_one_stream_answer_as_they_go(loops: Ready, channel: grpc.Ch
     assert "short" in finals
     stream.cancel()
     assert wait_until(lambda: is_at_rest(loops))
+
+
+def test_our_client_gets_partial_answers(loops: Ready) -> None:
+    inputs = {"xs": prompt(1)}
+    requests = [
+        InferRequest(NAME, inputs, request_id="whole"),
+        InferRequest(NAME, inputs, request_id="parts", partial_answers=True, max_loops=6, tolerance=1e-9),
+    ]
+    with Client(f"127.0.0.1:{loops.grpc_port}") as client:
+        answers = [answer for answer in client.infer_stream(requests) if isinstance(answer, InferResult)]
+        with pytest.raises(UsageError, match="partial_answers of a single request: got True, expected False"):
+            client.infer(NAME, inputs, partial_answers=True)
+    (whole,) = [answer for answer in answers if answer.request_id == "whole"]
+    assert (whole.final, whole.stopped) == (True, "tolerance")
+    *parts, last = [answer for answer in answers if answer.request_id == "parts"]
+    assert parts
+    assert not any(part.final or part.stopped for part in parts)
+    assert (last.final, last.stopped, last.outputs["loops"].tolist()) == (True, "budget", [[6]])
+    assert all(answer.round_trip_ns > 0 for answer in answers)
 
 
 def test_stream_ends_in_time_with_the_latest_prediction(channel: grpc.Channel) -> None:
