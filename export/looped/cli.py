@@ -12,6 +12,7 @@ import msgspec
 
 from edge.errors import UsageError
 from export.looped import NAMES, PREFIX
+from export.options import precision_option
 from export.training.watch import Watch
 
 # torch takes seconds to import, so only the commands' bodies do it.
@@ -43,13 +44,15 @@ class LoopedOptions(msgspec.Struct, frozen=True):
     layers: int | None = None
     dim: int | None = None
     steps: int | None = None
+    precision: str = "fp32"
     teacher: Path | None = None
 
     def check(self, names: Sequence[str]) -> None:
         """Raise a UsageError if an option is given and no model is looped, or if two contradict each other."""
         given = {name: value for name, value in msgspec.structs.asdict(self).items() if value}
-        if self.size == "small":
-            del given["size"]
+        for option, usual in (("size", "small"), ("precision", "fp32")):
+            if given[option] == usual:
+                del given[option]
         if given and not set(names) & set(NAMES):
             option, value = next(iter(given.items()))
             expected = f"a model of {', '.join(NAMES)}"
@@ -87,6 +90,10 @@ _OPTIONS = (
         "--steps",
         type=click.IntRange(1),
         help="Looped models: steps of the first stage; the rest keeps its proportion.",
+    ),
+    precision_option(
+        default="fp32",
+        help="Looped models: precision of the multiplications; bf16 becomes fp32 on processors without it.",
     ),
     click.option(
         "--teacher",
@@ -145,9 +152,14 @@ def train_looped(
     if options.stages and options.stages > len(plan.stages):
         expected = f"at most {len(plan.stages)}, the stages of this plan"
         raise UsageError("--stages", given=options.stages, expected=expected, fix="Leave --stages out for all of them.")
+    precision: Any = options.precision
+    stages = [
+        msgspec.structs.replace(stage, recipe=msgspec.structs.replace(stage.recipe, precision=precision))
+        for stage in plan.stages[: options.stages]
+    ]
     return train_run(
         function,
-        msgspec.structs.replace(plan, stages=plan.stages[: options.stages]),
+        msgspec.structs.replace(plan, stages=tuple(stages)),
         directory,
         seed=seed,
         device=device,

@@ -17,6 +17,7 @@ from export.looped.functions import draw_prompts
 from export.looped.recipes import plan_of
 from export.looped.solvers import trajectory
 from export.looped.train import create, train_run
+from export.processor import processor
 from tests.support.task_data import Seen
 
 
@@ -74,8 +75,12 @@ def test_options_that_do_not_fit_are_refused(arguments, message, tmp_path):
     assert message in str(result.exception)
 
 
-def test_an_unlooped_model_is_not_served(tmp_path):
-    invoke(train, "looped-linear", "--unlooped", "--layers", 1, "--dim", 8, "--steps", 1, "--out", tmp_path, "--json")
+def test_an_unlooped_model_is_trained_in_bf16_and_not_served(tmp_path):
+    shape = ("--unlooped", "--layers", 1, "--dim", 8)
+    invoke(train, "looped-linear", *shape, "--precision", "bf16", "--steps", 1, "--out", tmp_path, "--json")
+    features = processor().features
+    precision = "bf16" if features is None or "BF16" in features else "fp32"
+    assert load(tmp_path / "looped-linear", {MODEL: create})[1].precision == precision
     result = CliRunner().invoke(export, [str(tmp_path / "looped-linear"), "--repository", str(tmp_path / "models")])
     assert "got an unlooped model, expected a looped model" in str(result.exception)
 
