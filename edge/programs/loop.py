@@ -6,6 +6,7 @@ and takes new ones between two steps. The state stays on the device; predictions
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,6 +16,7 @@ import numpy as np
 
 from edge.bundles.manifest import LoopProgram
 from edge.datatypes import Array
+from edge.errors import InvalidRequest
 from edge.programs.program import Computed, LoopLimits, Options
 from edge.programs.session import Finished, IterativeProgram, Session
 from edge.protocol import BY_BUDGET, BY_TOLERANCE, LOOPS, STOPPED
@@ -24,6 +26,31 @@ from edge.runner import DeviceLoop, LoopTensors, Runner
 RESIDUAL = "residual"
 #: The largest finite residual.
 _MOST_TOLERANCE = float(np.finfo(np.float32).max)
+
+
+def limits_of(
+    config: LoopProgram, model: str = "", *, max_loops: int | None = None, tolerance: float | None = None
+) -> LoopLimits:
+    """Return when the rows of a request stop: at the limits given, where they are not None, or the manifest's.
+
+    Args:
+        model: its name, for the error.
+
+    Raises:
+        InvalidRequest: a limit is out of range.
+    """
+    found = LoopLimits(
+        config.max_loops if max_loops is None else max_loops, config.tolerance if tolerance is None else tolerance
+    )
+    if not 1 <= found.max_loops <= config.most_loops:
+        subject, expected = f"parameter 'max_loops' of {model!r}", f"1 to {config.most_loops}"
+        fix = "Ask for fewer loops, or leave it out."
+        raise InvalidRequest(subject, given=found.max_loops, expected=expected, fix=fix)
+    if not 0 < found.tolerance < math.inf:
+        subject, expected = f"parameter 'tolerance' of {model!r}", "a finite number above 0"
+        fix = f"{config.tolerance:g} is the default; a smaller number runs more loops."
+        raise InvalidRequest(subject, given=found.tolerance, expected=expected, fix=fix)
+    return found
 
 
 class LoopRunners(NamedTuple):
@@ -38,7 +65,7 @@ class Loop(IterativeProgram):
 
     def __init__(self, config: LoopProgram, runners: Mapping[str, LoopRunners]) -> None:
         self.config = config
-        self.limits = LoopLimits(config.max_loops, config.tolerance)
+        self.limits = limits_of(config)
         self.loops_per_step = config.check_every
         self._runners = runners
         self._idle: dict[str, deque[DeviceLoop]] = {tier: deque() for tier in runners}
@@ -101,7 +128,7 @@ class LoopSession(Session):
         device.add(state, embedded[config.prompt])
         self._device = device
         rows = state.shape[0]
-        limits = options.limits or LoopLimits(config.max_loops, config.tolerance)
+        limits = options.limits or limits_of(config)
         request = self._requests[key] = _Request(key, rows)
         self._owners += [(request, place) for place in range(rows)]
         begins = np.full(rows, self._count)

@@ -12,7 +12,7 @@ from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import LoopProgram, Role
 from edge.datatypes import Array
 from edge.errors import FewheadsError
-from edge.programs.loop import Loop, LoopRunners
+from edge.programs.loop import Loop, LoopRunners, limits_of
 from edge.programs.program import Computed, LoopLimits, Options, Program, SingleRun
 from edge.protocol import LOOPS
 from edge.runtimes.build import Loaded, load_with
@@ -51,10 +51,10 @@ class TierProgram:
         return self._program.compute(inputs, Options(self.tier, limits))
 
     def limits(self, max_loops: int | None = None, tolerance: float | None = None) -> LoopLimits | None:
-        """Return the limits of a loop, the manifest's where they are None; None if the model is not looped."""
+        """Return the limits of a loop, see :func:`edge.programs.loop.limits_of`; None if the model is not looped."""
         if not self.loop:
             return None
-        return LoopLimits(max_loops or self.loop.max_loops, self.loop.tolerance if tolerance is None else tolerance)
+        return limits_of(self.loop, self.bundle.manifest.name, max_loops=max_loops, tolerance=tolerance)
 
     def close(self) -> None:
         """Free the memory of all files."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -14,7 +13,7 @@ from edge.bundles.preprocess import postprocessor, preprocessor
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, Literally
 from edge.programs.cascade import AUTO, Cascade
-from edge.programs.loop import Loop, LoopRunners
+from edge.programs.loop import Loop, LoopRunners, limits_of
 from edge.programs.program import LoopLimits, Options, Program, SingleRun
 from edge.programs.session import IterativeProgram
 from edge.runtimes.build import Loaded
@@ -206,14 +205,7 @@ class Model:
         if not isinstance(loop, LoopProgram):
             name, value = next(iter(given.items()))
             raise self._invalid(f"parameter {name!r}", value, "none: the model is not a loop", "Leave it out.")
-        limits = LoopLimits(max_loops or loop.max_loops, loop.tolerance if tolerance is None else tolerance)
-        if max_loops is not None and not 1 <= max_loops <= loop.most_loops:
-            expected, fix = f"1 to {loop.most_loops}", "Ask for fewer loops, or leave it out."
-            raise self._invalid("parameter 'max_loops'", max_loops, expected, fix)
-        if not 0 < limits.tolerance < math.inf:
-            fix = f"{loop.tolerance:g} is the default; a smaller number runs more loops."
-            raise self._invalid("parameter 'tolerance'", limits.tolerance, "a finite number above 0", fix)
-        return limits
+        return limits_of(loop, self.name, max_loops=max_loops, tolerance=tolerance)
 
     def _rows(self, arrays: Mapping[str, Array]) -> int:
         limit = self.manifest.max_batch_size
