@@ -66,7 +66,7 @@ REFUSED = [
     (reduce, ("full", "--data-dir", "data", "--out", "data/glue/SST-2/x"), "a path inside of the data in" + APART),
     (reduce, ("full", "--out", "new", "--plot", "link/plot.png"), "a path inside of RUN" + APART),
     (reduce, ("full", "--out", "new", "--plot", "none/plot.png"), "no such directory"),
-    (reduce, ("full", "--out", "new", "--plot", "plot.gif"), "expected a file that ends in .png or .svg or .pdf"),
+    (reduce, ("full", "--out", "new", "--plot", "plot.gif"), "expected a name that ends in .png, .svg or .pdf"),
     (route, (*RUNS, "--out", "full/config.json"), "a path inside of FULL_RUN" + APART),
     (route, (*RUNS, "--out", "lean/new.json"), "a path inside of LEAN_RUN" + APART),
     (route, (*RUNS, "--out", "a.png", "--plot", "a.png"), "the path of --out" + APART),
