@@ -80,8 +80,8 @@ def run_load(
     from edge.load.plot import draw
 
     if plot:
-        check_plot(plot)
         check_parent("--plot", plot)
+        check_plot(plot)
     plan = _plan(**options)
     bundles = dict(zip(map(Bundle.open, paths), _parts(weights, len(paths)), strict=True))
     with server_for(list(bundles), url, target, cache) as address:
