@@ -159,7 +159,7 @@ class InferenceService:
             self._end(call, "Cancelled")
 
     def partial(self, call: Call) -> pb.ModelInferResponse | None:
-        """Return the next partial answer of a call, also after its reply; None without one, until it is told again."""
+        """Return the next partial answer of a call, also after its reply; None if none waits."""
         answer = call.partials.take() if call.partials else None
         if answer is None:
             return None

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from edge.errors import UsageError
 from export.looped import NAMES, PREFIX
-from export.options import precision_option
+from export.options import grouped_options, precision_option
 from export.training.watch import Watch
 
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
     from export.runs import RunMetrics
     from export.training.device import DeviceName
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 #: Of a training that goes on from another run.
 DEFAULT_STEPS = 2000
@@ -104,18 +101,8 @@ _OPTIONS = (
 )
 
 
-def looped_options(command: F) -> F:
-    """Add the options of looped models to a command, which gets all of them as the argument ``looped``."""
-
-    @wraps(command)
-    def with_looped(*arguments: Any, **rest: Any) -> Any:
-        looped = LoopedOptions(**{name: rest.pop(name) for name in LoopedOptions.__struct_fields__})
-        return command(*arguments, looped=looped, **rest)
-
-    decorated: Any = with_looped
-    for option in reversed(_OPTIONS):
-        decorated = option(decorated)
-    return decorated  # type: ignore[no-any-return]
+#: Adds the options of looped models to a command, which gets all of them as the argument ``looped``.
+looped_options = grouped_options(LoopedOptions, "looped", _OPTIONS)
 
 
 def train_looped(

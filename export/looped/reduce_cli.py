@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -16,14 +14,13 @@ from edge.errors import UsageError
 from export.loading import loading_torch
 from export.looped.cli import DEFAULT_STEPS
 from export.measures import print_measures
+from export.options import grouped_options
 from export.training.watch import watching
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
     from export.looped.reduce import Reduced
     from export.training.device import DeviceName
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class SizeOptions(msgspec.Struct, frozen=True):
@@ -58,18 +55,8 @@ _OPTIONS = (
 )
 
 
-def size_options(command: F) -> F:
-    """Add the options of looped models to a command, which gets all of them as the argument ``sizes``."""
-
-    @wraps(command)
-    def with_sizes(*arguments: Any, **rest: Any) -> Any:
-        sizes = SizeOptions(**{name: rest.pop(name) for name in SizeOptions.__struct_fields__})
-        return command(*arguments, sizes=sizes, **rest)
-
-    decorated: Any = with_sizes
-    for option in reversed(_OPTIONS):
-        decorated = option(decorated)
-    return decorated  # type: ignore[no-any-return]
+#: Adds the options of looped models to a command, which gets all of them as the argument ``sizes``.
+size_options = grouped_options(SizeOptions, "sizes", _OPTIONS)
 
 
 def check_others(names: tuple[str, ...]) -> None:

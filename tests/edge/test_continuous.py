@@ -11,10 +11,9 @@ import pytest
 from edge.datatypes import Array
 from edge.errors import ModelNotReady
 from edge.instruments.snapshot import Timings
-from edge.programs.loop import Loop, LoopRunners, LoopSession
+from edge.programs.loop import Loop, LoopSession
 from edge.programs.program import Computed, LoopLimits, Options, Program
 from edge.programs.session import Finished
-from edge.runtimes.build import load_runner
 from edge.scheduling.answers import PartialAnswers
 from edge.scheduling.batching import BatchAssembler
 from edge.scheduling.job import Job
@@ -23,17 +22,14 @@ from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import TierExecutor
 from tests.support.jobs import VALUES, Awaited, occupied, submitted
 from tests.support.jobs import job_of as run_of
-from tests.support.loop_model import ENDLESS, MAX_BATCH_SIZE, XS, prompt, write_halving_bundle
+from tests.support.loop_model import ENDLESS, MAX_BATCH_SIZE, XS, open_loop, prompt, write_halving_bundle
 
 
 @pytest.fixture(scope="module")
 def loop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loop]:
     bundle = write_halving_bundle(tmp_path_factory.mktemp("loop") / "halving")
-    cache = tmp_path_factory.mktemp("cache")
-    embed, step = (load_runner(bundle, "onnxruntime", cache, role=role).runner for role in ("embed", "step"))
-    yield Loop(bundle.manifest.program, {"full": LoopRunners(embed, step)})  # type: ignore[arg-type]
-    embed.close()
-    step.close()
+    with open_loop(bundle, tmp_path_factory.mktemp("cache")) as loop:
+        yield loop
 
 
 @pytest.fixture

@@ -22,10 +22,9 @@ from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import TensorSpec
 from edge.errors import BundleError, DeadlineExceeded, InvalidRequest, RunnerError
 from edge.launch import running_server
-from edge.programs.loop import Loop, LoopRunners
+from edge.programs.loop import Loop
 from edge.programs.program import LoopLimits, Options
 from edge.protocol import LOOPS, STOPPED
-from edge.runtimes.build import load_runner
 from tests.support.inference_service import Running, running_service
 from tests.support.loop_model import (
     ENDLESS,
@@ -34,6 +33,7 @@ from tests.support.loop_model import (
     NAME,
     array_of,
     loop_request,
+    open_loop,
     prompt,
     write_halving_bundle,
 )
@@ -55,11 +55,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 @pytest.fixture(scope="module")
 def loop(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loop]:
-    cache = tmp_path_factory.mktemp("cache")
-    embed, step = (load_runner(bundle, "onnxruntime", cache, role=role).runner for role in ("embed", "step"))
-    yield Loop(bundle.manifest.program, {"full": LoopRunners(embed, step)})  # type: ignore[arg-type]
-    embed.close()
-    step.close()
+    with open_loop(bundle, tmp_path_factory.mktemp("cache")) as loop:
+        yield loop
 
 
 def test_rows_stop_at_their_tolerance_or_budget(loop: Loop) -> None:

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from edge.programs.loop import Loop, LoopRunners
+from edge.programs.loop import Loop
 from edge.programs.program import LoopLimits, Options
-from edge.runtimes.build import load_runner
 from edge.scheduling.admission import Admission
 from edge.scheduling.batching import BatchAssembler
 from edge.scheduling.continuous import ContinuousRun
@@ -18,7 +17,7 @@ from edge.scheduling.loop_estimate import LoopEstimate
 from edge.scheduling.queue import JobQueue
 from edge.scheduling.runs import Runs
 from edge.scheduling.tier_executor import TierExecutor
-from tests.support.loop_model import ENDLESS, MAX_BATCH_SIZE, XS, prompt, write_halving_bundle
+from tests.support.loop_model import ENDLESS, MAX_BATCH_SIZE, XS, open_loop, prompt, write_halving_bundle
 
 NOW = 100.0
 STEP_SECONDS = 0.01  # of any size, without deviations
@@ -46,11 +45,8 @@ def test_loops_are_learnt_by_tolerance_and_bounded_by_the_budget() -> None:
 @pytest.fixture(scope="module")
 def loop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loop]:
     bundle = write_halving_bundle(tmp_path_factory.mktemp("loop") / "halving")
-    cache = tmp_path_factory.mktemp("cache")
-    embed, step = (load_runner(bundle, "onnxruntime", cache, role=role).runner for role in ("embed", "step"))
-    yield Loop(bundle.manifest.program, {"full": LoopRunners(embed, step)})  # type: ignore[arg-type]
-    embed.close()
-    step.close()
+    with open_loop(bundle, tmp_path_factory.mktemp("cache")) as loop:
+        yield loop
 
 
 @pytest.fixture

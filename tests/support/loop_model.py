@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, LoopProgram, Profile, Tier, Tolerance
 from edge.datatypes import TensorSpec
 from edge.pb import inference_pb2 as pb
+from edge.programs.loop import Loop, LoopRunners
+from edge.runtimes.build import load_runner
 from tests.support.models import graph_of, manifest_of, serialized
 
 NAME = "halving"
@@ -126,3 +130,12 @@ def array_of(response: Any, name: str) -> np.ndarray:
     """Return the elements of an output of the loop."""
     place = [output.name for output in response.outputs].index(name)
     return np.frombuffer(response.raw_output_contents[place], np.int32 if name == "loops" else np.float32)
+
+
+@contextmanager
+def open_loop(bundle: Bundle, cache: Path) -> Iterator[Loop]:
+    """Yield the loop of the bundle's tier on ONNX Runtime."""
+    embed, step = (load_runner(bundle, "onnxruntime", cache, role=role).runner for role in ("embed", "step"))
+    yield Loop(bundle.manifest.program, {"full": LoopRunners(embed, step)})  # type: ignore[arg-type]
+    embed.close()
+    step.close()
