@@ -19,6 +19,7 @@ from pathlib import Path
 from edge.bundles.bundle import Bundle
 from edge.programs.loop import Loop, LoopRunners
 from edge.programs.program import LoopLimits, Options
+from edge.programs.session import Joining
 from edge.runtimes.build import load_runner
 from edge.runtimes.onnxruntime_loop import OnnxRuntimeLoop
 
@@ -34,7 +35,7 @@ def measured(path: Path, rows: int, steps: int) -> dict[str, list[float]]:
     session = Loop(bundle.manifest.program, {tier: runners}).session(Options(tier))  # type: ignore[arg-type]
     inputs = {name: array[:rows] for name, array in bundle.golden.inputs.items()}
     endless = LoopLimits(2**62, -1.0)  # no residual is below 0
-    session.add("all", inputs, Options(tier, endless))
+    session.add([Joining("all", inputs, Options(tier, endless))])
     for _ in range(2):
         session.step()
     device = session._device

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import runpy
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import numpy as np
 
 from edge.datatypes import Array
-from edge.programs.loop import RESIDUAL, Loop, LoopRunners
-from edge.programs.program import Computed, LoopLimits, Options
-from edge.programs.session import Finished, Session
+from edge.programs.loop import RESIDUAL, Loop, LoopRunners, limits_of
+from edge.programs.program import Computed, LoopLimits
+from edge.programs.session import Finished, Joining, Session
 from edge.protocol import BY_BUDGET, BY_TOLERANCE, LOOPS, STOPPED
 from edge.scheduling import scheduler
 from edge.scheduling.continuous import ContinuousRun
@@ -36,14 +36,15 @@ class WholeBatch(Session):
         """The rows of the batch."""
         return sum(rows for _, rows, _ in self._requests)
 
-    def add(self, key: object, inputs: Mapping[str, Array], options: Options) -> None:
-        """Add a request to a batch that has not begun."""
+    def add(self, requests: Sequence[Joining]) -> None:
+        """Add requests to a batch that has not begun."""
+        inputs = {name: np.concatenate([one.inputs[name] for one in requests]) for name in requests[0].inputs}
         embedded = self._runners.embed.infer(inputs)
-        state = embedded[self._config.state]
-        self._states.append(state)
+        self._states.append(embedded[self._config.state])
         self._prompts.append(embedded[self._config.prompt])
-        limits = options.limits or LoopLimits(self._config.max_loops, self._config.tolerance)
-        self._requests.append((key, len(state), limits))
+        for key, arrays, options in requests:
+            limits = options.limits or limits_of(self._config)
+            self._requests.append((key, len(arrays["xs"]), limits))
 
     def step(self) -> list[Finished]:
         """Compute all rows; return all requests once the last row has ended."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from edge.bundles.manifest import LoopProgram
 from edge.datatypes import Array
 from edge.errors import InvalidRequest
 from edge.programs.program import Computed, LoopLimits, Options
-from edge.programs.session import Finished, IterativeProgram, Session
+from edge.programs.session import Finished, IterativeProgram, Joining, Session
 from edge.protocol import BY_BUDGET, BY_TOLERANCE, LOOPS, STOPPED
 from edge.runner import DeviceLoop, LoopTensors, Runner
 
@@ -72,12 +72,12 @@ class Loop(IterativeProgram):
 
     def session(self, options: Options) -> LoopSession:
         """Return a session of a tier without rows."""
-        return LoopSession(self.config, self._runners[options.tier], self._idle[options.tier])
+        return LoopSession(self.config, self.limits, self._runners[options.tier], self._idle[options.tier])
 
     def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:
         """Run the loop for the rows of one request until the last of them has ended."""
         session = self.session(options)
-        session.add(None, inputs, options)
+        session.add([Joining(None, inputs, options)])
         while True:
             for finished in session.step():
                 return finished.computed
@@ -92,11 +92,13 @@ class LoopSession(Session):
     """Rows in progress. One thread uses it.
 
     Args:
+        limits: of requests that set none.
         idle: loops without rows, for the sessions of all threads.
     """
 
-    def __init__(self, config: LoopProgram, runners: LoopRunners, idle: deque[DeviceLoop]) -> None:
+    def __init__(self, config: LoopProgram, limits: LoopLimits, runners: LoopRunners, idle: deque[DeviceLoop]) -> None:
         self._config = config
+        self._limits = limits
         self._runners = runners
         self._idle = idle
         self._device: DeviceLoop | None = None  # while there are rows
@@ -116,28 +118,32 @@ class LoopSession(Session):
         """The number of rows in progress."""
         return len(self._owners)
 
-    def add(self, key: object, inputs: Mapping[str, Array], options: Options) -> None:
-        """Add the rows of a request; see :meth:`Session.add`."""
+    def add(self, requests: Sequence[Joining]) -> None:
+        """Add the rows of requests, which are embedded in one run; see :meth:`Session.add`."""
         config, embed = self._config, self._runners.embed
+        inputs = requests[0].inputs
+        if len(requests) > 1:
+            inputs = {name: np.concatenate([request.inputs[name] for request in requests]) for name in inputs}
         if embed.device == "GPU":
             embedded = embed.run(inputs, keep=(config.state, config.prompt))
         else:
             embedded = dict(embed.infer(inputs))
-        state = embedded[config.state]
         device = self._device or self._new_loop()
-        device.add(state, embedded[config.prompt])
+        device.add(embedded[config.state], embedded[config.prompt])
         self._device = device
-        rows = state.shape[0]
-        limits = options.limits or limits_of(config)
-        request = self._requests[key] = _Request(key, rows)
-        self._owners += [(request, place) for place in range(rows)]
-        begins = np.full(rows, self._count)
-        self._begins = np.concatenate([self._begins, begins])
-        self._ends = np.concatenate([self._ends, begins + limits.max_loops])
+        ends, tolerances = [self._ends], [self._tolerance]
+        for key, arrays, options in requests:
+            rows = len(next(iter(arrays.values())))
+            limits = options.limits or self._limits
+            request = self._requests[key] = _Request(key, rows)
+            self._owners += [(request, place) for place in range(rows)]
+            ends.append(np.full(rows, self._count + limits.max_loops))
+            tolerances.append(np.full(rows, min(limits.tolerance, _MOST_TOLERANCE), np.float32))
+        self._ends, self._tolerance = np.concatenate(ends), np.concatenate(tolerances)
         self._next_end = int(self._ends.min())
-        tolerance = min(limits.tolerance, _MOST_TOLERANCE)
-        self._tolerance = np.concatenate([self._tolerance, np.full(rows, tolerance, np.float32)])
-        none = np.full((1, rows), np.nan, np.float32)
+        joined = self.rows - len(self._begins)
+        self._begins = np.concatenate([self._begins, np.full(joined, self._count)])
+        none = np.full((1, joined), np.nan, np.float32)
         self._predictions = np.concatenate([self._predictions[-1:], none], axis=1)
         self._residuals = np.concatenate([self._residuals[-1:], none], axis=1)
 

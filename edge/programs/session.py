@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from edge.datatypes import Array
 from edge.programs.program import Computed, LoopLimits, Options, Program
+
+
+class Joining(NamedTuple):
+    """A request that joins a session: its key there, and what it would be computed with alone."""
+
+    key: object
+    inputs: Mapping[str, Array]
+    options: Options
 
 
 class Finished(NamedTuple):
@@ -24,8 +32,11 @@ class Session(Protocol):
     def rows(self) -> int:
         """The number of rows in progress."""
 
-    def add(self, key: object, inputs: Mapping[str, Array], options: Options) -> None:
-        """Add the rows of a request under a key, or none, if this raises as :meth:`edge.runner.Runner.infer`."""
+    def add(self, requests: Sequence[Joining]) -> None:
+        """Add the rows of requests, or none, if this raises as :meth:`edge.runner.Runner.infer`.
+
+        Their inputs have equal shapes, apart from the number of rows.
+        """
 
     def step(self) -> list[Finished]:
         """Compute one step of all rows, and return the requests that it finished; raise as :meth:`add`."""

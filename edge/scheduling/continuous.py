@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 from edge.programs.program import Computed
-from edge.programs.session import Finished, IterativeProgram, Session
+from edge.programs.session import Finished, IterativeProgram, Joining, Session
 from edge.protocol import BY_DEADLINE
 from edge.scheduling.answers import Answer
 from edge.scheduling.batching import nonfinite
@@ -62,7 +64,11 @@ class ContinuousRun:
     def admit(self, jobs: Sequence[Job]) -> list[Job]:
         """Add jobs to the session."""
         now = time.monotonic()
-        return [job for job in jobs if job.leaves(now) or not self._add(job, self._batch)]
+        ended = [job for job in jobs if job.leaves(now)]
+        staying = [job for job in jobs if job not in ended]
+        for _, alike in groupby(staying, key=attrgetter("shapes")):
+            ended += self._add(list(alike), self._batch)
+        return ended
 
     def step(self) -> list[Job]:
         """Compute one step of all jobs, without those that were cancelled or whose deadline has passed."""
@@ -86,16 +92,17 @@ class ContinuousRun:
     def _session(self) -> Session:
         return self._program.session(self.executor.options)
 
-    def _add(self, job: Job, batch: _Batch) -> bool:
-        """Add a job to a session; return False if it has failed."""
-        job.started = True
+    def _add(self, jobs: Sequence[Job], batch: _Batch) -> list[Job]:
+        """Add jobs of equal shapes to a session, each alone if that fails; return those that have failed."""
+        for job in jobs:
+            job.started = True
         try:
             self._runs.check_lost()
-            batch.add(job)
+            batch.add(jobs)
         except BaseException as error:
-            self._runs.fail(error, [job])
-            return False
-        return True
+            self._runs.fail(error, jobs)
+            return [failed for job in jobs for failed in self._add([job], batch)] if len(jobs) > 1 else [*jobs]
+        return []
 
     def _step(self, batch: _Batch, now: float) -> list[Job]:
         rows, size, first = batch.session.rows, batch.size, next(iter(batch.jobs))
@@ -184,10 +191,9 @@ class ContinuousRun:
         ended = []
         for job in jobs:
             alone = _Batch(self._session())
-            if self._add(job, alone):
+            ended += self._add([job], alone)
+            if alone.jobs:
                 self._suspects.append(alone)
-            else:
-                ended.append(job)
         return ended
 
 
@@ -214,13 +220,15 @@ class _Batch:
         """The elements of a step."""
         return self.session.rows * self._row_size
 
-    def add(self, job: Job) -> None:
+    def add(self, jobs: Sequence[Job]) -> None:
         begun_ns = time.perf_counter_ns()
-        self.session.add(job, job.inputs, job.options)
-        self.jobs[job] = _Joined(self.steps, begun_ns, time.perf_counter_ns())
-        self._row_size = max(self._row_size, job.size // job.rows)
-        if job.partials:
-            self.streamed.append(job)
+        self.session.add([Joining(job, job.inputs, job.options) for job in jobs])
+        joined = _Joined(self.steps, begun_ns, time.perf_counter_ns())
+        for job in jobs:
+            self.jobs[job] = joined
+            self._row_size = max(self._row_size, job.size // job.rows)
+            if job.partials:
+                self.streamed.append(job)
 
     def remove(self, job: Job) -> _Joined:
         joined = self.jobs.pop(job)

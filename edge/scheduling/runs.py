@@ -173,7 +173,7 @@ class Runs:
             jobs[0].statistics.executed(total, infer_ns, tier=executor.tier, requests=len(jobs), size=flight.size)
         return True
 
-    def fail(self, error: BaseException, jobs: list[Job]) -> None:
+    def fail(self, error: BaseException, jobs: Sequence[Job]) -> None:
         """Set the error of the only job of a run. That of several is ignored: each of them is tried alone."""
         executor = jobs[0].executor
         if len(jobs) == 1:

@@ -17,6 +17,7 @@ from edge.bundles.bundle import Bundle
 from edge.errors import InvalidRequest, RunnerError
 from edge.programs.loop import Loop, LoopRunners, LoopSession
 from edge.programs.program import LoopLimits, Options
+from edge.programs.session import Joining
 from edge.runner import LoopTensors
 from edge.runtimes.build import load_runner
 from edge.runtimes.tensorrt_device import shared_device
@@ -85,7 +86,7 @@ def test_rows_that_join_and_leave_get_the_right_answers(
 def test_a_state_never_leaves_the_device(bundle: Bundle, device_runners: LoopRunners, software: SoftwareDriver) -> None:
     session = loop_of(bundle, device_runners).session(FULL)
     before = copies(software)
-    session.add("long", {"xs": prompt(ENDLESS, ENDLESS, ENDLESS)}, limited(50))
+    session.add([Joining("long", {"xs": prompt(ENDLESS, ENDLESS, ENDLESS)}, limited(50))])
     # The prompts are mapped memory. The embedding stays on the device: three tokens of each row, in rows of five.
     assert difference(before, copies(software)) == {"to": 0, "back": 0, "within": 6}
     before = copies(software)
@@ -93,13 +94,13 @@ def test_a_state_never_leaves_the_device(bundle: Bundle, device_runners: LoopRun
         session.step()
     # In: where the prompts end. Back: one copy for the results of each step without a graph, and two in captures.
     assert difference(before, copies(software)) == {"to": 1, "back": 6, "within": 0}
-    session.add("short", {"xs": prompt(1, tokens=5)}, limited(1))
+    session.add([Joining("short", {"xs": prompt(1, tokens=5)}, limited(1))])
     before = copies(software)
     assert [one.key for one in session.step()] == ["short"]
     assert session.step() == []
     # The same graph, with a surplus row less; its own copies are no calls. The last row leaves nothing to move.
     assert difference(before, copies(software)) == {"to": 1, "back": 0, "within": 0}
-    session.add("second", {"xs": prompt(1, tokens=5)}, limited(99))
+    session.add([Joining("second", {"xs": prompt(1, tokens=5)}, limited(99))])
     before = copies(software)
     session.drop("long")  # three of four rows, so the fourth moves to the front: its state and its prompt
     assert difference(before, copies(software)) == {"to": 0, "back": 0, "within": 2}
@@ -132,7 +133,7 @@ def test_two_buffers_alternate_in_few_graphs(
 ) -> None:
     session = loop_of(bundle, device_runners, check_every).session(FULL)
     shared = shared_device()
-    session.add("endless", {"xs": prompt(ENDLESS, ENDLESS, ENDLESS)}, limited(10 * check_every))
+    session.add([Joining("endless", {"xs": prompt(ENDLESS, ENDLESS, ENDLESS)}, limited(10 * check_every))])
     shared.counts.clear()
     (ended,) = [one for _ in range(10) for one in session.step()]
     assert shared.counts == counts
@@ -143,7 +144,7 @@ def test_two_buffers_alternate_in_few_graphs(
     other = loop_of(bundle, device_runners, check_every).session(FULL)
     del session
     again = loop_of(bundle, device_runners, check_every).session(FULL)
-    again.add("four", {"xs": prompt(1, 1, 1, 1)}, limited(2 * check_every))
+    again.add([Joining("four", {"xs": prompt(1, 1, 1, 1)}, limited(2 * check_every))])
     shared.counts.clear()
     assert [one.key for _ in range(2) for one in again.step()] == ["four"]
     assert shared.counts == {"launches": 2}
@@ -157,7 +158,7 @@ def test_memory_of_a_dropped_session_is_reused(
 
     def abandoned() -> LoopSession:
         session = loop.session(FULL)
-        session.add("left", {"xs": np.full((4, 5, 1), np.nan, np.float32)}, FULL)
+        session.add([Joining("left", {"xs": np.full((4, 5, 1), np.nan, np.float32)}, FULL)])
         return session
 
     sessions, lives = [abandoned() for _ in range(2)], []
@@ -189,7 +190,7 @@ def test_a_failure_in_any_call_ends_the_loop_or_costs_its_graphs(
         """Return whether a loop that replays a graph came through, with the right answers."""
         session = loop_of(bundle, both, check_every).session(FULL)
         try:
-            session.add("two", {"xs": prompt(2, ENDLESS, tokens=2)}, limited(6 * check_every))
+            session.add([Joining("two", {"xs": prompt(2, ENDLESS, tokens=2)}, limited(6 * check_every))])
             (ended,) = [one for _ in range(6) for one in session.step()]
         except RunnerError:
             return False

@@ -24,6 +24,7 @@ from edge.errors import BundleError, DeadlineExceeded, InvalidRequest, RunnerErr
 from edge.launch import running_server
 from edge.programs.loop import Loop
 from edge.programs.program import LoopLimits, Options
+from edge.programs.session import Joining
 from edge.protocol import LOOPS, STOPPED
 from tests.support.inference_service import Running, running_service
 from tests.support.loop_model import (
@@ -73,13 +74,13 @@ def test_rows_stop_at_their_tolerance_or_budget(loop: Loop) -> None:
 
 def test_requests_of_different_lengths_join_and_leave_between_steps(loop: Loop) -> None:
     session = loop.session(FULL)
-    session.add("short", {"xs": prompt(1, 2, tokens=2)}, limited(99, 0.5))
-    session.add("long", {"xs": prompt(2, tokens=5)}, FULL)
+    session.add([Joining("short", {"xs": prompt(1, 2, tokens=2)}, limited(99, 0.5))])
+    session.add([Joining("long", {"xs": prompt(2, tokens=5)}, FULL)])
     (first,) = session.step()
     assert (first.key, first.computed.outputs["loops"].tolist(), session.rows) == ("short", [[1], [1]], 1)
     np.testing.assert_array_equal(first.computed.outputs["prediction"], [[0.5], [1]])
-    session.add("late", {"xs": prompt(2, tokens=1)}, limited(99, 0.25))
-    session.add("dropped", {"xs": prompt(ENDLESS)}, FULL)
+    session.add([Joining("late", {"xs": prompt(2, tokens=1)}, limited(99, 0.25))])
+    session.add([Joining("dropped", {"xs": prompt(ENDLESS)}, FULL)])
     assert (session.step(), session.rows) == ([], 3)
     session.drop("dropped")
     session.drop("unknown")
@@ -92,9 +93,9 @@ def test_requests_of_different_lengths_join_and_leave_between_steps(loop: Loop) 
 
 def test_a_request_that_cannot_be_embedded_leaves_the_session_as_it_is(loop: Loop) -> None:
     session = loop.session(FULL)
-    session.add("good", {"xs": prompt(1)}, FULL)
+    session.add([Joining("good", {"xs": prompt(1)}, FULL)])
     with pytest.raises(RunnerError):
-        session.add("bad", {"xs": np.zeros((1, 3, 2), np.float32)}, FULL)
+        session.add([Joining("bad", {"xs": np.zeros((1, 3, 2), np.float32)}, FULL)])
     assert session.rows == 1
     assert [one.key for _ in range(4) for one in session.step()] == ["good"]
 

@@ -1,12 +1,14 @@
-"""Predictions for loops: seconds of a step and number of loops apart, and rows side by side."""
+"""Loops that run side by side: predictions of their seconds and numbers, and requests that join together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 
+from edge.errors import RunnerError
 from edge.programs.loop import Loop
 from edge.programs.program import LoopLimits, Options
 from edge.scheduling.admission import Admission
@@ -97,3 +99,35 @@ def test_predicted_finish_counts_what_is_left_of_the_running_rows(executor: Tier
     for _ in range(90):
         run.step()
     assert [wait(rows) for rows in (3, 4)] == pytest.approx([1, 100 / MAX_BATCH_SIZE])  # it may take as long again
+
+
+def test_requests_that_join_together_are_embedded_in_one_run(
+    executor: TierExecutor, loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, shapes = 13.0, []
+    embed = loop._runners["full"].embed
+
+    def infer(feeds: Mapping[str, np.ndarray], infer: Any = embed.infer) -> Any:
+        shapes.append(feeds["xs"].shape[:2])
+        if bad in feeds["xs"]:
+            raise RunnerError("embed", given=bad, expected="another value", fix="Send another value.")
+        return infer(feeds)
+
+    monkeypatch.setattr(embed, "infer", infer)
+    values = {"a": 1.0, "b": bad, "c": 2.0, "longer": 1.5}
+    jobs = {
+        name: Job(executor, {"xs": prompt(value, tokens=5 if name == "longer" else 3)}, 1)
+        for name, value in values.items()
+    }
+    run = ContinuousRun(executor, Runs(1), 0, lambda: 0.0)
+    assert run.admit(list(jobs.values())) == [jobs["b"]]
+    assert shapes == [(3, 3), (1, 3), (1, 3), (1, 3), (1, 5)]  # each alone after a failure
+    assert isinstance(jobs["b"].error, RunnerError)
+    ended = [job for _ in range(9) for job in run.step()]
+    assert {name for name, job in jobs.items() if job in ended} == {"a", "c", "longer"}
+    for name in ("a", "c", "longer"):
+        assert jobs[name].answer.outputs["prediction"].item() == values[name] * 15 / 16  # type: ignore[union-attr]
+    shapes.clear()
+    run = ContinuousRun(executor, Runs(1), 0, lambda: 0.0)
+    assert run.admit([Job(executor, {"xs": prompt(value)}, 1) for value in (1, 2)]) == []
+    assert shapes == [(2, 3)]

@@ -6,7 +6,7 @@ import numpy as np
 
 from edge.programs.loop import Loop
 from edge.programs.program import LoopLimits, Options
-from edge.programs.session import Finished
+from edge.programs.session import Finished, Joining
 from edge.protocol import BY_BUDGET, BY_TOLERANCE, STOPPED
 from tests.support.loop_model import ENDLESS, MAX_BATCH_SIZE, TOKENS, prompt
 
@@ -23,7 +23,7 @@ def check_requests_that_join_and_leave(loop: Loop, seed: int) -> None:
             values = random.choice([1.0, 2.0, ENDLESS], rows).astype(np.float32)
             given[number] = values, LoopLimits(int(random.integers(1, 9)), float(random.choice([0.5, 0.1])))
             inputs = {"xs": prompt(*values, tokens=int(random.integers(1, TOKENS + 1)))}
-            session.add(number, inputs, Options("full", given[number][1]))
+            session.add([Joining(number, inputs, Options("full", given[number][1]))])
         if random.random() < 0.2:
             session.drop(int(random.choice(list(given))))
         ended += session.step()
