@@ -142,6 +142,7 @@ class ContinuousRun:
             if now + self.executor.call_seconds(batch.size) + self._return_seconds() <= job.deadline:
                 return False
             computed = batch.session.partial(job, BY_DEADLINE)
+            job.estimate = None  # a loop that is cut proves no prediction
             _finish(job, batch.jobs[job], computed, time.perf_counter_ns(), batch.session.rows)
             if job.statistics:
                 job.statistics.ended_between_steps(self.executor.tier)

@@ -199,7 +199,9 @@ class Scheduler:
             return []
         runs: list[Running] = []
         for worker in self._workers:
-            runs += worker.continuous or ([worker.run] if worker.run else [])
+            runs += worker.continuous
+            if worker.run and not (worker.continuous and worker.run.executor.iterative):
+                runs.append(worker.run)
         return runs
 
     def _assign(self, worker: _Worker, jobs: list[Job], now: float) -> None:

@@ -28,7 +28,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
     TIER: ("string_param",),
     "policy": ("string_param",),
     MAX_LOOPS: _INTEGERS,
-    TOLERANCE: ("double_param",),
+    TOLERANCE: ("double_param", *_INTEGERS),
     STREAM_PARTIAL: ("bool_param",),
 }
 _OURS: tuple[str, ...] = tuple(name for name in _KINDS if not name.startswith("triton_"))

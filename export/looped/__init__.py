@@ -9,7 +9,6 @@
 - :mod:`export.looped.solvers` runs a model for many loops, stops early and accelerates
 - :mod:`export.looped.reduce` makes the layers of a run smaller, and :mod:`export.looped.tuning` trains a run further
 - :mod:`export.looped.bundle` and :mod:`export.looped.tier` write bundles
-- :mod:`export.looped.compare` measures sizes and precisions side by side
 """
 
 from __future__ import annotations

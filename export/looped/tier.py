@@ -71,7 +71,9 @@ class Quality(NamedTuple):
     loops: float
 
 
-class _Step(NamedTuple):
+class Step(NamedTuple):
+    """The step graph for one runtime."""
+
     runtime: str
     precision: str
     opset: int
@@ -86,14 +88,9 @@ def tier_files(model: PromptTransformer, function: str, name: str, *, int8: bool
         UsageError: loops in INT8 are worse, or more.
     """
     embed, plain = embed_onnx(model), step_onnx(model)
-    usual = [
-        _Step("onnxruntime", "fp32", OPSET, fused(plain)),
-        _Step("tensorrt", "fp16", OPSET, half(plain, fp32_head=True)),
-    ]
-    tiers = [_files(model, function, name, embed, usual)]
+    tiers = [_files(model, function, name, embed, usual_steps(plain))]
     if int8:
-        static = static_int8(plain, calibration(model, function), fp32_head=True)
-        twin = [_Step("onnxruntime", "int8", OPSET, dynamic_int8(plain)), _Step("tensorrt", "int8", INT8_OPSET, static)]
+        twin = int8_steps(plain, model, function)
         wanted = quality(embed, plain, function, model.config)
         for step in twin:
             found = quality(embed, step.data, function, model.config)
@@ -104,6 +101,23 @@ def tier_files(model: PromptTransformer, function: str, name: str, *, int8: bool
                     raise UsageError(subject, given=round(got, 5), expected=expected, fix="Leave --int8 out.")
         tiers.append(_files(model, function, f"{name}-int8", embed, twin))
     return tiers
+
+
+def usual_steps(plain: bytes) -> list[Step]:
+    """Return the steps of a tier from the step graph: FP32 for ONNX Runtime, and FP16 for TensorRT."""
+    return [
+        Step("onnxruntime", "fp32", OPSET, fused(plain)),
+        Step("tensorrt", "fp16", OPSET, half(plain, fp32_head=True)),
+    ]
+
+
+def int8_steps(plain: bytes, model: PromptTransformer, function: str) -> list[Step]:
+    """Return the steps of a tier in INT8: with scales computed at run time for ONNX Runtime, and fixed for TensorRT."""
+    static = static_int8(plain, calibration(model, function), fp32_head=True)
+    return [
+        Step("onnxruntime", "int8", OPSET, dynamic_int8(plain)),
+        Step("tensorrt", "int8", INT8_OPSET, static),
+    ]
 
 
 def quality(embed: bytes, step: bytes, function: str, config: PromptConfig) -> Quality:
@@ -131,7 +145,7 @@ def numbers() -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(name, "FP32", (-1, 1)) for name in STEP_OUTPUTS[1:])
 
 
-def _files(model: PromptTransformer, function: str, name: str, embed: bytes, steps: list[_Step]) -> TierFiles:
+def _files(model: PromptTransformer, function: str, name: str, embed: bytes, steps: list[Step]) -> TierFiles:
     config = model.config
     inputs, loop_golden = _golden(model, function)
     with torch.no_grad():

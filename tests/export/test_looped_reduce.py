@@ -1,5 +1,6 @@
 import json
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -16,12 +17,14 @@ from edge.runtimes.build import load_runner
 from export.checkpoint import load
 from export.cli import export, train
 from export.convert import largest_difference
+from export.experiments.looped import precisions
 from export.looped import MODEL
 from export.looped.functions import draw_prompts
 from export.looped.model import PromptTransformer
 from export.looped.objective import PromptObjective, Teacher
 from export.looped.recipes import Plan, plan_of
 from export.looped.reduce import Smaller, layer_inputs, reduce_model
+from export.looped.seeds import EVALUATION, generator_of
 from export.looped.solvers import trajectory
 from export.looped.train import Start, create, train_run
 from export.looped.tuning import tuning_plan
@@ -224,3 +227,34 @@ def test_a_run_goes_on_from_a_teacher(run, tmp_path):
     ):
         result = CliRunner().invoke(train, [*map(str, arguments), "--out", str(tmp_path / "refused")])
         assert message in str(result.exception)
+
+
+def test_sizes_and_precisions_are_measured_side_by_side(run, lean, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(precisions, "PROMPTS", 32)
+    monkeypatch.setattr(precisions, "BATCHES", {1: 3, 4: 3})
+    record = tmp_path / "precisions.json"
+    monkeypatch.setattr("sys.argv", ["precisions", str(run), str(lean), "--out", str(record)])
+    precisions.main()
+    table = capsys.readouterr().out
+    found = msgspec.json.decode(record.read_bytes(), type=precisions.Record)
+    named = ("fp32 for onnxruntime", "fp16 for tensorrt", "int8 for onnxruntime", "int8 for tensorrt")
+    assert [(one.run, one.precision) for one in found.measured] == [
+        (name, precision) for name in ("dense", "lean") for precision in named
+    ]
+    assert all(set(one.ratios) == {1, 4} and 0 <= one.never <= 1 for one in found.measured)
+    assert found.measured[0].ratios == {1: 1, 4: 1}
+    for source, one in ((run, found.measured[0]), (lean, found.measured[4])):
+        model = load(source, {MODEL: create})[0]
+        xs, ys = draw_prompts("linear", 32, model.config.points, model.config.dims, generator_of(EVALUATION))
+        path = trajectory(model, xs, ys[:, :-1], 120)
+        for loops, (error, low, high) in one.errors.items():
+            expected = ((path.predictions[loops - 1] - ys[:, -1].numpy()) ** 2).mean() / model.config.dims
+            assert low <= error <= high
+            assert error == pytest.approx(expected, rel=1e-3)
+    monkeypatch.setattr("sys.argv", ["precisions", "--table", str(record)])
+    precisions.main()
+    assert capsys.readouterr().out == table
+    monkeypatch.setattr("sys.argv", ["precisions"])
+    with pytest.raises(SystemExit):
+        precisions.main()
+    assert "give runs, or --table" in capsys.readouterr().err

@@ -6,4 +6,5 @@
 - :mod:`export.experiments.looped.sample` resamples prompts and runs, and :mod:`export.experiments.looped.summary` makes
   results of the parts
 - :mod:`export.experiments.looped.plot` and :mod:`export.experiments.looped.report` draw and describe the results
+- :mod:`export.experiments.looped.precisions` measures sizes and precisions of the layer side by side
 """
