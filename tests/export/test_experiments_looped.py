@@ -142,6 +142,11 @@ def test_a_difference_is_that_of_the_errors_and_within_its_interval(runs, tmp_pa
         low, high = one["difference"]["interval"]
         assert low < one["difference"]["value"] < high
         assert one["difference"]["value"] == pytest.approx(run["error"] - one["error"])
+    means = {curve["name"]: np.mean(curve["mean"]) for curve in task["by_pairs"] if len(curve["x"]) == task["points"]}
+    ours = means.pop(task["looped"])
+    ratios = {one["other"]: one["mean_ratio"] for one in task["against"] if one["mean_ratio"] is not None}
+    assert ratios == pytest.approx({name: ours / mean for name, mean in means.items()})
+    assert means
 
 
 def test_resamples_are_of_the_same_prompts_and_of_seeds():

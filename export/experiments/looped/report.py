@@ -120,9 +120,19 @@ def _by_loops(task: TaskResult) -> list[str]:
 def _against(task: TaskResult) -> list[str]:
     rows = []
     for one in task.against:
-        ratio = "" if one.ratio is None or one.ratio_interval is None else _with_bounds(one.ratio, *one.ratio_interval)
-        rows.append((one.other, _number(one.error), _difference(one.difference), ratio))
-    return _table(("other", "its error", "looped minus it", "looped over it"), rows)
+        ratios = [
+            "" if ratio is None or bounds is None else _with_bounds(ratio, *bounds)
+            for ratio, bounds in ((one.ratio, one.ratio_interval), (one.mean_ratio, one.mean_ratio_interval))
+        ]
+        rows.append((one.other, _number(one.error), _difference(one.difference), *ratios))
+    heads = (
+        "other",
+        "its error",
+        "looped minus it",
+        "looped over it",
+        "looped over it, mean over all numbers of pairs",
+    )
+    return _table(heads, rows)
 
 
 def _shifts(task: TaskResult) -> list[str]:

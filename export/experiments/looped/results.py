@@ -79,6 +79,8 @@ class Against(msgspec.Struct, frozen=True):
     Attributes:
         difference: of the errors, looped minus the other; the interval covers 95 %.
         ratio: of the errors, looped over the other; None if the other has practically none.
+        mean_ratio: of the means over all numbers of pairs, which is what models are trained for; None of a method that
+            was not measured after each of them.
     """
 
     other: str
@@ -86,6 +88,8 @@ class Against(msgspec.Struct, frozen=True):
     difference: Difference
     ratio: float | None
     ratio_interval: Interval | None
+    mean_ratio: float | None
+    mean_ratio_interval: Interval | None
 
 
 class Shifted(msgspec.Struct, frozen=True):

@@ -113,7 +113,11 @@ def _against(
         ratio = mine / error if error > _ROUNDING else None
         bounds = None if ratio is None else middle(ours.drawn[:, -1] / other.drawn[:, -1])
         difference = Difference(mine - error, middle(ours.drawn[:, -1] - other.drawn[:, -1]))
-        found.append(Against(name, error, difference, ratio, bounds))
+        mean_ratio = mean_bounds = None
+        if other.mean.shape == ours.mean.shape:
+            mean_ratio = float(ours.mean.mean() / other.mean.mean())
+            mean_bounds = middle(ours.drawn.mean(axis=1) / other.drawn.mean(axis=1))
+        found.append(Against(name, error, difference, ratio, bounds, mean_ratio, mean_bounds))
     return tuple(found)
 
 
