@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edge.datatypes import Array
-from edge.programs.loop import RESIDUAL, Loop, LoopRunners, limits_of
+from edge.programs.loop import RESIDUAL, Loop, LoopRunners
 from edge.programs.program import Computed, LoopLimits
 from edge.programs.session import Finished, Joining, Session
 from edge.protocol import BY_BUDGET, BY_TOLERANCE, LOOPS, STOPPED
@@ -25,7 +25,7 @@ class WholeBatch(Session):
     """Requests of prompts of one length, which end together."""
 
     def __init__(self, loop: Loop, runners: LoopRunners) -> None:
-        self._config, self._runners = loop.config, runners
+        self._config, self._limits, self._runners = loop.config, loop.limits, runners
         self._requests: list[tuple[object, int, LoopLimits]] = []
         self._states: list[Array] = []
         self._prompts: list[Array] = []
@@ -43,8 +43,7 @@ class WholeBatch(Session):
         self._states.append(embedded[self._config.state])
         self._prompts.append(embedded[self._config.prompt])
         for key, arrays, options in requests:
-            limits = options.limits or limits_of(self._config)
-            self._requests.append((key, len(arrays["xs"]), limits))
+            self._requests.append((key, len(next(iter(arrays.values()))), options.limits or self._limits))
 
     def step(self) -> list[Finished]:
         """Compute all rows; return all requests once the last row has ended."""

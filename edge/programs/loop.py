@@ -16,7 +16,7 @@ import numpy as np
 
 from edge.bundles.manifest import LoopProgram
 from edge.datatypes import Array
-from edge.errors import InvalidRequest
+from edge.errors import InvalidRequest, Literally, RunnerError
 from edge.programs.program import Computed, LoopLimits, Options
 from edge.programs.session import Finished, IterativeProgram, Joining, Session
 from edge.protocol import BY_BUDGET, BY_TOLERANCE, LOOPS, STOPPED
@@ -128,12 +128,18 @@ class LoopSession(Session):
             embedded = embed.run(inputs, keep=(config.state, config.prompt))
         else:
             embedded = dict(embed.infer(inputs))
+        state = embedded[config.state]
+        counts = [len(next(iter(request.inputs.values()))) for request in requests]
+        if state.shape[0] != sum(counts):
+            given, fix = Literally(f"{state.shape[0]} rows for {sum(counts)}"), "Export the model again."
+            raise RunnerError(
+                f"output {config.state!r}", given=given, expected="a row for each row of the inputs", fix=fix
+            )
         device = self._device or self._new_loop()
-        device.add(embedded[config.state], embedded[config.prompt])
+        device.add(state, embedded[config.prompt])
         self._device = device
         ends, tolerances = [self._ends], [self._tolerance]
-        for key, arrays, options in requests:
-            rows = len(next(iter(arrays.values())))
+        for (key, _, options), rows in zip(requests, counts, strict=True):
             limits = options.limits or self._limits
             request = self._requests[key] = _Request(key, rows)
             self._owners += [(request, place) for place in range(rows)]

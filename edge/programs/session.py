@@ -11,7 +11,7 @@ from edge.programs.program import Computed, LoopLimits, Options, Program
 
 
 class Joining(NamedTuple):
-    """A request that joins a session: its key there, and what it would be computed with alone."""
+    """A request that joins a session: its key in the session, and the arguments of :meth:`Program.compute`."""
 
     key: object
     inputs: Mapping[str, Array]
@@ -33,9 +33,9 @@ class Session(Protocol):
         """The number of rows in progress."""
 
     def add(self, requests: Sequence[Joining]) -> None:
-        """Add the rows of requests, or none, if this raises as :meth:`edge.runner.Runner.infer`.
+        """Add the rows of all requests, whose inputs have equal shapes apart from the number of rows.
 
-        Their inputs have equal shapes, apart from the number of rows.
+        If this raises, as :meth:`edge.runner.Runner.infer` does, none is added.
         """
 
     def step(self) -> list[Finished]:

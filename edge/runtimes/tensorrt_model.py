@@ -171,6 +171,7 @@ class TensorRtModel:
 
     def buffer(self, shared: SharedDevice, size_bytes: int) -> Memory:
         """Return memory for a handle, reusing that of a dropped one if possible."""
+        size_bytes = 1 << (size_bytes - 1).bit_length()  # few sizes, whatever the numbers of rows
         while self.dropped:
             self._spare.append(self.dropped.popleft())
         while len(self._spare) > _SPARE_BUFFERS:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from itertools import groupby
-from operator import attrgetter
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 from edge.programs.program import Computed
@@ -66,8 +64,11 @@ class ContinuousRun:
         now = time.monotonic()
         ended = [job for job in jobs if job.leaves(now)]
         staying = [job for job in jobs if job not in ended]
-        for _, alike in groupby(staying, key=attrgetter("shapes")):
-            ended += self._add(list(alike), self._batch)
+        alike: dict[Hashable, list[Job]] = {}
+        for job in staying:
+            alike.setdefault(job.shapes, []).append(job)
+        for joining in alike.values():
+            ended += self._add(joining, self._batch)
         return ended
 
     def step(self) -> list[Job]:
@@ -93,16 +94,25 @@ class ContinuousRun:
         return self._program.session(self.executor.options)
 
     def _add(self, jobs: Sequence[Job], batch: _Batch) -> list[Job]:
-        """Add jobs of equal shapes to a session, each alone if that fails; return those that have failed."""
+        """Add jobs of equal shapes together or, if that fails, one by one; return those that ended instead."""
         for job in jobs:
             job.started = True
+        self._runs.now[self._worker] = Run(time.monotonic(), self.executor, sum(job.size for job in jobs))
         try:
             self._runs.check_lost()
             batch.add(jobs)
+            return []
         except BaseException as error:
             self._runs.fail(error, jobs)
-            return [failed for job in jobs for failed in self._add([job], batch)] if len(jobs) > 1 else [*jobs]
-        return []
+        finally:
+            self._runs.now[self._worker] = None
+        if len(jobs) == 1:
+            return [*jobs]
+        log.warning("%d requests could not join a loop together; each is tried alone", len(jobs))
+        now, ended = time.monotonic(), []
+        for job in jobs:
+            ended += [job] if job.leaves(now) else self._add([job], batch)
+        return ended
 
     def _step(self, batch: _Batch, now: float) -> list[Job]:
         rows, size, first = batch.session.rows, batch.size, next(iter(batch.jobs))
@@ -142,7 +152,8 @@ class ContinuousRun:
             if now + self.executor.call_seconds(batch.size) + self._return_seconds() <= job.deadline:
                 return False
             computed = batch.session.partial(job, BY_DEADLINE)
-            job.estimate = None  # a loop that is cut proves no prediction
+            if now < job.deadline:
+                job.estimate = None  # whatever was predicted, a loop that is cut ends in time
             _finish(job, batch.jobs[job], computed, time.perf_counter_ns(), batch.session.rows)
             if job.statistics:
                 job.statistics.ended_between_steps(self.executor.tier)

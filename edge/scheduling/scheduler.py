@@ -199,9 +199,10 @@ class Scheduler:
             return []
         runs: list[Running] = []
         for worker in self._workers:
-            runs += worker.continuous
-            if worker.run and not (worker.continuous and worker.run.executor.iterative):
-                runs.append(worker.run)
+            continuous, run = worker.continuous, worker.run  # the worker replaces them at any time
+            runs += continuous
+            if run and not (continuous and run.executor.iterative):  # a loop's own run is one of the continuous ones
+                runs.append(run)
         return runs
 
     def _assign(self, worker: _Worker, jobs: list[Job], now: float) -> None:

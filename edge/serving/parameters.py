@@ -79,7 +79,7 @@ def parse(request: pb.ModelInferRequest) -> Parameters:
     if priority > PRIORITY_LEVELS:
         expected = f"1, the highest, to {PRIORITY_LEVELS}, or 0"
         raise InvalidRequest("parameter 'priority'", given=priority, expected=expected, fix="0 is the default.")
-    timeout_us = values.get("timeout")
+    timeout_us, tolerance = values.get("timeout"), values.get(TOLERANCE)
     return Parameters(
         timeout_seconds=timeout_us / 1e6 if timeout_us else None,
         timings=values.get("timings", False),
@@ -87,7 +87,7 @@ def parse(request: pb.ModelInferRequest) -> Parameters:
         policy=values.get("policy"),
         priority=priority,
         max_loops=values.get(MAX_LOOPS),
-        tolerance=values.get(TOLERANCE),
+        tolerance=None if tolerance is None else float(tolerance),
         stream_partial=values.get(STREAM_PARTIAL, False),
     )
 

@@ -22,7 +22,7 @@ _WARMUP_SHARE = 0.05
 
 
 def tuning_plan(function: str, config: PromptConfig, steps: int, *, factor: int = 1) -> Plan:
-    """Return one stage like the last one of the model's own plan, at the end of its curriculum.
+    """Return one stage like the last one of the model's own plan, at the end of its curriculum and at half the rate.
 
     Args:
         config: of the model, whose layers may be smaller than the plan's.
@@ -45,7 +45,9 @@ def tuning_plan(function: str, config: PromptConfig, steps: int, *, factor: int 
         window=min(usual.window, drawn or loops),
         drawn_loops=drawn,
     )
-    recipe = msgspec.structs.replace(stage.recipe, schedule="cosine", final_share=0.0)
+    # The weights are trained already.
+    rate = stage.recipe.peak_learning_rate / 2
+    recipe = msgspec.structs.replace(stage.recipe, peak_learning_rate=rate, schedule="cosine", final_share=0.0)
     warmup_steps = round(_WARMUP_SHARE * steps)
     return Plan(config, (stage_of("tune", steps, recipe, curriculum, loops, warmup_steps=warmup_steps),))
 

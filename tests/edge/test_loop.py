@@ -100,6 +100,19 @@ def test_a_request_that_cannot_be_embedded_leaves_the_session_as_it_is(loop: Loo
     assert [one.key for _ in range(4) for one in session.step()] == ["good"]
 
 
+def test_an_embedding_of_other_rows_is_refused(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, embed = loop.session(FULL), loop._runners["full"].embed
+    session.add([Joining("good", {"xs": prompt(1)}, FULL)])
+    infer = embed.infer
+    monkeypatch.setattr(embed, "infer", lambda feeds: infer({"xs": feeds["xs"][:1]}))
+    with pytest.raises(
+        RunnerError, match="output 'state': got 1 rows for 2, expected a row for each row of the inputs"
+    ):
+        session.add([Joining("bad", {"xs": prompt(1, 2)}, FULL)])
+    assert session.rows == 1
+    assert [one.key for _ in range(4) for one in session.step()] == ["good"]
+
+
 # In the scheduler.
 
 
@@ -205,6 +218,7 @@ async def test_limits_of_a_request_are_checked(running: Running) -> None:
             loop_request(1, tolerance=0.0),
             "'tolerance' of 'halving': got 0.0, expected a finite number above 0. 0.1 is the",
         ),
+        (loop_request(1, tolerance=0), "'tolerance' of 'halving': got 0.0, expected a finite number above 0"),
         (
             loop_request(1, tolerance=float("nan")),
             "'tolerance' of 'halving': got nan, expected a finite number above 0",
@@ -221,6 +235,7 @@ async def test_limits_of_a_request_are_checked(running: Running) -> None:
             await running.infer(message)
         assert expected in str(caught.value)
     assert array_of(await running.infer(loop_request(1, tolerance=1)), "loops").tolist() == [1]
+    await running.infer(loop_request(1))
     with pytest.raises(InvalidRequest, match=re.escape(xs)):  # also in a form that is known
         await running.infer(loop_request(float("nan")))
     assert await running.at_rest(NAME)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,14 +12,18 @@ import pytest
 from edge.errors import RunnerError
 from edge.programs.loop import Loop
 from edge.programs.program import LoopLimits, Options
+from edge.protocol import BY_DEADLINE, STOPPED
 from edge.scheduling.admission import Admission
 from edge.scheduling.batching import BatchAssembler
 from edge.scheduling.continuous import ContinuousRun
 from edge.scheduling.job import Job
+from edge.scheduling.latency import LatencyEstimate
 from edge.scheduling.loop_estimate import LoopEstimate
 from edge.scheduling.queue import JobQueue
-from edge.scheduling.runs import Runs
+from edge.scheduling.runs import Run, Runs
+from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import TierExecutor
+from tests.support.jobs import executor_of
 from tests.support.loop_model import ENDLESS, MAX_BATCH_SIZE, XS, open_loop, prompt, write_halving_bundle
 
 NOW = 100.0
@@ -114,7 +119,7 @@ def test_requests_that_join_together_are_embedded_in_one_run(
         return infer(feeds)
 
     monkeypatch.setattr(embed, "infer", infer)
-    values = {"a": 1.0, "b": bad, "c": 2.0, "longer": 1.5}
+    values = {"a": 1.0, "b": bad, "longer": 1.5, "c": 2.0}
     jobs = {
         name: Job(executor, {"xs": prompt(value, tokens=5 if name == "longer" else 3)}, 1)
         for name, value in values.items()
@@ -123,6 +128,7 @@ def test_requests_that_join_together_are_embedded_in_one_run(
     assert run.admit(list(jobs.values())) == [jobs["b"]]
     assert shapes == [(3, 3), (1, 3), (1, 3), (1, 3), (1, 5)]  # each alone after a failure
     assert isinstance(jobs["b"].error, RunnerError)
+    assert executor.failures.count == 1
     ended = [job for _ in range(9) for job in run.step()]
     assert {name for name, job in jobs.items() if job in ended} == {"a", "c", "longer"}
     for name in ("a", "c", "longer"):
@@ -131,3 +137,40 @@ def test_requests_that_join_together_are_embedded_in_one_run(
     run = ContinuousRun(executor, Runs(1), 0, lambda: 0.0)
     assert run.admit([Job(executor, {"xs": prompt(value)}, 1) for value in (1, 2)]) == []
     assert shapes == [(2, 3)]
+
+
+def test_a_worker_with_loops_may_run_other_models_beside_them(executor: TierExecutor) -> None:
+    other = executor_of(lambda rows: rows)
+    loops = ContinuousRun(executor, Runs(1), 0, lambda: 0.0)
+    own, plain = Run(NOW, executor, 3, executor.options), Run(NOW, other, 1)
+    scheduler = Scheduler(10)
+    (worker,) = scheduler._workers
+    idle = scheduler._idle[:]
+    for continuous, run, expected in (
+        ((), None, []),
+        ((), plain, [plain]),
+        ((), own, [own]),
+        ((loops,), own, [loops]),
+        ((loops,), plain, [loops, plain]),
+    ):
+        scheduler._idle.clear()
+        worker.continuous, worker.run = continuous, run
+        assert scheduler._current_runs() == expected
+    worker.continuous, scheduler._idle[:] = (), idle
+    scheduler.close()
+
+
+def test_a_loop_that_is_cut_late_counts_as_a_wrong_prediction(executor: TierExecutor) -> None:
+    for _ in range(200):
+        executor.latency.observe_step(3, 60.0)
+    for left, wait in ((30.0, 0.0), (0.02, 0.03)):
+        run = ContinuousRun(executor, Runs(1), 0, lambda: 0.0)
+        now = time.monotonic()
+        job = job_of(executor, 1, 1000, deadline=now + left, best_effort=True)
+        job.estimate = LatencyEstimate(now, left / 2, left)
+        assert run.admit([job]) == run.step() == []
+        time.sleep(wait)
+        assert run.step() == [job]
+        assert job.answer
+        assert job.answer.facts[STOPPED].tolist() == [BY_DEADLINE]
+        assert (job.estimate is None) is (wait == 0)

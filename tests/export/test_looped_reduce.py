@@ -25,7 +25,8 @@ from export.looped.objective import PromptObjective, Teacher
 from export.looped.recipes import Plan, plan_of
 from export.looped.reduce import Smaller, layer_inputs, reduce_model
 from export.looped.seeds import EVALUATION, generator_of
-from export.looped.solvers import trajectory
+from export.looped.solvers import Trajectory, stopped, trajectory
+from export.looped.tier import MAX_LOOPS, TOLERANCE
 from export.looped.train import Start, create, train_run
 from export.looped.tuning import tuning_plan
 from export.reduction.cli import reduce
@@ -241,8 +242,7 @@ def test_sizes_and_precisions_are_measured_side_by_side(run, lean, tmp_path, mon
     assert [(one.run, one.precision) for one in found.measured] == [
         (name, precision) for name in ("dense", "lean") for precision in named
     ]
-    assert all(set(one.ratios) == {1, 4} and 0 <= one.never <= 1 for one in found.measured)
-    assert found.measured[0].ratios == {1: 1, 4: 1}
+    assert all(set(one.ratios) == set(one.milliseconds) == {1, 4} for one in found.measured)
     for source, one in ((run, found.measured[0]), (lean, found.measured[4])):
         model = load(source, {MODEL: create})[0]
         xs, ys = draw_prompts("linear", 32, model.config.points, model.config.dims, generator_of(EVALUATION))
@@ -251,10 +251,19 @@ def test_sizes_and_precisions_are_measured_side_by_side(run, lean, tmp_path, mon
             expected = ((path.predictions[loops - 1] - ys[:, -1].numpy()) ** 2).mean() / model.config.dims
             assert low <= error <= high
             assert error == pytest.approx(expected, rel=1e-3)
+        budget = Trajectory(path.predictions[:MAX_LOOPS], path.residuals[:MAX_LOOPS])
+        assert one.loops == pytest.approx(stopped(budget, TOLERANCE).loops.mean(), abs=0.1)
+        assert one.never == pytest.approx((budget.residuals > TOLERANCE).all(axis=0).mean(), abs=0.04)
+    monkeypatch.setattr(precisions, "BATCHES", {2: 3})  # the table is that of the record
     monkeypatch.setattr("sys.argv", ["precisions", "--table", str(record)])
     precisions.main()
     assert capsys.readouterr().out == table
-    monkeypatch.setattr("sys.argv", ["precisions"])
-    with pytest.raises(SystemExit):
-        precisions.main()
-    assert "give runs, or --table" in capsys.readouterr().err
+    for wrong, message in (
+        ([], "give runs and perhaps --out, or --table alone"),
+        (["--table", str(record), "--out", str(record)], "or --table alone"),
+        ([str(run), str(run)], "got a second run of the name dense, expected runs of linear, d = 5, 11 points, D = "),
+    ):
+        monkeypatch.setattr("sys.argv", ["precisions", *wrong])
+        with pytest.raises(SystemExit):
+            precisions.main()
+        assert message in capsys.readouterr().err

@@ -17,13 +17,20 @@ def check_requests_that_join_and_leave(loop: Loop, seed: int) -> None:
     session = loop.session(Options("full"))
     given: dict[int, tuple[np.ndarray, LoopLimits]] = {}
     ended: list[Finished] = []
-    for number in range(60):
-        rows = int(random.integers(1, 3))
-        if session.rows + rows <= MAX_BATCH_SIZE:
-            values = random.choice([1.0, 2.0, ENDLESS], rows).astype(np.float32)
-            given[number] = values, LoopLimits(int(random.integers(1, 9)), float(random.choice([0.5, 0.1])))
-            inputs = {"xs": prompt(*values, tokens=int(random.integers(1, TOKENS + 1)))}
-            session.add([Joining(number, inputs, Options("full", given[number][1]))])
+    for _ in range(60):
+        joining, room, tokens = [], MAX_BATCH_SIZE - session.rows, int(random.integers(1, TOKENS + 1))
+        for _ in range(int(random.integers(1, 4))):
+            rows = int(random.integers(1, 3))
+            room -= rows
+            if room >= 0:
+                values = random.choice([1.0, 2.0, ENDLESS], rows).astype(np.float32)
+                number = len(given)
+                given[number] = values, LoopLimits(int(random.integers(1, 9)), float(random.choice([0.5, 0.1])))
+                joining.append(
+                    Joining(number, {"xs": prompt(*values, tokens=tokens)}, Options("full", given[number][1]))
+                )
+        if joining:
+            session.add(joining)
         if random.random() < 0.2:
             session.drop(int(random.choice(list(given))))
         ended += session.step()

@@ -1,7 +1,8 @@
 """Sizes and precisions of the looped layer side by side: errors, loops until they settle, and times of a step.
 
 ``python -m export.experiments.looped.precisions RUN... --out FILE`` measures, the full model first; ``--table FILE``
-prints a record. All precisions run in ONNX Runtime on the CPU, which rounds as the files say; TensorRT sums otherwise.
+prints a record. All precisions run in ONNX Runtime on the CPU, which rounds as the files say; TensorRT accumulates in
+another order.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 
 from edge.cli.output import print_table
 from edge.datatypes import Array
+from edge.errors import FewheadsError, Literally, UsageError
 from edge.files import write_whole
 from edge.profiling.timing import times_in_turns
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
@@ -43,7 +45,7 @@ class Measured(msgspec.Struct, frozen=True):
         errors: after each of :data:`export.looped.train.MEASURED_LOOPS`, with its 95 % interval.
         settled_error, loops: error and mean loops at the tolerance, within the budget of a request.
         never: share of prompts that do not reach the tolerance within that budget.
-        floor: median residual after the last loop, below which no tolerance is reached.
+        floor: median residual after the last loop; at least half of the prompts do not reach a smaller tolerance.
         milliseconds: median time of a step on one thread, by rows; all runs and precisions take turns.
         ratios: median of the ratios of neighbouring calls, those of the first run in FP32 over these.
     """
@@ -73,21 +75,42 @@ class Record(msgspec.Struct, frozen=True):
 
 
 def measure(runs: Iterable[Path]) -> Record:
-    """Measure runs of one function class and size; the first is the full model."""
-    models, runners = {}, {}
-    for run in runs:
-        model, config, _ = load(run, {MODEL: create})
-        models[run.name] = model, config.arguments["function"]
+    """Measure runs of one task and width, the full model first.
+
+    Raises:
+        UsageError: two runs have one name, or a run is of another function class, length or width.
+    """
+    models = _open(runs)
+    runners = {}
+    for run, (model, function) in models.items():
         plain = step_onnx(model)
-        for step in (*usual_steps(plain), *int8_steps(plain, *models[run.name])):
-            key = run.name, f"{step.precision} for {step.runtime}"
+        for step in (*usual_steps(plain), *int8_steps(plain, model, function)):
+            key = run, f"{step.precision} for {step.runtime}"
             runners[key] = OnnxRuntimeRunner(step.data, subject=" in ".join(key))
-    times = {rows: _times(runners, step_feeds(model.config, rows), calls) for rows, calls in BATCHES.items()}
+    first, _ = next(iter(models.values()))
+    times = {rows: _times(runners, step_feeds(first.config, rows), calls) for rows, calls in BATCHES.items()}
     measured = tuple(
         _measured(run, precision, *models[run], runner, {rows: of[run, precision] for rows, of in times.items()})
         for (run, precision), runner in runners.items()
     )
     return Record(PROMPTS, TOLERANCE, MAX_LOOPS, processor(), onnxruntime.__version__, measured)
+
+
+def _open(runs: Iterable[Path]) -> dict[str, tuple[PromptTransformer, str]]:
+    """Return the model and the function class of each run, by name."""
+    models: dict[str, tuple[PromptTransformer, str]] = {}
+    wanted = ""
+    for run in runs:
+        model, config, _ = load(run, {MODEL: create})
+        name, function, size = run.resolve().name, config.arguments["function"], model.config
+        found = f"{function}, d = {size.dims}, {size.points} points, D = {size.dim}"
+        wanted = wanted or found
+        if name in models or found != wanted:
+            given = Literally(found if found != wanted else f"a second run of the name {name}")
+            fix = "Leave it out, or rename it."
+            raise UsageError(f"RUN {run}", given=given, expected=f"runs of {wanted} with different names", fix=fix)
+        models[name] = model, function
+    return models
 
 
 def _measured(
@@ -148,20 +171,20 @@ def _times(
 
 def show(record: Record) -> None:
     """Print the table of a record."""
-    at = f"at {record.tolerance:g}"
-    columns = ("run", "layers", "parameters", "precision", *(f"{loops} loops" for loops in MEASURED_LOOPS))
-    columns += (at, f"loops {at}", "floor", *(f"x, {rows} rows" for rows in BATCHES))
+    first, at = record.measured[0], f"at {record.tolerance:g}"
+    columns = ("run", "layers", "parameters", "precision", *(f"{loops} loops" for loops in first.errors))
+    columns += (at, f"loops {at}", f"never {at}", "floor", *(f"speed, {rows} rows" for rows in first.ratios))
     rows = [
         (
             *(one.run, one.layers, one.parameters, one.precision),
-            *(f"{one.errors[loops][0]:.4f}" for loops in MEASURED_LOOPS),
-            *(f"{one.settled_error:.4f}", f"{one.loops:.1f}", f"{one.floor:.1g}"),
+            *(f"{error:.4f}" for error, _, _ in one.errors.values()),
+            *(f"{one.settled_error:.4f}", f"{one.loops:.1f}", f"{one.never:.0%}", f"{one.floor:.1g}"),
             *(f"{ratio:.2f}" for ratio in one.ratios.values()),
         )
         for one in record.measured
     ]
-    first, where = record.measured[0].run, f"{record.processor.name}, ONNX Runtime {record.onnxruntime}, one thread"
-    title = f"Squared error / normaliser, {record.prompts} prompts, and times as fast as {first} in FP32 ({where})"
+    where = f"{record.processor.name}, ONNX Runtime {record.onnxruntime}, one thread"
+    title = f"Squared error / normaliser, {record.prompts} prompts, and speed relative to {first.run} in FP32 ({where})"
     print_table(title, columns, rows)
 
 
@@ -172,13 +195,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="the record to write")
     parser.add_argument("--table", type=Path, help="print this record instead")
     options = parser.parse_args()
-    if bool(options.runs) == bool(options.table):
-        parser.error("give runs, or --table")
+    if bool(options.runs) == bool(options.table) or (options.table and options.out):
+        parser.error("give runs and perhaps --out, or --table alone")
     torch.set_num_threads(1)
     if options.table:
         record = msgspec.json.decode(options.table.read_bytes(), type=Record)
     else:
-        record = measure(options.runs)
+        try:
+            record = measure(options.runs)
+        except FewheadsError as error:
+            parser.error(str(error))
         if options.out:
             write_whole(options.out, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
     show(record)

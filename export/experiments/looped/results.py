@@ -74,13 +74,13 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Against(msgspec.Struct, frozen=True):
-    """The main looped group against another method after all pairs, on the same prompts.
+    """The main looped group against another method on the same prompts, after all pairs where nothing else is said.
 
     Attributes:
         difference: of the errors, looped minus the other; the interval covers 95 %.
         ratio: of the errors, looped over the other; None if the other has practically none.
-        mean_ratio: of the means over all numbers of pairs, which is what models are trained for; None of a method that
-            was not measured after each of them.
+        mean_ratio: of the mean errors over all numbers of pairs, which training minimizes; None for a method that was
+            not measured after every number.
     """
 
     other: str
