@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from export.runs import RunMetrics
     from export.training.device import DeviceName
 
-#: Of a training that goes on from another run.
-DEFAULT_STEPS = 2000
-
 
 class LoopedOptions(msgspec.Struct, frozen=True):
     """Shape and length of a training, where they differ from its size's.
@@ -31,7 +28,6 @@ class LoopedOptions(msgspec.Struct, frozen=True):
         injection: how each loop takes the prompt in; None is the default, a sum.
         unlooped: layers that run once, without loops.
         stages: number of stages to train, the first ones; None is all of them.
-        teacher: a looped run whose weights the training starts from, and whose predictions it learns in fewer loops.
     """
 
     size: str = "small"
@@ -42,7 +38,6 @@ class LoopedOptions(msgspec.Struct, frozen=True):
     dim: int | None = None
     steps: int | None = None
     precision: str = "fp32"
-    teacher: Path | None = None
 
     def check(self, names: Sequence[str]) -> None:
         """Raise a UsageError if an option is given and no model is looped, or if two contradict each other."""
@@ -57,11 +52,6 @@ class LoopedOptions(msgspec.Struct, frozen=True):
         if self.unlooped and self.injection:
             fix = "Leave one of them out."
             raise UsageError("--injection", given=self.injection, expected="none with --unlooped", fix=fix)
-        if self.teacher and (others := [option for option in given if option not in ("teacher", "steps")]):
-            expected = "no such option beside --teacher, whose shape the model has"
-            raise UsageError(
-                f"--{others[0]}", given=given[others[0]], expected=expected, fix=f"Leave --{others[0]} out."
-            )
 
 
 _OPTIONS = (
@@ -92,12 +82,6 @@ _OPTIONS = (
         default="fp32",
         help="Looped models: precision of the multiplications; bf16 becomes fp32 on processors without it.",
     ),
-    click.option(
-        "--teacher",
-        type=click.Path(exists=True, file_okay=False, path_type=Path),
-        help="Looped models: go on from this run, to reach its predictions in half of the loops.  [default steps: "
-        f"{DEFAULT_STEPS}]",
-    ),
 )
 
 
@@ -120,19 +104,6 @@ def train_looped(
     from export.looped.train import train_run
 
     function = name.removeprefix(PREFIX)
-    if options.teacher:
-        from export.looped.tuning import halve
-
-        return halve(
-            options.teacher,
-            function,
-            directory,
-            steps=options.steps or DEFAULT_STEPS,
-            seed=seed,
-            device=device,
-            tensorboard=tensorboard,
-            observer=watch,
-        )
     injection: Any = None if options.unlooped else options.injection or "add"
     size: Any = options.size
     plan = plan_of(function, size, injection=injection, layers=options.layers, dim=options.dim, steps=options.steps)

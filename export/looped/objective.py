@@ -66,13 +66,10 @@ class Teacher(NamedTuple):
 
     Attributes:
         model: of any shape, in evaluation mode.
-        factor: loops of the teacher for one of the learner's: after n loops, the learner's predictions should be the
-            teacher's after ``factor`` * n.
         share: of the squared distance to the teacher's predictions in the loss; the rest is that to the truth.
     """
 
     model: PromptTransformer
-    factor: int = 1
     share: float = 0.5
 
 
@@ -122,7 +119,7 @@ class PromptObjective:
         )
         if self._teacher is None:
             return fingerprint([self.model], [], settings)
-        settings += f" teacher {self._teacher.factor} {self._teacher.share}"
+        settings += f" teacher {self._teacher.share}"
         return fingerprint([self.model, self._teacher.model], [], settings)
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
@@ -152,10 +149,10 @@ class PromptObjective:
         loss = (predicted - prompts.ys).square().mean()
         if self._teacher is None:
             return loss
-        model, factor, share = self._teacher
+        model, share = self._teacher
         with torch.no_grad():
-            taught = model(prompts.xs, prompts.ys, factor * batch.loops, factor * (len(predicted) - 1) + 1)
-        return (1 - share) * loss + share * (predicted - torch.stack(taught)[::factor]).square().mean()
+            taught = model(prompts.xs, prompts.ys, batch.loops, len(predicted))
+        return (1 - share) * loss + share * (predicted - torch.stack(taught)).square().mean()
 
     def evaluate(self) -> Score:
         """Return the negated error at the last point, divided by the normaliser of the function class."""

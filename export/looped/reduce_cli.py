@@ -12,7 +12,6 @@ from click.core import ParameterSource
 from edge.cli.output import print_table
 from edge.errors import UsageError
 from export.loading import loading_torch
-from export.looped.cli import DEFAULT_STEPS
 from export.measures import print_measures
 from export.options import grouped_options
 from export.training.watch import watching
@@ -21,6 +20,10 @@ from export.training.watch import watching
 if TYPE_CHECKING:
     from export.looped.reduce import Reduced
     from export.training.device import DeviceName
+
+
+#: Of the training after a reduction.
+_DEFAULT_STEPS = 2000
 
 
 class SizeOptions(msgspec.Struct, frozen=True):
@@ -49,7 +52,7 @@ _OPTIONS = (
         "--steps",
         type=click.IntRange(0),
         help="Looped models: steps of the training that follows, with RUN as the teacher; 0 leaves it out.  "
-        f"[default: {DEFAULT_STEPS}]",
+        f"[default: {_DEFAULT_STEPS}]",
     ),
     click.option("--seed", type=click.IntRange(0), help="Looped models: for the prompts of that training."),
 )
@@ -79,7 +82,7 @@ def shrink_run(run: Path, out: Path, sizes: SizeOptions, device: DeviceName) -> 
             run,
             out,
             Smaller(sizes.heads, sizes.head_dim, sizes.units),
-            steps=DEFAULT_STEPS if sizes.steps is None else sizes.steps,
+            steps=_DEFAULT_STEPS if sizes.steps is None else sizes.steps,
             seed=sizes.seed or 0,
             device=device,
             observer=watch,
