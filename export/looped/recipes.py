@@ -84,13 +84,14 @@ def _small(function: str, injection: Injection | None, layers: int, dim: int, st
     """
     pairs = {"linear": 10, "sparse": 10}.get(function, 20)
     config = PromptConfig(dims=5, points=pairs + 1, dim=dim, shapes=gpt2_shapes(dim, 4, layers), injection=injection)
-    dims, points = Rising(2, 5, 1, 300), Rising(5, pairs + 1, 2 if pairs == 10 else 4, 300)
     steps = steps or 1500
+    interval = max(1, steps // 5)
+    dims, points = Rising(2, 5, 1, interval), Rising(5, pairs + 1, 2 if pairs == 10 else 4, interval)
     if injection is None:
         # 5,000 steps of 12 layers, with gradients in all, cost what both stages of a looped model do.
         recipe = replace(_SMALL, peak_learning_rate=3e-3) if layers < 4 else _SMALL
         return Plan(config, (stage_of("unlooped", steps * 10 // 3, recipe, Curriculum(dims, points), 1),))
-    solve = Curriculum(dims, points, Rising(6, 12, 2, 300), window=6)
+    solve = Curriculum(dims, points, Rising(6, 12, 2, interval), window=6)
     settle = Curriculum(Rising(5, 5), Rising(pairs + 1, pairs + 1), Rising(30, 30), window=8, drawn_loops=8)
     stages = (
         stage_of("solve", steps, replace(_SMALL, peak_learning_rate=5e-3, schedule="constant"), solve, 12),

@@ -139,3 +139,13 @@ def test_the_graphs_compute_the_loops_of_prompts_of_any_length_side_by_side():
             path = trajectory(model, xs, ys[:, :-1], loops)
             assert prediction[row].item() == pytest.approx(path.predictions[-1, 0], rel=1e-4, abs=1e-6)
             assert residual[row].item() == pytest.approx(path.residuals[-1, 0], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("injection", ["add", None])
+def test_prompts_and_loops_have_grown_after_the_same_share_of_any_training(injection):
+    for steps in (1500, 500):
+        plan = plan_of("tree", "small", injection=injection, steps=steps)
+        curriculum = plan.stages[0].curriculum
+        for rising, grown in ((curriculum.dims, 3), (curriculum.points, 4), (curriculum.loops, 3 if injection else 0)):
+            assert rising.at(grown * steps // 5) == rising.end
+            assert not grown or rising.at(grown * steps // 5 - 1) < rising.end
