@@ -7,7 +7,8 @@
 - :mod:`export.looped.model` has the looped and the unlooped transformer
 - :mod:`export.looped.objective` has the truncated loss and its curricula
 - :mod:`export.looped.solvers` runs a model for many loops, stops early and accelerates
-- :mod:`export.looped.reduce` makes the layers of a run smaller, and :mod:`export.looped.tuning` trains a run further
+- :mod:`export.looped.recipes` has the plans of trainings
+- :mod:`export.looped.reduce` makes the layers of a run smaller
 - :mod:`export.looped.bundle` and :mod:`export.looped.tier` write bundles
 """
 

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from edge.datatypes import Array
+
 #: Coordinates of a sparse linear function that are not zero.
 SPARSITY = 3
 TREE_DEPTH = 4
@@ -103,6 +105,12 @@ def draw_prompts(
     xs = torch.randn(number, points, dims, generator=generator)
     xs[..., dims if active_dims is None else active_dims :] = 0
     return Prompts(xs, FUNCTION_CLASSES[name].draw(xs, generator))
+
+
+def squared_errors(name: str, dims: int, predictions: Array, values: Array) -> Array:
+    """Return the squared errors of predictions under a function class, divided by the variance of the values."""
+    errors: Array = (predictions - values) ** 2 / FUNCTION_CLASSES[name].normaliser(dims)
+    return errors
 
 
 def _normal(generator: torch.Generator, *shape: int) -> Tensor:

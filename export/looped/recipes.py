@@ -15,6 +15,8 @@ from export.training.recipe import Recipe
 Size = Literal["small", "paper"]
 #: The most steps between two scores.
 _STEPS_PER_EPOCH = 500
+#: Share of a further training's steps with a rising learning rate, which then falls to 0.
+_TUNING_WARMUP_SHARE = 0.05
 #: With Muon, a quarter of AdamW's steps lead to the same error.
 _SMALL = Recipe(epochs=1, optimizer="muon", peak_learning_rate=2e-3, batch_size=64, schedule="cosine", clip_norm=1.0)
 _PAPER = Recipe(epochs=1, peak_learning_rate=1e-4, batch_size=64)
@@ -77,6 +79,33 @@ def plan_of(
     return make(function, injection, layers, dim, steps)
 
 
+def tuning_plan(function: str, config: PromptConfig, steps: int) -> Plan:
+    """Return the plan of a further training: the last stage of the model's own plan, at half the rate.
+
+    It begins at the end of the curriculum.
+
+    Args:
+        config: of the model, whose layers may be smaller than the plan's.
+        steps: 0 is a plan without training.
+    """
+    if not steps:
+        return Plan(config, ())
+    size: Size = "small" if config.dims == plan_of(function, "small").config.dims else "paper"
+    stage = plan_of(function, size, injection=config.injection, steps=steps).stages[-1]
+    loops = stage.curriculum.loops.end
+    curriculum = replace(
+        stage.curriculum,
+        dims=Rising(config.dims, config.dims),
+        points=Rising(config.points, config.points),
+        loops=Rising(loops, loops),
+    )
+    # The weights are trained already.
+    rate = stage.recipe.peak_learning_rate / 2
+    recipe = replace(stage.recipe, peak_learning_rate=rate, schedule="cosine", final_share=0.0)
+    warmup_steps = round(_TUNING_WARMUP_SHARE * steps)
+    return Plan(config, (_stage("tune", steps, recipe, curriculum, loops, warmup_steps=warmup_steps),))
+
+
 def _small(function: str, injection: Injection | None, layers: int, dim: int, steps: int | None) -> Plan:
     """Five dimensions and ten pairs; 20 pairs for trees and networks, which need more.
 
@@ -90,14 +119,14 @@ def _small(function: str, injection: Injection | None, layers: int, dim: int, st
     if injection is None:
         # 5,000 steps of 12 layers, with gradients in all, cost what both stages of a looped model do.
         recipe = replace(_SMALL, peak_learning_rate=3e-3) if layers < 4 else _SMALL
-        return Plan(config, (stage_of("unlooped", steps * 10 // 3, recipe, Curriculum(dims, points), 1),))
+        return Plan(config, (_stage("unlooped", steps * 10 // 3, recipe, Curriculum(dims, points), 1),))
     solve = Curriculum(dims, points, Rising(6, 12, 2, interval), window=6)
     settle = Curriculum(Rising(5, 5), Rising(pairs + 1, pairs + 1), Rising(30, 30), window=8, drawn_loops=8)
     stages = (
-        stage_of("solve", steps, replace(_SMALL, peak_learning_rate=5e-3, schedule="constant"), solve, 12),
+        _stage("solve", steps, replace(_SMALL, peak_learning_rate=5e-3, schedule="constant"), solve, 12),
         # On linear functions, half this rate makes errors 1.8 times as large, a quarter of it 3.2 times, and twice this
         # rate 1.1 times (one seed).
-        stage_of("settle", max(1, steps * 8 // 3), replace(_SMALL, peak_learning_rate=6e-3), settle, 30),
+        _stage("settle", max(1, steps * 8 // 3), replace(_SMALL, peak_learning_rate=6e-3), settle, 30),
     )
     return Plan(config, stages)
 
@@ -117,10 +146,10 @@ def _paper(function: str, injection: Injection | None, layers: int, dim: int, st
         curriculum = Curriculum(dims, points)
     else:
         curriculum = Curriculum(dims, points, Rising(window, loops, 2, 500), window=window)
-    return Plan(config, (stage_of("paper", steps, _PAPER, curriculum, curriculum.loops.end, warmup_steps=0),))
+    return Plan(config, (_stage("paper", steps, _PAPER, curriculum, curriculum.loops.end, warmup_steps=0),))
 
 
-def stage_of(
+def _stage(
     name: str, steps: int, recipe: Recipe, curriculum: Curriculum, evaluated_loops: int, *, warmup_steps: int = 200
 ) -> Stage:
     """Return a stage of so many steps, or up to a hundredth fewer, in epochs of equal length."""

@@ -23,9 +23,9 @@ from export.looped.functions import draw_prompts
 from export.looped.graphs import step_feeds, step_onnx
 from export.looped.model import PromptTransformer
 from export.looped.objective import Teacher
+from export.looped.recipes import tuning_plan
 from export.looped.seeds import REDUCTION, generator_of
 from export.looped.train import Start, create, evaluate, train_run
-from export.looped.tuning import tuning_plan
 from export.reduction.latency import compare
 from export.reduction.plan import LayerPlan
 from export.reduction.reduce import LayerReport, reduced_layer

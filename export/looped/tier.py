@@ -20,7 +20,7 @@ from edge.programs.program import LoopLimits, Options
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.convert import OPSET, golden_of, largest_difference
 from export.exported import FULL
-from export.looped.functions import FUNCTION_CLASSES, draw_prompts
+from export.looped.functions import draw_prompts, squared_errors
 from export.looped.graphs import EMBED_OUTPUTS, STEP_INPUTS, STEP_OUTPUTS, Embed, StepGraph, embed_onnx, step_onnx
 from export.looped.model import PromptConfig, PromptTransformer
 from export.looped.seeds import CALIBRATION, GOLDEN, JUDGED, generator_of
@@ -127,10 +127,10 @@ def quality(embed: bytes, step: bytes, function: str, config: PromptConfig) -> Q
     found = []
     for tolerance in (-1.0, TOLERANCE):  # no residual is below 0
         outputs = _loop(embed, step, inputs, tolerance)
-        errors = (outputs["prediction"][:, 0] - ys[:, -1].numpy()) ** 2
+        errors = squared_errors(function, config.dims, outputs["prediction"][:, 0], ys[:, -1].numpy())
         found.append((float(errors.mean()), float(outputs["loops"].mean())))
-    normaliser = FUNCTION_CLASSES[function].normaliser(config.dims)
-    return Quality(found[0][0] / normaliser, found[1][0] / normaliser, found[1][1])
+    (error, _), (settled_error, loops) = found
+    return Quality(error, settled_error, loops)
 
 
 def client_inputs(config: PromptConfig) -> tuple[tuple[TensorSpec, ...], dict[str, Profile]]:

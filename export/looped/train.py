@@ -12,7 +12,7 @@ from edge.bundles.manifest import Measure
 from export.checkpoint import save
 from export.intervals import interval, mean
 from export.looped import MODEL
-from export.looped.functions import FUNCTION_CLASSES, draw_prompts
+from export.looped.functions import draw_prompts, squared_errors
 from export.looped.model import PromptConfig, PromptTransformer
 from export.looped.objective import PromptObjective, Teacher
 from export.looped.recipes import Plan
@@ -153,8 +153,7 @@ def evaluate(model: PromptTransformer, name: str) -> tuple[Measure, ...]:
     path = trajectory(model.eval(), xs, ys[:, :-1], max(MEASURED_LOOPS) if looped else 1)
     measures = []
     for loops in MEASURED_LOOPS if looped else (1,):
-        errors = (path.predictions[loops - 1] - ys[:, -1].numpy()) ** 2
-        errors /= FUNCTION_CLASSES[name].normaliser(config.dims)
+        errors = squared_errors(name, config.dims, path.predictions[loops - 1], ys[:, -1].numpy())
         split = f"loops-{loops}" if looped else "unlooped"
         measures.append(
             Measure("squared_error", split, float(errors.mean()), len(errors), interval=interval(mean, errors))

@@ -10,12 +10,15 @@ from pathlib import Path
 import grpc
 import pytest
 
+from edge.bundles.bundle import Bundle
 from edge.datatypes import NUMPY_TYPES
 from edge.launch import running_server
 from edge.pb import inference_pb2_grpc, telemetry_pb2_grpc
+from edge.programs.loop import Loop
 from edge.server import Ready
 from edge.settings import TRANSPORTS, Settings
 from tests.support.busy_model import Stub, busy
+from tests.support.loop_model import NAME, open_loop, write_halving_bundle
 from tests.support.models import ORACLE_BUNDLE, VERSIONED, write_oracle_bundle
 from tests.support.server_models import write_busy_bundle, write_echo_bundle
 
@@ -24,6 +27,17 @@ from tests.support.server_models import write_busy_bundle, write_echo_bundle
 def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Keep tests away from the user's cache."""
     monkeypatch.setenv("FEWHEADS_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="session")
+def loop_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return write_halving_bundle(tmp_path_factory.mktemp("loop") / NAME)
+
+
+@pytest.fixture(scope="session")
+def loop(loop_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loop]:
+    with open_loop(loop_bundle, tmp_path_factory.mktemp("cache")) as loop:
+        yield loop
 
 
 @pytest.fixture(scope="session")

@@ -22,14 +22,7 @@ from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import TierExecutor
 from tests.support.jobs import VALUES, Awaited, occupied, submitted
 from tests.support.jobs import job_of as run_of
-from tests.support.loop_model import ENDLESS, MAX_BATCH_SIZE, XS, open_loop, prompt, write_halving_bundle
-
-
-@pytest.fixture(scope="module")
-def loop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loop]:
-    bundle = write_halving_bundle(tmp_path_factory.mktemp("loop") / "halving")
-    with open_loop(bundle, tmp_path_factory.mktemp("cache")) as loop:
-        yield loop
+from tests.support.loop_model import ENDLESS, MAX_BATCH_SIZE, XS, prompt
 
 
 @pytest.fixture

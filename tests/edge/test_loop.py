@@ -7,7 +7,7 @@ import gc
 import re
 import time
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ from tests.support.loop_model import (
     NAME,
     array_of,
     loop_request,
-    open_loop,
     prompt,
     write_halving_bundle,
 )
@@ -47,17 +46,6 @@ FULL = Options("full")
 
 def limited(max_loops: int, tolerance: float = 0.1) -> Options:
     return Options("full", LoopLimits(max_loops, tolerance))
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return write_halving_bundle(tmp_path_factory.mktemp("loop") / NAME)
-
-
-@pytest.fixture(scope="module")
-def loop(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loop]:
-    with open_loop(bundle, tmp_path_factory.mktemp("cache")) as loop:
-        yield loop
 
 
 def test_rows_stop_at_their_tolerance_or_budget(loop: Loop) -> None:
@@ -247,9 +235,9 @@ async def test_limits_of_a_request_are_checked(running: Running) -> None:
     assert (array_of(response, "loops").tolist(), response.parameters["stopped"].string_param) == ([3], "budget")
 
 
-def test_stock_client(bundle: Bundle) -> None:
+def test_stock_client(loop_bundle: Bundle) -> None:
     with (
-        running_server([bundle.path]) as ready,
+        running_server([loop_bundle.path]) as ready,
         triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
     ):
         result = client.infer(NAME, [triton_input("xs", prompt(1, 2))], parameters={"max_loops": 2, "timings": True})
@@ -271,8 +259,8 @@ async def test_a_loop_that_does_not_reproduce_its_golden_set_is_not_served(tmp_p
         assert "halving tier full output 'prediction'" in str(entry.reason)
 
 
-def test_broken_programs_name_the_field(bundle: Bundle) -> None:
-    manifest = bundle.manifest
+def test_broken_programs_name_the_field(loop_bundle: Bundle) -> None:
+    manifest = loop_bundle.manifest
     tier = manifest.tiers[0]
     embed, step = tier.artifacts
 

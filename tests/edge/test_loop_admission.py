@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from edge.scheduling.runs import Run, Runs
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import TierExecutor
 from tests.support.jobs import executor_of
-from tests.support.loop_model import ENDLESS, MAX_BATCH_SIZE, XS, open_loop, prompt, write_halving_bundle
+from tests.support.loop_model import ENDLESS, MAX_BATCH_SIZE, XS, prompt
 
 NOW = 100.0
 STEP_SECONDS = 0.01  # of any size, without deviations
@@ -47,13 +47,6 @@ def test_loops_are_learnt_by_tolerance_and_bounded_by_the_budget() -> None:
     assert [learnt.loops(LoopLimits(1000, tolerance)) for tolerance in (0.5, 1 / 64, 1e-30)] == [12, 24, 400]
     learnt.observe(LoopLimits(1000, 1 / 64), 14)
     assert learnt.loops(LoopLimits(1000, 1 / 128)) == pytest.approx(14 * 7 / 6)
-
-
-@pytest.fixture(scope="module")
-def loop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loop]:
-    bundle = write_halving_bundle(tmp_path_factory.mktemp("loop") / "halving")
-    with open_loop(bundle, tmp_path_factory.mktemp("cache")) as loop:
-        yield loop
 
 
 @pytest.fixture

@@ -22,13 +22,12 @@ from export.looped import MODEL
 from export.looped.functions import draw_prompts
 from export.looped.model import PromptTransformer
 from export.looped.objective import PromptObjective, Teacher
-from export.looped.recipes import Plan, plan_of
+from export.looped.recipes import Plan, plan_of, tuning_plan
 from export.looped.reduce import Smaller, layer_inputs, reduce_model
 from export.looped.seeds import EVALUATION, generator_of
 from export.looped.solvers import Trajectory, stopped, trajectory
 from export.looped.tier import MAX_LOOPS, TOLERANCE
 from export.looped.train import Start, create, train_run
-from export.looped.tuning import tuning_plan
 from export.reduction.cli import reduce
 from export.training.trainer import train as train_objective
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -25,7 +26,7 @@ from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.checkpoint import load
 from export.intervals import interval, mean
 from export.looped import MODEL
-from export.looped.functions import FUNCTION_CLASSES, draw_prompts
+from export.looped.functions import draw_prompts, squared_errors
 from export.looped.graphs import STEP_INPUTS, Embed, step_feeds, step_onnx
 from export.looped.model import PromptTransformer
 from export.looped.seeds import EVALUATION, generator_of
@@ -125,10 +126,7 @@ def _measured(
     xs, ys = draw_prompts(function, PROMPTS, config.points, config.dims, generator_of(EVALUATION))
     path = _path(runner, model, xs, ys)
 
-    def squared(predictions: Array) -> Array:
-        errors: Array = (predictions - ys[:, -1].numpy()) ** 2 / FUNCTION_CLASSES[function].normaliser(config.dims)
-        return errors
-
+    squared = partial(squared_errors, function, config.dims, values=ys[:, -1].numpy())
     after = {loops: squared(path.predictions[loops - 1]) for loops in MEASURED_LOOPS}
     budget = Trajectory(path.predictions[:MAX_LOOPS], path.residuals[:MAX_LOOPS])
     end = stopped(budget, TOLERANCE)
