@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from edge.cli.output import json_option, print_json, print_table, working
-from edge.errors import UsageError
+from edge.errors import Literally, UsageError
 from export.calculator import NAMES
 from export.exported import RUNTIMES
 from export.loading import loading_torch
@@ -172,11 +172,15 @@ def export(
     """
     if is_own_onnx(runs, own):
         refuse_tiers(runs[0], tiers, artifacts)
+        _check_int8(int8, runs[0])
         with working(f"exporting {runs[0]}"):
             written = export_own(runs[0], repository, name, own, version=version, replace=replace)
         print_exported(written, as_json=as_json)
         return
     targets = targets_of(runs, repository, name=name, version=version, tiers=tiers, data_dir=data_dir, replace=replace)
+    for target in targets:
+        if target.name not in LOOPED:
+            _check_int8(int8, target.runs[0])
     with loading_torch():
         from export.calculator.bundle import export_run
         from export.looped.bundle import export_looped
@@ -208,6 +212,12 @@ def export(
         return
     columns = ("bundle", "largest difference to torch", "ONNX bytes", "seconds")
     print_table("Exported", columns, [list(result.values()) for result in results])
+
+
+def _check_int8(int8: bool, run: Path) -> None:
+    if int8:
+        fix = "Leave --int8 out."
+        raise UsageError("--int8", given=Literally(str(run)), expected="a run of a looped model", fix=fix)
 
 
 def _names(models: Sequence[str]) -> list[str]:

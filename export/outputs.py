@@ -104,7 +104,7 @@ def _check_apart(option: str, path: Path, inputs: Inputs, way_out: str) -> None:
     for name, other in inputs.items():
         relation = other and _relation(path.resolve(), other.resolve())
         if relation:
-            given = Literally(f"{relation} {name} {other}")
+            given = Literally(f"{relation} {name}" if name.endswith(str(other)) else f"{relation} {name} {other}")
             expected = "a path apart from everything else that the command reads or writes"
             raise UsageError(f"{option} {path}", given=given, expected=expected, fix=f"Give {way_out}.")
 

@@ -1,6 +1,6 @@
 """What the host adds to each step of a served loop: bookkeeping of rows, beside ONNX Runtime's own run.
 
-python -m tests.loop_cost BUNDLE [--rows 8] [--steps 2000]
+python -m tests.loop_cost BUNDLE [--rows 8] [--steps 2000] [--out FILE]
 
 Three things take turns, in random order: a step of the session, the same without its bookkeeping, and the bare run of
 ONNX Runtime on the same arrays. The differences are medians over the turns. Use an idle machine.
@@ -9,6 +9,7 @@ ONNX Runtime on the same arrays. The differences are medians over the turns. Use
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import statistics
 import tempfile
@@ -63,11 +64,16 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--out", type=Path, help="the record to write")
     given = parser.parse_args()
     taken = measured(given.bundle, given.rows, given.steps)
+    record: dict[str, object] = {"rows": given.rows, "steps": given.steps}
     for name, times in taken.items():
         added = statistics.median(one - bare for one, bare in zip(times, taken["bare run"], strict=True))
+        record[name] = {"median_us": statistics.median(times), "median_added_us": added}
         print(f"{name:14} {statistics.median(times):8.1f} µs, {added:5.1f} µs more than the bare run")
+    if given.out:
+        given.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
 The same server, model, clients and requests, by turns; see ``run_to_slowest.py`` for the second one. Requests of one
 prompt each differ in tolerance and budget. Prints the answers of each round per second and per second of the server's
-processor time, and the medians of the ratios within a round.
+processor time, and the medians of the ratios within a round; ``--out`` writes all of them as JSON.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import os
+import platform
 import random
 import statistics
 import sys
@@ -33,6 +34,8 @@ SERVERS = {
     "continuous": (sys.executable,),
     "run to the slowest": (sys.executable, str(Path(__file__).parent / "run_to_slowest.py")),
 }
+#: The fields of a measurement.
+RATE, WORK = "answers_per_second", "answers_per_processor_second"
 _WARM_UP_SECONDS = 2.0
 
 
@@ -95,10 +98,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--concurrency", type=int, default=64)
+    parser.add_argument("--out", type=Path, help="the record to write")
     options = parser.parse_args()
     (manifest,) = options.repository.glob("*/manifest.json")
     messages = requests_of(manifest, 1000, 0)
-    rates: dict[str, list[tuple[float, float]]] = {name: [] for name in SERVERS}
+    rates: dict[str, list[dict[str, float]]] = {name: [] for name in SERVERS}
     for _ in range(options.rounds):
         for name, python in SERVERS.items():
             with serving(options.repository, target=options.target, python=python) as ready:
@@ -107,13 +111,19 @@ def main() -> None:
                 used = processor_seconds(ready.process_id) - before
             # The server's processor time includes the warm-up.
             work = rate * (options.seconds + _WARM_UP_SECONDS) / used
-            rates[name].append((rate, work))
+            rates[name].append({RATE: rate, WORK: work, "mean_loops": statistics.mean(loops)})
             print(f"{name}: {rate:.0f} answers/s, {work:.0f} per processor second, {statistics.mean(loops):.1f} loops")
-    for place, what in enumerate(("answers per second", "answers per processor second")):
-        first, second = ([each[place] for each in of] for of in rates.values())
+    record = {"target": options.target, "concurrency": options.concurrency, "seconds": options.seconds}
+    record |= {"processor": platform.processor() or platform.machine(), "cpus": os.cpu_count(), "rounds": rates}
+    for what in (RATE, WORK):
+        first, second = ([each[what] for each in of] for of in rates.values())
         ratios = [one / other for one, other in zip(first, second, strict=True)]
+        record[f"ratio_of_{what}"] = {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
         medians = f"{statistics.median(first):.0f} against {statistics.median(second):.0f}"
-        print(f"{what}: {medians}, ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+        ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        print(f"{what.replace('_', ' ')}: {medians}, ratio {ratio}")
+    if options.out:
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

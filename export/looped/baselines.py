@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from edge.datatypes import Array
-from edge.errors import Literally, UsageError
 from export.looped.functions import HIDDEN_UNITS
 
 LASSO_PENALTIES = (1.0, 0.1, 0.01, 0.001, 0.0001)
@@ -117,16 +116,9 @@ def greedy_tree(pairs: Pairs, depth: int) -> Tensor:
 
 
 def boosted_trees(pairs: Pairs) -> Tensor:
-    """Fit 50 trees of depth 4 by XGBoost with a learning rate of 0.1.
+    """Fit 50 trees of depth 4 by XGBoost with a learning rate of 0.1."""
+    import xgboost
 
-    Raises:
-        UsageError: XGBoost is not installed.
-    """
-    try:
-        import xgboost
-    except ImportError:
-        fix = "Install it: pip install 'fewheads[baselines]'."
-        raise UsageError("XGBoost", given=Literally("not installed"), expected="the package", fix=fix) from None
     # The exact method tries every split, as the histograms do for so few points, and takes less time.
     settings = {"max_depth": 4, "learning_rate": 0.1, "tree_method": "exact", "nthread": 1}
 

@@ -51,7 +51,7 @@ class LoopedOptions(msgspec.Struct, frozen=True):
             raise UsageError(f"--{option}", given=value, expected=expected, fix=f"Leave --{option} out.")
         if self.unlooped and self.injection:
             fix = "Leave one of them out."
-            raise UsageError("--injection", given=self.injection, expected="none with --unlooped", fix=fix)
+            raise UsageError("--injection", given=self.injection, expected="no --injection with --unlooped", fix=fix)
 
 
 _OPTIONS = (

@@ -114,9 +114,8 @@ class PromptObjective:
 
     def fingerprint(self) -> str:
         """Return a hash of the initial weights and of all settings."""
-        settings = (
-            f"{self._name} {self._curriculum} {self._seed} {self._stage} {self._batch_size} {self.steps_per_epoch}"
-        )
+        settings = f"{self.model.config} {self._name} {self._curriculum} {self._seed} {self._stage} {self._batch_size}"
+        settings += f" {self.steps_per_epoch} {self._loops}"
         if self._teacher is None:
             return fingerprint([self.model], [], settings)
         settings += f" teacher {self._teacher.share}"

@@ -91,7 +91,8 @@ def tuning_plan(function: str, config: PromptConfig, steps: int) -> Plan:
     if not steps:
         return Plan(config, ())
     size: Size = "small" if config.dims == plan_of(function, "small").config.dims else "paper"
-    stage = plan_of(function, size, injection=config.injection, steps=steps).stages[-1]
+    layers = len(config.shapes)
+    stage = plan_of(function, size, injection=config.injection, layers=layers, steps=steps).stages[-1]
     loops = stage.curriculum.loops.end
     curriculum = replace(
         stage.curriculum,
@@ -117,7 +118,8 @@ def _small(function: str, injection: Injection | None, layers: int, dim: int, st
     interval = max(1, steps // 5)
     dims, points = Rising(2, 5, 1, interval), Rising(5, pairs + 1, 2 if pairs == 10 else 4, interval)
     if injection is None:
-        # 5,000 steps of 12 layers, with gradients in all, cost what both stages of a looped model do.
+        # 5,000 steps of 12 layers, with gradients in all, cost what both stages of a looped model do; those of fewer
+        # layers cost less.
         recipe = replace(_SMALL, peak_learning_rate=3e-3) if layers < 4 else _SMALL
         return Plan(config, (_stage("unlooped", steps * 10 // 3, recipe, Curriculum(dims, points), 1),))
     solve = Curriculum(dims, points, Rising(6, 12, 2, interval), window=6)
@@ -137,15 +139,19 @@ def _paper(function: str, injection: Injection | None, layers: int, dim: int, st
     config = PromptConfig(
         dims=20, points=101 if long else 41, dim=dim, shapes=gpt2_shapes(dim, 8, layers), injection=injection
     )
-    steps = steps or 500_000
-    interval = 2000 if injection is None else 5000
+    full, steps = 500_000, steps or 500_000
+
+    def scaled(interval: int) -> int:
+        return max(1, interval * steps // full)
+
+    interval = scaled(2000 if injection is None else 5000)
     dims = Rising(5, 20, 1, interval)
     points = Rising(26, 101, 5, interval) if long else Rising(11, 41, 2, interval)
     window, loops = _LOOPS[function]
     if injection is None:
         curriculum = Curriculum(dims, points)
     else:
-        curriculum = Curriculum(dims, points, Rising(window, loops, 2, 500), window=window)
+        curriculum = Curriculum(dims, points, Rising(window, loops, 2, scaled(500)), window=window)
     return Plan(config, (_stage("paper", steps, _PAPER, curriculum, curriculum.loops.end, warmup_steps=0),))
 
 

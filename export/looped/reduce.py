@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from edge.bundles.manifest import Measure
-from edge.errors import UsageError
+from edge.errors import Literally, UsageError
 from edge.profiling.table import Comparison
 from export.checkpoint import load
 from export.looped import MODEL
@@ -68,7 +68,8 @@ class Smaller(msgspec.Struct, frozen=True):
         shape = LayerShape(*sizes.values())
         if shape == msgspec.structs.replace(original, scale=None):
             expected = f"fewer than {original.num_heads} heads of {original.head_dim} and {original.ffn_dim} units"
-            raise UsageError("--heads", given=self.heads, expected=expected, fix="Give --heads, --head-dim or --units.")
+            subject, own = "--heads, --head-dim and --units", Literally("the run's own sizes")
+            raise UsageError(subject, given=own, expected=expected, fix="Give a smaller number for one of them.")
         return shape
 
 

@@ -79,6 +79,11 @@ class Step(NamedTuple):
     opset: int
     data: bytes
 
+    @property
+    def rows_at_once(self) -> bool:
+        """Whether requests share its runs. Dynamic INT8 has one scale for all rows of a run, so there they do not."""
+        return (self.runtime, self.precision) != ("onnxruntime", "int8")
+
 
 def tier_files(model: PromptTransformer, function: str, name: str, *, int8: bool) -> list[TierFiles]:
     """Return the tier of a model, and with ``int8`` its twin, ``NAME-int8``.
@@ -93,7 +98,7 @@ def tier_files(model: PromptTransformer, function: str, name: str, *, int8: bool
         twin = int8_steps(plain, model, function)
         wanted = quality(embed, plain, function, model.config)
         for step in twin:
-            found = quality(embed, step.data, function, model.config)
+            found = quality(embed, step.data, function, model.config, rows_at_once=step.rows_at_once)
             for what, got, most in zip(Quality._fields, found, wanted, strict=True):
                 if got > _LARGEST_INT8_LOSS * most:
                     subject = f"{what.replace('_', ' ')} of tier {name} in INT8 for {step.runtime}"
@@ -120,13 +125,13 @@ def int8_steps(plain: bytes, model: PromptTransformer, function: str) -> list[St
     ]
 
 
-def quality(embed: bytes, step: bytes, function: str, config: PromptConfig) -> Quality:
-    """Run the loops of some prompts on ONNX Runtime, and return how good they are."""
+def quality(embed: bytes, step: bytes, function: str, config: PromptConfig, *, rows_at_once: bool = True) -> Quality:
+    """Run the loops of some prompts on ONNX Runtime, together or one by one, and return how good they are."""
     xs, ys = draw_prompts(function, _JUDGED_ROWS, config.points, config.dims, generator_of(JUDGED))
     inputs = {"xs": xs.numpy(), "ys": ys[:, :-1].numpy()}
     found = []
     for tolerance in (-1.0, TOLERANCE):  # no residual is below 0
-        outputs = _loop(embed, step, inputs, tolerance)
+        outputs = _loop(embed, step, inputs, tolerance, rows=_JUDGED_ROWS if rows_at_once else 1)
         errors = squared_errors(function, config.dims, outputs["prediction"][:, 0], ys[:, -1].numpy())
         found.append((float(errors.mean()), float(outputs["loops"].mean())))
     (error, _), (settled_error, loops) = found
@@ -228,11 +233,19 @@ def calibration(model: PromptTransformer, function: str) -> dict[str, Array]:
     return dict(zip(STEP_INPUTS, arrays, strict=True))
 
 
-def _loop(embed: bytes, step: bytes, inputs: dict[str, Array], tolerance: float) -> dict[str, Array]:
+def _loop(
+    embed: bytes, step: bytes, inputs: dict[str, Array], tolerance: float, rows: int = _JUDGED_ROWS
+) -> dict[str, Array]:
+    """Run the loops of some prompts, so many rows at once."""
     runners = [OnnxRuntimeRunner(data, subject="a graph of a loop") for data in (embed, step)]
     try:
         loop = Loop(PROGRAM, {FULL: LoopRunners(*runners)})
-        return dict(loop.compute(inputs, Options(FULL, LoopLimits(MAX_LOOPS, tolerance))).outputs)
+        options = Options(FULL, LoopLimits(MAX_LOOPS, tolerance))
+        found = [
+            loop.compute({name: array[begin : begin + rows] for name, array in inputs.items()}, options).outputs
+            for begin in range(0, len(inputs["xs"]), rows)
+        ]
+        return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
     finally:
         for runner in runners:
             runner.close()

@@ -62,7 +62,7 @@ def test_a_run_is_exported_and_computes_the_same_loops(run, tmp_path):
         (("looped-linear", "--dim", 18), "--dim: got 18, expected a multiple of the 4 heads. Give --dim 16."),
         (
             ("looped-linear", "--unlooped", "--injection", "add"),
-            "--injection: got 'add', expected none with --unlooped",
+            "--injection: got 'add', expected no --injection with --unlooped",
         ),
         (("looped-linear", "--epochs", 3), "--epochs: got 3, expected a calculator among the models. Give --steps."),
         (("calculator-gate", "--steps", 3), "--steps: got 3, expected a model of looped-linear, looped-sparse"),

@@ -42,6 +42,14 @@ def test_a_prediction_depends_on_earlier_pairs_only():
     torch.testing.assert_close(model(xs[:, :4], ys[:, :3], loops=3)[-1], expected[:, :4])
 
 
+def test_a_training_resumes_no_other_injection_though_the_weights_are_equal():
+    models = [make_model(injection=injection) for injection in ("add", "multiply", "none")]
+    curriculum = Curriculum(Rising(3, 3), Rising(6, 6), Rising(4, 4))
+    assert len({PromptObjective(model, "linear", curriculum, seed=0).fingerprint() for model in models}) == 3
+    again = {PromptObjective(models[0], "linear", curriculum, seed=0).fingerprint() for _ in range(2)}
+    assert len(again) == 1
+
+
 @pytest.mark.parametrize("injection", ["add", "multiply", "gated", "none", None])
 def test_the_loss_has_gradients_from_the_last_loops_only(injection):
     model, (xs, ys) = make_model(injection=injection), make_prompts()
@@ -142,10 +150,18 @@ def test_the_graphs_compute_the_loops_of_prompts_of_any_length_side_by_side():
 
 
 @pytest.mark.parametrize("injection", ["add", None])
-def test_prompts_and_loops_have_grown_after_the_same_share_of_any_training(injection):
-    for steps in (1500, 500):
-        plan = plan_of("tree", "small", injection=injection, steps=steps)
-        curriculum = plan.stages[0].curriculum
-        for rising, grown in ((curriculum.dims, 3), (curriculum.points, 4), (curriculum.loops, 3 if injection else 0)):
-            assert rising.at(grown * steps // 5) == rising.end
-            assert not grown or rising.at(grown * steps // 5 - 1) < rising.end
+@pytest.mark.parametrize(
+    ("size", "function", "all_steps", "grown"),  # after which shares of the steps dims, points and loops have grown
+    [
+        ("small", "tree", (1500, 500), {"add": (0.6, 0.8, 0.6), None: (0.18, 0.24, 0)}),
+        ("paper", "linear", (500_000, 20_000), {"add": (0.15, 0.15, 0.008), None: (0.06, 0.06, 0)}),
+    ],
+)
+def test_prompts_and_loops_have_grown_after_the_same_share_of_any_training(size, function, all_steps, grown, injection):
+    for steps in all_steps:
+        stage = plan_of(function, size, injection=injection, steps=steps).stages[0]
+        curriculum = stage.curriculum
+        for rising, share in zip((curriculum.dims, curriculum.points, curriculum.loops), grown[injection], strict=True):
+            last = round(share * stage.steps) + 2  # for rounding
+            assert rising.at(last) == rising.end
+            assert not share or rising.at(last - stage.steps // 100) < rising.end

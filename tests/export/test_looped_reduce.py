@@ -1,4 +1,5 @@
 import json
+import re
 
 import msgspec
 import numpy as np
@@ -170,9 +171,18 @@ def test_tolerances_of_every_precision_notice_a_broken_file(lean, tmp_path):
     for tier in bundle.manifest.tiers:
         for artifact in tier.artifacts:
             data, golden = (bundle.path / artifact.file).read_bytes(), bundle.golden_of(tier, artifact)
-            assert largest_difference(data, golden, artifact.tolerance, artifact.file) >= 0
+            largest_difference(data, golden, artifact.tolerance, artifact.file)
             with pytest.raises(GoldenError):
                 largest_difference(broken(data), golden, artifact.tolerance, artifact.file)
+
+
+def test_int8_is_refused_where_its_loops_are_worse(lean, tmp_path, monkeypatch):
+    monkeypatch.setattr("export.looped.tier._LARGEST_INT8_LOSS", 0.5)
+    arguments = [str(lean), "--int8", "--repository", str(tmp_path)]
+    result = CliRunner().invoke(export, arguments)
+    message = r"error of tier x1 in INT8 for onnxruntime: got [\d.]+, expected [\d.]+ at most, 0.5 times that in FP32. "
+    assert re.search(message + "Leave --int8 out.", str(result.exception))
+    assert not list(tmp_path.iterdir())
 
 
 def broken(data):
@@ -198,7 +208,11 @@ def test_a_step_computes_its_residual_in_fp32(lean, tmp_path):
     ("options", "message"),
     [
         (("--heads", 5), "--heads: got 5, expected 4 at most"),
-        (("--steps", 3), "expected fewer than 4 heads of 4 and 64 units. Give --heads, --head-dim or --units."),
+        (
+            ("--steps", 3),
+            "--heads, --head-dim and --units: got the run's own sizes, expected fewer than 4 heads of 4 and 64 units. "
+            "Give a smaller number for one of them.",
+        ),
         (("--heads", 2, "--target-speedup", 2), "--target-speedup: got 2.0, expected a run that is not looped"),
     ],
 )
@@ -241,7 +255,12 @@ def test_sizes_and_precisions_are_measured_side_by_side(run, lean, tmp_path, mon
     monkeypatch.setattr("sys.argv", ["precisions", "--table", str(record)])
     precisions.main()
     assert capsys.readouterr().out == table
+    unlooped = tmp_path / "unlooped"
+    model = make_model(injection=None)
+    train_run("linear", Plan(model.config, ()), unlooped, seed=0, start=Start(model, "made"))
     for wrong, message in (
+        ([str(unlooped)], f"RUN {unlooped}: got an unlooped model, expected a looped one. Leave it out."),
+        (["--table", str(run)], f"--table {run}: got "),
         ([], "give runs and perhaps --out, or --table alone"),
         (["--table", str(record), "--out", str(record)], "or --table alone"),
         ([str(run), str(run)], "got a second run of the name dense, expected runs of linear, d = 5, 11 points, D = "),

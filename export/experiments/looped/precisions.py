@@ -2,7 +2,7 @@
 
 ``python -m export.experiments.looped.precisions RUN... --out FILE`` measures, the full model first; ``--table FILE``
 prints a record. All precisions run in ONNX Runtime on the CPU, which rounds as the files say; TensorRT accumulates in
-another order.
+another order. Prompts are computed together as in the server, which computes those of dynamic INT8 one by one.
 """
 
 from __future__ import annotations
@@ -82,16 +82,24 @@ def measure(runs: Iterable[Path]) -> Record:
         UsageError: two runs have one name, or a run is of another function class, length or width.
     """
     models = _open(runs)
-    runners = {}
+    runners, alone = {}, set()
     for run, (model, function) in models.items():
         plain = step_onnx(model)
         for step in (*usual_steps(plain), *int8_steps(plain, model, function)):
             key = run, f"{step.precision} for {step.runtime}"
             runners[key] = OnnxRuntimeRunner(step.data, subject=" in ".join(key))
+            if not step.rows_at_once:
+                alone.add(key)
     first, _ = next(iter(models.values()))
     times = {rows: _times(runners, step_feeds(first.config, rows), calls) for rows, calls in BATCHES.items()}
     measured = tuple(
-        _measured(run, precision, *models[run], runner, {rows: of[run, precision] for rows, of in times.items()})
+        _measured(
+            *(run, precision),
+            *models[run],
+            runner,
+            {rows: of[run, precision] for rows, of in times.items()},
+            rows=1 if (run, precision) in alone else PROMPTS,
+        )
         for (run, precision), runner in runners.items()
     )
     return Record(PROMPTS, TOLERANCE, MAX_LOOPS, processor(), onnxruntime.__version__, measured)
@@ -104,6 +112,9 @@ def _open(runs: Iterable[Path]) -> dict[str, tuple[PromptTransformer, str]]:
     for run in runs:
         model, config, _ = load(run, {MODEL: create})
         name, function, size = run.resolve().name, config.arguments["function"], model.config
+        if size.injection is None:
+            fix = "Leave it out."
+            raise UsageError(f"RUN {run}", given=Literally("an unlooped model"), expected="a looped one", fix=fix)
         found = f"{function}, d = {size.dims}, {size.points} points, D = {size.dim}"
         wanted = wanted or found
         if name in models or found != wanted:
@@ -121,10 +132,12 @@ def _measured(
     function: str,
     runner: OnnxRuntimeRunner,
     times: Mapping[int, tuple[float, float]],
+    rows: int,
 ) -> Measured:
+    """Measure the errors with so many prompts at once, as the server would."""
     config, shape = model.config, model.config.shapes[0]
     xs, ys = draw_prompts(function, PROMPTS, config.points, config.dims, generator_of(EVALUATION))
-    path = _path(runner, model, xs, ys)
+    path = _path(runner, model, xs, ys, rows)
 
     squared = partial(squared_errors, function, config.dims, values=ys[:, -1].numpy())
     after = {loops: squared(path.predictions[loops - 1]) for loops in MEASURED_LOOPS}
@@ -145,17 +158,21 @@ def _measured(
     )
 
 
-def _path(runner: OnnxRuntimeRunner, model: PromptTransformer, xs: torch.Tensor, ys: torch.Tensor) -> Trajectory:
+def _path(
+    runner: OnnxRuntimeRunner, model: PromptTransformer, xs: torch.Tensor, ys: torch.Tensor, rows: int
+) -> Trajectory:
     with torch.no_grad():
-        prompt, state = (tensor.numpy() for tensor in Embed(model)(xs, ys[:, :-1]))
-    last = np.full((len(xs), 1), prompt.shape[1] - 1, np.int64)
-    predictions, residuals = [], []
-    for _ in range(max(MEASURED_LOOPS)):
-        outputs = runner.infer(dict(zip(STEP_INPUTS, (state, prompt, last), strict=True)))
-        state = outputs["next_state"]
-        predictions.append(outputs["prediction"][:, 0])
-        residuals.append(outputs["residual"][:, 0])
-    return Trajectory(np.stack(predictions), np.stack(residuals))
+        prompts, states = (tensor.numpy() for tensor in Embed(model)(xs, ys[:, :-1]))
+    found = np.empty((2, max(MEASURED_LOOPS), len(xs)), np.float32)  # predictions and residuals
+    for begin in range(0, len(xs), rows):
+        prompt, state = (array[begin : begin + rows] for array in (prompts, states))
+        last = np.full((len(prompt), 1), prompt.shape[1] - 1, np.int64)
+        for loop in range(max(MEASURED_LOOPS)):
+            outputs = runner.infer(dict(zip(STEP_INPUTS, (state, prompt, last), strict=True)))
+            state = outputs["next_state"]
+            for place, name in enumerate(("prediction", "residual")):
+                found[place, loop, begin : begin + rows] = outputs[name][:, 0]
+    return Trajectory(*found)
 
 
 def _times(
@@ -171,7 +188,13 @@ def show(record: Record) -> None:
     """Print the table of a record."""
     first, at = record.measured[0], f"at {record.tolerance:g}"
     columns = ("run", "layers", "parameters", "precision", *(f"{loops} loops" for loops in first.errors))
-    columns += (at, f"loops {at}", f"never {at}", "floor", *(f"speed, {rows} rows" for rows in first.ratios))
+    columns += (
+        f"error {at}",
+        f"mean loops {at}",
+        f"share that misses {record.tolerance:g}",
+        "median residual at the end",
+    )
+    columns += tuple(f"speed, {rows} rows" for rows in first.ratios)
     rows = [
         (
             *(one.run, one.layers, one.parameters, one.precision),
@@ -186,6 +209,15 @@ def show(record: Record) -> None:
     print_table(title, columns, rows)
 
 
+def _read(path: Path) -> Record:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Record)
+    except (OSError, msgspec.DecodeError) as error:
+        fix = "Give a file that --out wrote."
+        given = Literally(str(error))
+        raise UsageError(f"--table {path}", given=given, expected="a record of precisions", fix=fix) from None
+
+
 def main() -> None:
     """Measure runs, or print a record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -196,15 +228,12 @@ def main() -> None:
     if bool(options.runs) == bool(options.table) or (options.table and options.out):
         parser.error("give runs and perhaps --out, or --table alone")
     torch.set_num_threads(1)
-    if options.table:
-        record = msgspec.json.decode(options.table.read_bytes(), type=Record)
-    else:
-        try:
-            record = measure(options.runs)
-        except FewheadsError as error:
-            parser.error(str(error))
-        if options.out:
-            write_whole(options.out, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+    try:
+        record = _read(options.table) if options.table else measure(options.runs)
+    except FewheadsError as error:
+        parser.error(str(error))
+    if options.out:
+        write_whole(options.out, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
     show(record)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from export.experiments.looped.published import DIMS, PUBLISHED
 from export.experiments.looped.results import Curve, Results, TaskResult
-from export.experiments.looped.stopping import PLAIN
+from export.experiments.looped.stopping import PLAIN, SETTLED, TOLERANCES
 from export.intervals import RESAMPLES, Difference
 
 _LOOPS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 30, 40, 60, 80, 120, 200, 500)
@@ -37,15 +37,15 @@ def report_of(results: Results, figures: Sequence[str]) -> str:
         f"Computed on {processor.name} ({processor.described}).",
     ]
     for task in results.tasks:
-        lines += ["", *_task(task), *_figures(task, figures)]
+        lines += ["", *_task(task, settings.loops), *_figures(task, figures)]
     return "\n".join(lines) + "\n"
 
 
-def _task(task: TaskResult) -> list[str]:
+def _task(task: TaskResult, most: int) -> list[str]:
     lines = [f"## {task.function}, d = {task.dims}, {task.points - 1} pairs"]
     for title, table in (
-        ("Models, after all pairs", _groups(task)),
-        ("Runs", _runs(task)),
+        ("Models, after all pairs", _groups(task, most)),
+        ("Runs", _runs(task, most)),
         ("Error by number of pairs (figure 2), 5th and 95th percentile", _by_pairs(task)),
         (_published_title(task), _published(task)),
         ("Error by loops, 5th and 95th percentile", _by_loops(task)),
@@ -59,7 +59,7 @@ def _task(task: TaskResult) -> list[str]:
     return lines
 
 
-def _groups(task: TaskResult) -> list[str]:
+def _groups(task: TaskResult, most: int) -> list[str]:
     rows = [
         (
             group.name,
@@ -73,23 +73,26 @@ def _groups(task: TaskResult) -> list[str]:
         )
         for group in task.groups
     ]
-    heads = ("model", "seeds", "parameters", "loops", "error", "after most loops", "settled after", "as unlooped after")
+    settled, last = f"loops until within {SETTLED - 1:.0%} of that", f"error after {most} loops"
+    heads = ("model", "seeds", "parameters", "loops", "error", last, settled, "loops until the unlooped error")
     return _table(heads, rows)
 
 
-def _runs(task: TaskResult) -> list[str]:
+def _runs(task: TaskResult, most: int) -> list[str]:
     rows = [
         (
             run.name,
             run.group,
             run.seed,
+            run.steps,
             f"{run.seconds:.0f}",
             _with_bounds(run.error, *run.interval),
             _number(run.longest),
         )
         for run in task.runs
     ]
-    return _table(("run", "model", "seed", "seconds of training", "error", "after most loops"), rows)
+    heads = ("run", "model", "seed", "steps", "seconds of training", "error", f"error after {most} loops")
+    return _table(heads, rows)
 
 
 def _by_pairs(task: TaskResult) -> list[str]:
@@ -128,9 +131,9 @@ def _against(task: TaskResult) -> list[str]:
     heads = (
         "other",
         "its error",
-        "looped minus it",
-        "looped over it",
-        "looped over it, mean over all numbers of pairs",
+        "looped minus other",
+        "looped / other",
+        "looped / other, mean over all numbers of pairs",
     )
     return _table(heads, rows)
 
@@ -161,7 +164,7 @@ def _probed(task: TaskResult, number: int) -> list[str]:
 
 
 def _stopping(task: TaskResult) -> list[str]:
-    stopped = [point for point in task.stopping if point.tolerance is not None]
+    stopped = [point for point in task.stopping if point.tolerance in TOLERANCES]
     rows = [
         (point.method, point.tolerance, f"{point.mean_loops:.1f}", f"{point.most:.0f}", _number(point.error))
         for point in stopped
@@ -178,7 +181,7 @@ def _stopping(task: TaskResult) -> list[str]:
     if not rows:
         return []
     best = _table(("loops", "stop", "fewest mean loops within 5 %", "error"), fewest)
-    table = _table(("loops", "tolerance", "mean loops", "90 % take at most", "error"), rows)
+    table = _table(("loops", "tolerance", "mean loops", "90th percentile of loops", "error"), rows)
     return [verdict(task), "", *best, "", *table]
 
 

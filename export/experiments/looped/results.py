@@ -38,11 +38,13 @@ class Run(msgspec.Struct, frozen=True):
         loops: after which it is compared, the most that its training ended with; 1 if unlooped.
         error: after ``loops``; the interval covers 95 %.
         longest: the error after the most loops; None if unlooped.
+        steps: of its training, all stages together; None if they are not recorded.
     """
 
     name: str
     group: str
     seed: int
+    steps: int | None
     seconds: float
     loops: int
     error: float

@@ -28,6 +28,7 @@ class Trained(NamedTuple):
     Attributes:
         loops: the most that the last stage of its training ran; 1 if unlooped.
         training: the record of how it was trained, without the seed.
+        steps: of its training, all stages together; None if they are not recorded.
         digest: of the weights and the model's arguments.
     """
 
@@ -38,6 +39,7 @@ class Trained(NamedTuple):
     loops: int
     seconds: float
     training: str
+    steps: int | None
     digest: str
 
     @property
@@ -125,7 +127,10 @@ def _open(path: Path) -> Trained:
         # The stages' curricula are a part of the record; the last number is that of the last stage.
         recorded = re.findall(r"loops=Rising\(start=\d+, end=(\d+)", trainer)
         loops = int(recorded[-1]) if recorded else _LOOPS
+    steps = sum(map(int, re.findall(r"(?:^|; )\w+: (\d+) steps", trainer))) or None
     digest = sha256((path / WEIGHTS).read_bytes() + msgspec.json.encode(config.arguments))
     return Trained(
-        path.resolve().name, function, model, config.provenance.seed or 0, loops, metrics.seconds, trainer, digest
+        *(path.resolve().name, function, model, config.provenance.seed or 0, loops, metrics.seconds, trainer),
+        steps,
+        digest,
     )

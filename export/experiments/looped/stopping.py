@@ -14,8 +14,13 @@ from export.experiments.looped.results import Fewest, Stopping
 from export.experiments.looped.runs import Task, Trained
 from export.looped.solvers import Trajectory, stopped
 
+#: Of the report's table.
 TOLERANCES = (0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.015, 0.01, 0.007, 0.005)
+#: Further ones between them, to find the fewest loops: forty for each decade.
+_FINE = tuple(float(f"{0.3 * 10 ** (-step / 40):.3g}") for step in range(80))
 PLAIN = "plain"
+#: A path is settled where its error is within 5 % of its last.
+SETTLED = 1.05
 
 
 def stopping_of(task: Task, runs: Sequence[Trained], parts: Mapping[Key, Arrays], *, within: float) -> dict[str, Any]:
@@ -39,7 +44,7 @@ def stopping_of(task: Task, runs: Sequence[Trained], parts: Mapping[Key, Arrays]
         points += [
             Stopping(method, None, loops, loops, float(error)) for loops, error in enumerate(errors.mean(axis=1), 1)
         ]
-        points += [_stopped(method, tolerance, errors, residuals) for tolerance in TOLERANCES]
+        points += [_stopped(method, tolerance, errors, residuals) for tolerance in sorted({*TOLERANCES, *_FINE})[::-1]]
     wanted = within * max((point for point in points if _is(point, PLAIN, False)), key=lambda p: p.mean_loops).error
     fewest = tuple(_fewest(points, method, is_stopped, wanted) for method in methods for is_stopped in (False, True))
     return {"stopping": tuple(points), "fewest": fewest}

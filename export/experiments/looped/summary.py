@@ -12,15 +12,13 @@ from export.experiments.looped.probe import TARGETS
 from export.experiments.looped.results import Against, Group, Probed, Run, Shifted, TaskResult
 from export.experiments.looped.runs import Groups, Task, Trained, main_group
 from export.experiments.looped.sample import Sample
-from export.experiments.looped.stopping import stopping_of
+from export.experiments.looped.stopping import SETTLED, stopping_of
 from export.intervals import Difference, middle
 from export.looped.baselines import BASELINES
 from export.looped.shifts import SHIFTS
 
 #: Errors below this share of the variance are rounding; no ratio to them is a number of interest.
 _ROUNDING = 1e-6
-#: A path is settled where its error is within 5 % of its last.
-SETTLED = 1.05
 _METHODS = ("least squares", "ridge")
 
 
@@ -98,7 +96,7 @@ def _group(name: str, runs: Sequence[Trained], sample: Sample, path: Sample | No
 def _run(run: Trained, group: str, sample: Sample, path: Sample | None) -> Run:
     longest = None if path is None else float(path.mean[-1])
     error, interval = float(sample.mean[-1]), middle(sample.drawn[:, -1])
-    return Run(run.name, group, run.seed, run.seconds, run.loops, error, interval, longest)
+    return Run(run.name, group, run.seed, run.steps, run.seconds, run.loops, error, interval, longest)
 
 
 def _against(
