@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from edge.bundles.manifest import FileName
+from edge.bundles.fields import FileName
 from edge.errors import Literally
 from export.errors import CheckpointError
 from export.huggingface_names import CLASSIFIERS, IGNORED, NAMES, OLD_ENDS, POOLER, Names, Source

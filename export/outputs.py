@@ -13,7 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from edge.bundles.manifest import MANIFEST_NAME, ModelName
+from edge.bundles.fields import ModelName
+from edge.bundles.manifest import MANIFEST_NAME
 from edge.errors import Literally, UsageError
 from export.runs import is_run
 

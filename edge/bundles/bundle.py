@@ -11,8 +11,9 @@ import msgspec
 
 from edge.bundles import golden as golden_set
 from edge.bundles import manifest_file, rules
+from edge.bundles.fields import Role
 from edge.bundles.golden import Golden
-from edge.bundles.manifest import MANIFEST_NAME, Artifact, FileRecord, Manifest, Role, Tier
+from edge.bundles.manifest import MANIFEST_NAME, Artifact, FileRecord, Manifest, Tier
 from edge.errors import BundleError, Literally
 from edge.files import COPY_AGAIN, check_size, read_recorded, replaced_directory, sha256, write_durably
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 
 from edge import __version__
-from edge.bundles.manifest import EXPORT_AGAIN, FORMAT_VERSION, MANIFEST_NAME, Manifest, ManifestV1
+from edge.bundles.fields import EXPORT_AGAIN
+from edge.bundles.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, ManifestV1
 from edge.bundles.rules import check
 from edge.errors import BundleError, Literally
 from edge.files import read_regular

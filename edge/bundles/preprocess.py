@@ -9,15 +9,8 @@ import numpy as np
 
 from edge.bundles import expression, text
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import (
-    EXPORT_AGAIN,
-    ExpressionPreprocess,
-    LabelPostprocess,
-    Manifest,
-    Preprocess,
-    TokenizerPreprocess,
-    require,
-)
+from edge.bundles.fields import EXPORT_AGAIN, require
+from edge.bundles.manifest import ExpressionPreprocess, LabelPostprocess, Manifest, Preprocess, TokenizerPreprocess
 from edge.datatypes import Array, TensorSpec
 from edge.errors import BackendError, BundleError, InvalidRequest, Literally
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from edge.bundles.manifest import MANIFEST_NAME, Artifact, LabelPostprocess, Manifest, Tensors, Tier, require
+from edge.bundles.fields import require
+from edge.bundles.manifest import MANIFEST_NAME, Artifact, LabelPostprocess, Manifest, Tensors, Tier
 from edge.datatypes import NUMPY_TYPES
 from edge.errors import Literally
 

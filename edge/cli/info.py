@@ -9,7 +9,8 @@ import click
 
 from edge.bundles import manifest as manifests
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import CascadeProgram, LoopProgram, Manifest
+from edge.bundles.manifest import Manifest
+from edge.bundles.programs import CascadeProgram, LoopProgram
 from edge.cli.options import PATH, connection_options
 from edge.cli.output import json_option, print_json, print_table, remark
 from edge.cli.view import board_facts

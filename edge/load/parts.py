@@ -13,7 +13,7 @@ import numpy as np
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.golden import Golden
-from edge.bundles.manifest import LoopProgram
+from edge.bundles.programs import LoopProgram
 from edge.datatypes import Array
 from edge.profiling.conditions import Conditions
 from edge.profiling.timing import WARM_UP, turns

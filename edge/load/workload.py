@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import LoopProgram
+from edge.bundles.programs import LoopProgram
 from edge.client.inference import InferRequest, encode
 from edge.errors import Literally, UsageError
 from edge.load.inputs import golden_inputs, text_inputs

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from edge.bundles.manifest import CascadeProgram
+from edge.bundles.programs import CascadeProgram
 from edge.datatypes import Array
 from edge.programs.program import TIER, Computed, Options, Program, SingleRun
 from edge.runner import Runner

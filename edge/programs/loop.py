@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edge.bundles.manifest import LoopProgram
+from edge.bundles.programs import LoopProgram
 from edge.datatypes import Array
 from edge.errors import InvalidRequest, Literally, RunnerError
 from edge.programs.program import Computed, LoopLimits, Options

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import LoopProgram, Role
+from edge.bundles.fields import Role
+from edge.bundles.programs import LoopProgram
 from edge.datatypes import Array
 from edge.errors import FewheadsError
 from edge.programs.loop import Loop, LoopRunners, limits_of

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import Role
+from edge.bundles.fields import Role
 from edge.errors import BackendError, BundleError, FewheadsError, UsageError
 from edge.instruments.memory import MemorySampler
 from edge.repository.budget import MemoryBudget

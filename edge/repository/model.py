@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from edge.bundles.bundle import Bundle
+from edge.bundles.fields import Role
 from edge.bundles.golden import check_outputs
-from edge.bundles.manifest import CascadeProgram, LoopProgram, Role, Serving
+from edge.bundles.manifest import Serving
 from edge.bundles.preprocess import postprocessor, preprocessor
+from edge.bundles.programs import CascadeProgram, LoopProgram
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, Literally
 from edge.programs.cascade import AUTO, Cascade

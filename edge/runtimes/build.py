@@ -14,8 +14,9 @@ import msgspec
 
 from edge import __version__
 from edge.bundles.bundle import Bundle
+from edge.bundles.fields import Role
 from edge.bundles.golden import GoldenReport, check_runner
-from edge.bundles.manifest import Artifact, Role
+from edge.bundles.manifest import Artifact
 from edge.bundles.preprocess import preprocessor
 from edge.datatypes import TensorSpec
 from edge.errors import BackendError, BundleError, Literally

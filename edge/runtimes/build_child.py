@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from edge.bundles.manifest import Role
+from edge.bundles.fields import Role
 from edge.errors import (
     BackendError,
     BundleError,

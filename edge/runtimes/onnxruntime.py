@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import Artifact, Profile, Role
+from edge.bundles.fields import Role
+from edge.bundles.manifest import Artifact, Profile
 from edge.errors import BackendError, BundleError
 from edge.files import reserve
 from edge.runner import Runner

@@ -11,7 +11,8 @@ from typing import ClassVar, NamedTuple
 import msgspec
 
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import Artifact, Role, Tensors, Tier
+from edge.bundles.fields import Role
+from edge.bundles.manifest import Artifact, Tensors, Tier
 from edge.errors import UsageError
 from edge.runner import Runner
 

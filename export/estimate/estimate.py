@@ -9,7 +9,8 @@ from typing import NamedTuple
 import msgspec
 
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import LoopProgram, Manifest
+from edge.bundles.manifest import Manifest
+from edge.bundles.programs import LoopProgram
 from edge.errors import UsageError
 from edge.profiling.table import PREDICTION, LatencyTable, Shape, check_key
 from export.estimate.devices import DEVICES, mode_of

@@ -8,7 +8,8 @@ from contextlib import closing
 import msgspec
 
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import LoopProgram, Profile, Tier
+from edge.bundles.manifest import Profile, Tier
+from edge.bundles.programs import LoopProgram
 from edge.errors import FewheadsError, Literally, UsageError
 from edge.profiling.table import PREDICTION
 from edge.programs.tier_program import golden_loops, load_tier

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import Profile, Role, Tier
+from edge.bundles.fields import Role
+from edge.bundles.manifest import Profile, Tier
 from edge.datatypes import TensorSpec
 from edge.errors import BackendError
 from edge.runtimes import tensorrt_package

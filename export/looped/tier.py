@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from edge.bundles.golden import Golden, check_outputs
-from edge.bundles.manifest import Artifact, LoopProgram, Profile, Tier, Tolerance
+from edge.bundles.manifest import Artifact, Profile, Tier, Tolerance
+from edge.bundles.programs import LoopProgram
 from edge.datatypes import Array, TensorSpec
 from edge.errors import UsageError
 from edge.programs.loop import Loop, LoopRunners

@@ -11,7 +11,8 @@ import numpy as np
 
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
-from edge.bundles.manifest import Artifact, LoopProgram, Profile, Tier, Tolerance
+from edge.bundles.manifest import Artifact, Profile, Tier, Tolerance
+from edge.bundles.programs import LoopProgram
 from edge.datatypes import TensorSpec
 from edge.pb import inference_pb2 as pb
 from edge.programs.loop import Loop, LoopRunners

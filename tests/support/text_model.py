@@ -12,7 +12,8 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
-from edge.bundles.manifest import CascadeProgram, LabelPostprocess, Manifest, Profile, TokenizerPreprocess
+from edge.bundles.manifest import LabelPostprocess, Manifest, Profile, TokenizerPreprocess
+from edge.bundles.programs import CascadeProgram
 from edge.datatypes import Array, TensorSpec
 from tests.support.models import graph_of, manifest_of, serialized, tier_of
 

@@ -1,0 +1,28 @@
+"""Types of the fields of ``manifest.json`` that several of its parts share, and the check of a rule."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from edge.errors import BundleError
+
+EXPORT_AGAIN = "Export the bundle again; do not edit it by hand."
+
+FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
+ModelName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+Text = Annotated[str, msgspec.Meta(max_length=4096)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+#: The part that an artifact plays in its tier. A ``model`` computes the manifest's outputs from its inputs alone.
+Role = Literal["model", "embed", "step", "backbone", "head"]
+
+
+def require(holds: object, subject: str, field: str, given: object, expected: str) -> None:
+    """Raise a BundleError for a field of the manifest ``subject`` unless its rule holds."""
+    if not holds:
+        raise BundleError(f"{subject} {field}", given=given, expected=expected, fix=EXPORT_AGAIN)
+
+
+class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Base of every part of a manifest: immutable, and an unknown field is an error."""
