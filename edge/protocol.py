@@ -19,7 +19,9 @@ STREAM_PARTIAL: Final = "stream_partial"
 LOOPS: Final = "loops"
 #: The parameter of a response, and the fact of each row, that says why its loop stopped; empty while it is in progress.
 STOPPED: Final = "stopped"
-#: Reasons: its residual, its budget of loops, or its deadline.
+#: Reasons: its residual, its budget of loops, or its deadline; of a text its end or a stop text, or its tokens.
 BY_TOLERANCE: Final = "tolerance"
 BY_BUDGET: Final = "budget"
 BY_DEADLINE: Final = "deadline"
+BY_STOP: Final = "stop"
+BY_LENGTH: Final = "length"

@@ -69,6 +69,48 @@ class DeviceLoop(Protocol):
         """
 
 
+class DecoderTensors(NamedTuple):
+    """The names of a decoder's tensors; see :class:`edge.bundles.programs.GenerateProgram`.
+
+    ``cache`` has the input with the entries so far and the output with the new ones, of the keys and values of all
+    layers.
+    """
+
+    tokens: str
+    lengths: str
+    last: str
+    logits: str
+    cache: tuple[tuple[str, str], ...]
+
+
+class DeviceDecoder(Protocol):
+    """The rows of a decoder, whose keys and values stay on a runner's device from step to step.
+
+    The methods raise as :meth:`Runner.run`. After an error of :meth:`add` the decoder is as before, after one of
+    another method it cannot go on. The logits, [rows, vocabulary], may change with the next call of any method.
+
+    Attributes:
+        cache_bytes: memory of the cache, of present rows and of those that it has room for.
+    """
+
+    @property
+    def cache_bytes(self) -> int: ...
+
+    def add(self, tokens: Array, lengths: Array) -> Array:
+        """Add rows behind the others, and return the logits after their last tokens.
+
+        Args:
+            tokens: of the prompts, [n, T] INT64, with anything after their ends.
+            lengths: of the prompts, [n], 1 to T.
+        """
+
+    def keep(self, rows: int, moves: Sequence[tuple[int, int]]) -> None:
+        """Drop some rows, so that ``rows`` are left; see :meth:`DeviceLoop.keep`."""
+
+    def step(self, tokens: Array) -> Array:
+        """Append one token to each row, [rows] INT64, and return the logits after it."""
+
+
 class Runner(Protocol):
     """One loaded model.
 
@@ -119,6 +161,9 @@ class Runner(Protocol):
             tensors: of the graph, which is the step.
             steps: the number of steps that :meth:`DeviceLoop.step` computes at once.
         """
+
+    def decoder(self, tensors: DecoderTensors) -> DeviceDecoder:
+        """Return a decoder without rows; ``tensors`` are the graph's."""
 
     def close(self) -> None:
         """Free the device memory. The runner and its handles are invalid afterwards."""

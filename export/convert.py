@@ -6,6 +6,7 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import onnx
 import torch
@@ -22,7 +23,12 @@ OPSET = 18
 
 
 def to_onnx(
-    module: nn.Module, inputs: Mapping[str, Tensor], outputs: Sequence[str], dynamic: Mapping[str, Mapping[int, str]]
+    module: nn.Module,
+    inputs: Mapping[str, Tensor],
+    outputs: Sequence[str],
+    dynamic: Mapping[str, Mapping[int, str]],
+    *,
+    variadic: int = 0,
 ) -> bytes:
     """Return a module as a checked ONNX model, its weights inside.
 
@@ -31,10 +37,13 @@ def to_onnx(
         inputs: example inputs by their new names, in the order of the module's arguments. A dynamic dimension needs at
             least two items: the exporter takes one for a constant.
         dynamic: for each input with dynamic dimensions, dimension to symbolic name.
+        variadic: number of last inputs that the module takes as ``*arguments``.
     """
-    shapes = tuple(
+    shapes: tuple[Any, ...] = tuple(
         {dimension: torch.export.Dim(label) for dimension, label in dynamic.get(name, {}).items()} for name in inputs
     )
+    if variadic:
+        shapes = (*shapes[:-variadic], shapes[-variadic:])
     with _quiet_exporter():
         program = torch.onnx.export(
             module.eval(),

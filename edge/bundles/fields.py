@@ -14,6 +14,7 @@ FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,1
 ModelName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+NonNegativeInteger = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 #: The part that an artifact plays in its tier. A ``model`` computes the manifest's outputs from its inputs alone.
 Role = Literal["model", "embed", "step", "backbone", "head"]
 

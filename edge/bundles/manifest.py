@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import msgspec
 
 from edge.bundles.fields import FileName, ModelName, Positive, Role, Struct, Text, require
-from edge.bundles.programs import CascadeProgram, LoopProgram
+from edge.bundles.programs import CascadeProgram, GenerateProgram, LoopProgram
 from edge.datatypes import TensorName, TensorSpec
 from edge.errors import Literally
 
@@ -20,6 +20,8 @@ MANIFEST_NAME = "manifest.json"
 NonNegative = Annotated[float, msgspec.Meta(ge=0)]
 Shape = Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1, max_length=8)]
 TensorSpecs = Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=16)]
+#: Of one file, such as the cache of a decoder with many layers.
+FileTensorSpecs = Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=1024)]
 
 
 class FileRecord(Struct, frozen=True):
@@ -58,8 +60,8 @@ class Artifact(ArtifactV1, frozen=True):
     """One ONNX file of a tier. Without inputs, outputs or a golden set of its own, it has the manifest's."""
 
     role: Role = "model"
-    inputs: TensorSpecs | None = None
-    outputs: TensorSpecs | None = None
+    inputs: FileTensorSpecs | None = None
+    outputs: FileTensorSpecs | None = None
     profile: dict[TensorName, Profile] = msgspec.field(default_factory=dict)
     golden: FileName | None = None
 
@@ -92,6 +94,8 @@ class Tier(TierV1, frozen=True):
 class ExpressionPreprocess(Struct, frozen=True, tag="expression", tag_field="type"):
     """Arithmetic text in ``input`` (BYTES) becomes the calculator's tokens in ``output`` (FP32)."""
 
+    tokenizes: ClassVar[bool] = False
+
     input: TensorName
     output: TensorName
     max_abs_operand: Annotated[float, msgspec.Meta(gt=0)]
@@ -115,8 +119,10 @@ class TokenizerPreprocess(Struct, frozen=True, tag="tokenizer", tag_field="type"
 
     ``file`` is the ``tokenizer.json`` of Hugging Face's tokenizers. The graph reads ``ids``; ``mask``, 1 for tokens and
     0 for padding; and ``segments``, 1 for tokens of the second text, ``pair``. Rows longer than ``max_length`` tokens
-    are cut, of a pair the longer text first.
+    are cut, of a pair the longer text first; before a program that generates text they are refused.
     """
+
+    tokenizes: ClassVar[bool] = True
 
     input: TensorName
     file: FileName
@@ -259,7 +265,7 @@ class Manifest(Common, frozen=True, tag=FORMAT_VERSION, tag_field="format_versio
     """``manifest.json`` of version 2, which every manifest in memory is."""
 
     tiers: Annotated[tuple[Tier, ...], msgspec.Meta(min_length=1, max_length=8)]
-    program: CascadeProgram | LoopProgram | None = None
+    program: CascadeProgram | LoopProgram | GenerateProgram | None = None
 
     @property
     def roles(self) -> tuple[Role, ...]:

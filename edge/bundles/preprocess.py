@@ -11,6 +11,7 @@ from edge.bundles import expression, text
 from edge.bundles.bundle import Bundle
 from edge.bundles.fields import EXPORT_AGAIN, require
 from edge.bundles.manifest import ExpressionPreprocess, LabelPostprocess, Manifest, Preprocess, TokenizerPreprocess
+from edge.bundles.programs import GenerateProgram
 from edge.datatypes import Array, TensorSpec
 from edge.errors import BackendError, BundleError, InvalidRequest, Literally
 
@@ -45,28 +46,35 @@ class ExpressionPreprocessor:
 class TokenizerPreprocessor:
     """Text, or pairs of texts (BYTES, [-1, 1]), to token ids, mask and segments (INT64, [-1, tokens]).
 
-    ``definition`` is the ``tokenizer.json``, ``subject`` its name in errors. Raise a BundleError if it is not a
-    tokenizer or leaves no room for text in the manifest's ``max_length``, a BackendError without the package
-    ``tokenizers``.
+    ``definition`` is the ``tokenizer.json``, ``subject`` its name in errors. Text that is too long is cut, or refused
+    without ``cut``, as is text without tokens then. Raise a BundleError if it is not a tokenizer or leaves no room for
+    text in the manifest's ``max_length``, a BackendError without the package ``tokenizers``.
     """
 
-    def __init__(self, config: TokenizerPreprocess, definition: bytes, subject: str) -> None:
+    def __init__(self, config: TokenizerPreprocess, definition: bytes, subject: str, *, cut: bool = True) -> None:
         self.inputs = config.inputs
         self.outputs = config.outputs
         self._config = config
-        self._tokenizer = _tokenizer(definition, subject)
+        self._tokenizer = load_tokenizer(definition, subject)
+        self._cut = cut
         special = self._tokenizer.num_special_tokens_to_add(config.pair is not None)
         expected = f"more tokens than the {special} that the tokenizer adds"  # the library would raise, or cut nothing
         require(config.max_length > special, subject, "max_length", config.max_length, expected)
         # A tokenizer.json has the padding and truncation of its training; the manifest's apply here.
         self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(config.max_length, strategy="longest_first")
+        if cut:
+            self._tokenizer.enable_truncation(config.max_length, strategy="longest_first")
+        else:
+            self._tokenizer.no_truncation()
 
     def __call__(self, *texts: Array) -> dict[str, Array]:
         """Return ids, mask and segments, as long as the longest row of the request."""
         columns = [self._decoded(spec.name, column.ravel()) for spec, column in zip(self.inputs, texts, strict=True)]
         # One by one: the batch call would start threads of its own beside the server's.
         encoded = [self._tokenizer.encode(*row) for row in zip(*columns, strict=True)]
+        if not self._cut:
+            for one in encoded:
+                self._check_length(len(one.ids))
         ids = np.full((len(encoded), max(len(one.ids) for one in encoded)), self._config.pad_id, np.int64)
         mask, segments = np.zeros_like(ids), np.zeros_like(ids)
         for row, one in enumerate(encoded):
@@ -75,6 +83,13 @@ class TokenizerPreprocessor:
             segments[row, : len(one.ids)] = one.type_ids
         # Without segments in the graph, `outputs` ends before them.
         return dict(zip(self.outputs, (ids, mask, segments), strict=False))
+
+    def _check_length(self, tokens: int) -> None:
+        most, fix = self._config.max_length, "Shorten the text." if tokens else "Send some text."
+        if not 1 <= tokens <= most:
+            given = Literally(f"{tokens} tokens")
+            subject = f"text in input {self._config.input!r}"
+            raise InvalidRequest(subject, given=given, expected=f"1 to {most}", fix=fix)
 
     def _decoded(self, name: str, column: Array) -> list[str]:
         subject, limit = f"input {name!r}", self._config.max_text_bytes
@@ -90,7 +105,10 @@ class TokenizerPreprocessor:
 STEPS: Final[Mapping[type[Preprocess], Callable[[Any, Bundle], Preprocessor]]] = {
     ExpressionPreprocess: lambda config, bundle: ExpressionPreprocessor(config),
     TokenizerPreprocess: lambda config, bundle: TokenizerPreprocessor(
-        config, bundle.read(config.file), f"file {bundle.path / config.file}"
+        config,
+        bundle.read(config.file),
+        f"file {bundle.path / config.file}",
+        cut=not isinstance(bundle.manifest.program, GenerateProgram),
     ),
 }
 
@@ -137,7 +155,8 @@ def postprocessor(manifest: Manifest) -> Postprocessor | None:
     return Postprocessor(config.made, config.logits, lambda logits: labels[logits.argmax(axis=1)][:, None])
 
 
-def _tokenizer(definition: bytes, subject: str) -> Tokenizer:
+def load_tokenizer(definition: bytes, subject: str) -> Tokenizer:
+    """Return the tokenizer of a ``tokenizer.json``; raise as :class:`TokenizerPreprocessor`."""
     try:
         from tokenizers import Tokenizer
     except ImportError as error:

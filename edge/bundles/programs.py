@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 
-from edge.bundles.fields import ModelName, Positive, Role, Struct, require
+from edge.bundles.fields import ModelName, NonNegativeInteger, Positive, Role, Struct, require
 from edge.datatypes import TensorName
 from edge.errors import Literally
 
@@ -106,3 +106,64 @@ class LoopProgram(Struct, frozen=True, kw_only=True, tag="loop", tag_field="type
         sequences = {spec.name for spec in manifest.inputs if len(spec.shape) > 1}
         holds = named == (None, None) or (set(named) <= sequences and self.points != self.values)
         require(holds, subject, "loop points and values", named, f"two of {sorted(sequences)}, or neither")
+
+
+class CacheTensor(Struct, frozen=True):
+    """Keys or values of one layer: the graph's input ``past`` [-1, heads, places, width], and its output ``new``."""
+
+    past: TensorName
+    new: TensorName
+
+
+class GenerateProgram(Struct, frozen=True, kw_only=True, tag="generate", tag_field="type"):
+    """Text that a decoder continues token by token, with a cache of keys and values.
+
+    The file of the role ``backbone`` reads ``tokens`` (INT64, [-1, T]), and of each row the number of tokens in its
+    cache, ``lengths``, and the index of the last one of its ``tokens``, ``last`` (INT64, [-1, 1] each). It computes the
+    ``logits`` (FP32, [-1, vocabulary]) after that token, and the new entries of the cache, [-1, heads, T, width] each.
+    It ignores the places of the cache from a row's length on, and what follows the last one of its tokens.
+
+    The manifest's inputs are the tokenizer's ids and mask. Its outputs are the generated ``text`` (BYTES, [-1, 1]) and
+    the number of its tokens, ``generated`` (INT32, [-1, 1]). Prompt and text together have ``positions`` tokens at
+    most. A request that says nothing else gets ``max_tokens``, the likeliest each time; one of ``end_tokens`` ends the
+    text earlier.
+    """
+
+    roles: ClassVar[tuple[Role, ...]] = ("backbone",)
+
+    tokens: TensorName
+    lengths: TensorName
+    last: TensorName
+    logits: TensorName
+    cache: Annotated[tuple[CacheTensor, ...], msgspec.Meta(min_length=2, max_length=512)]
+    text: TensorName
+    generated: TensorName
+    positions: Positive
+    max_tokens: Positive
+    end_tokens: Annotated[tuple[NonNegativeInteger, ...], msgspec.Meta(max_length=64)] = ()
+
+    def check(self, manifest: Manifest, subject: str) -> None:
+        """Raise a BundleError if the tensors of the file, or those of the tokenizer, do not fit the program."""
+        outputs = {spec.name: (spec.datatype, spec.shape) for spec in manifest.outputs}
+        expected = {self.text: ("BYTES", (-1, 1)), self.generated: ("INT32", (-1, 1))}
+        require(outputs == expected, subject, "generate outputs", sorted(outputs), f"{expected}")
+        require(manifest.max_batch_size, subject, "generate max_batch_size", 0, "a model with batches")
+        step = manifest.preprocess
+        names = {spec.name for spec in manifest.inputs}
+        holds = step is not None and step.tokenizes and names == set(step.outputs) and len(names) == 2
+        expected_step = "a tokenizer for the manifest's inputs, ids and mask"
+        require(holds, subject, "generate preprocess", Literally("another one"), expected_step)
+        holds, most = self.max_tokens < self.positions, f"less than positions ({self.positions})"
+        require(holds, subject, "generate max_tokens", self.max_tokens, most)
+        for tier in manifest.tiers:
+            (file,) = (manifest.tensors(artifact) for artifact in tier.artifacts[:1])
+            reads, gives = ({spec.name: spec for spec in specs} for specs in file[:2])
+            field = f"generate files of tier {tier.name!r}"
+            wanted = {self.tokens, self.lengths, self.last, *(one.past for one in self.cache)}
+            require(reads.keys() == wanted, subject, field, sorted(reads), f"the inputs {sorted(wanted)}")
+            wanted = {self.logits, *(one.new for one in self.cache)}
+            require(gives.keys() == wanted, subject, field, sorted(gives), f"the outputs {sorted(wanted)}")
+            for one in self.cache:
+                past, new = reads[one.past], gives[one.new]
+                holds = len(past.shape) == 4 and past == type(past)(one.past, new.datatype, new.shape)
+                require(holds, subject, field, past.shape, f"four dimensions, as {one.new!r} has them")

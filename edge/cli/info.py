@@ -10,7 +10,7 @@ import click
 from edge.bundles import manifest as manifests
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import Manifest
-from edge.bundles.programs import CascadeProgram, LoopProgram
+from edge.bundles.programs import CascadeProgram, GenerateProgram, LoopProgram
 from edge.cli.options import PATH, connection_options
 from edge.cli.output import json_option, print_json, print_table, remark
 from edge.cli.view import board_facts
@@ -80,13 +80,18 @@ def _bundle(path: Path, manifest: Manifest) -> None:
     click.echo(f"made {made.created} by {made.trainer} from {made.data}, seed {made.seed}, commit {made.git_commit}")
 
 
-def _program(program: CascadeProgram | LoopProgram | None) -> None:
+def _program(program: CascadeProgram | LoopProgram | GenerateProgram | None) -> None:
     """Print how files compute an answer together."""
     if isinstance(program, LoopProgram):
         ends = f"{program.residual} is at most {program.tolerance:g} (tolerance)"
         click.echo(
             f"program loop: embed once, then step until {ends} or {program.max_loops} loops are done (max_loops); "
             f"requests may set both, and up to {program.most_loops} loops"
+        )
+    elif isinstance(program, GenerateProgram):
+        click.echo(
+            f"program generate: text token by token, {program.max_tokens} tokens unless the request says otherwise, "
+            f"and {program.positions} with the prompt at most"
         )
     elif program:
         default = " by default" if program.default else ""

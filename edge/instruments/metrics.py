@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from edge.instruments.energy import TierEnergy
-from edge.instruments.histogram import Histogram
-from edge.instruments.snapshot import Labels, LoopEnd, Snapshot, Timings
+from edge.instruments.histogram import BUCKETS_NS, Histogram
+from edge.instruments.snapshot import End, Labels, LoopEnd, Snapshot, TextEnd, Timings
 
 #: The types of the Prometheus page. Triton's counters are ``unknown``, because their names lack the suffix ``_total``.
 Kind = Literal["counter", "gauge", "histogram", "unknown"]
@@ -36,7 +36,7 @@ class Answered(Protocol):
     timings: Timings
     nonfinite: int  # 1 where an output has a NaN or an infinity, else 0
     tier_reason: str  # the reason for the choice of its tier
-    loop: LoopEnd | None  # of a model with a loop
+    end: End | None  # of a request to a model with a loop or with generated text
 
 
 class ModelNow(NamedTuple):
@@ -77,7 +77,7 @@ class RequestMetric:
     labels: Labels = ()
     label: Callable[[Answered], Labels] | None = None  # returns the values of the labels, where there are any
     buckets: tuple[int, ...] = ()  # the upper bounds of a histogram, ascending; without them it is a counter
-    of_loops: bool = False  # whether it counts only requests to models with a loop
+    of: type[End] | None = None  # counts only requests with such an end
 
     @property
     def kind(self) -> Kind:
@@ -101,19 +101,15 @@ def _total_us(stage: str, help: str) -> ModelMetric:
     return _total(name, f"Total µs of {help}", lambda totals: totals.stages[stage].total // 1000, "us")
 
 
-def _loop_metric(
-    name: str, help: str, value: Callable[[LoopEnd], int], labels: Labels = ("tier",), **rest: Any
+def _end_metric(
+    of: type[End], name: str, help: str, value: Callable[[Any], int], labels: Labels = ("tier",), **rest: Any
 ) -> RequestMetric:
-    """Return a metric of requests to models with a loop; its labels are attributes of the loop's end."""
+    """Return a metric of requests with such an end; its labels are attributes of the end."""
 
     def label(request: Answered) -> Labels:
-        return tuple(getattr(request.loop, name) for name in labels)
+        return tuple(getattr(request.end, name) for name in labels)
 
-    def count(request: Answered) -> int:
-        assert request.loop
-        return value(request.loop)
-
-    return RequestMetric(name, help, count, labels=labels, label=label, of_loops=True, **rest)
+    return RequestMetric(name, help, lambda request: value(request.end), labels=labels, label=label, of=of, **rest)
 
 
 def _residual(end: LoopEnd) -> int:
@@ -182,19 +178,63 @@ METRICS: Final[tuple[Metric, ...]] = (
         ("tier", "stage"),
     ),
     NONFINITE,
-    _loop_metric(
+    _end_metric(
+        LoopEnd,
         "fewheads_request_loops",
         "Loops of a request's slowest row",
         lambda end: end.loops,
         unit="loops",
         buckets=_LOOPS,
     ),
-    _loop_metric(
-        "fewheads_residual_ratio", "Largest residual of a request's rows", _residual, unit="ratio", buckets=_RESIDUALS
+    _end_metric(
+        LoopEnd,
+        "fewheads_residual_ratio",
+        "Largest residual of a request's rows",
+        _residual,
+        unit="ratio",
+        buckets=_RESIDUALS,
     ),
-    _loop_metric(
+    _end_metric(
+        LoopEnd,
         "fewheads_loop_ends_total",
         "Requests to models with a loop, by why they stopped",
+        lambda end: 1,
+        ("tier", "stopped"),
+    ),
+    _end_metric(
+        TextEnd,
+        "fewheads_prompt_tokens_total",
+        "Tokens of prompts",
+        attrgetter("prompt_tokens"),
+        unit="tokens",
+    ),
+    _end_metric(
+        TextEnd,
+        "fewheads_generated_tokens_total",
+        "Tokens of generated texts",
+        attrgetter("generated_tokens"),
+        unit="tokens",
+    ),
+    _end_metric(
+        TextEnd,
+        "fewheads_first_token_seconds",
+        "Time from the arrival of a request to its first token",
+        attrgetter("first_token_ns"),
+        unit="seconds",
+        buckets=BUCKETS_NS,
+    ),
+    _end_metric(
+        TextEnd,
+        "fewheads_token_seconds",
+        "Mean time between two tokens of a request",
+        attrgetter("token_ns"),
+        unit="seconds",
+        buckets=BUCKETS_NS,
+    ),
+    _end_metric(
+        TextEnd,
+        "fewheads_text_ends_total",
+        "Requests for generated text, by why it ended",
         lambda end: 1,
         ("tier", "stopped"),
     ),

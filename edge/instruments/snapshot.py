@@ -59,6 +59,21 @@ class LoopEnd(NamedTuple):
     stopped: str  # the reason
 
 
+class TextEnd(NamedTuple):
+    """How the generated text of one request ended; of several rows, their sums and means."""
+
+    tier: str
+    prompt_tokens: int
+    generated_tokens: int
+    first_token_ns: int  # from the arrival of the request to its first token
+    token_ns: int  # mean time from one token to the next; 0 for a single one
+    stopped: str  # the reason
+
+
+#: How a request to an iterative program ended.
+End = LoopEnd | TextEnd
+
+
 def _new_stages() -> Stages:
     return {stage: Histogram() for stage in STAGES}
 

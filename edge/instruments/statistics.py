@@ -13,9 +13,11 @@ from functools import partial
 
 from edge.instruments.histogram import BUCKETS_NS, Histogram
 from edge.instruments.metrics import REQUEST_METRICS, Answered, RequestMetric
-from edge.instruments.snapshot import Counted, Snapshot, Stages, TierRuns, Timings
+from edge.instruments.snapshot import Counted, End, Snapshot, Stages, TierRuns, Timings
 
 log = logging.getLogger(__name__)
+
+_Counting = tuple[RequestMetric, Callable[[Answered], int], Counted]
 
 
 class ModelStatistics:
@@ -25,14 +27,14 @@ class ModelStatistics:
         self._lock = threading.Lock()
         self._now = Snapshot()
         self._runs: dict[str, TierRuns] = defaultdict(TierRuns)
-        self._metrics: list[tuple[RequestMetric, Callable[[Answered], int], Counted]] = []
-        self._loop_metrics = self._metrics[:]  # for requests to a model with a loop; others do not even look at them
+        # By the kind of a request's end; requests without one do not even look at those of others.
+        self._metrics: defaultdict[type[End] | None, list[_Counting]] = defaultdict(list)
         for metric in metrics:
             values: Counted = defaultdict(partial(Histogram, metric.buckets) if metric.buckets else int)
             if not metric.labels and not metric.buckets:
                 values[()] = 0  # a counter without labels begins at 0
             self._now.counted[metric.name] = values
-            (self._loop_metrics if metric.of_loops else self._metrics).append((metric, metric.count, values))
+            self._metrics[metric.of].append((metric, metric.count, values))
 
     @property
     def execution_count(self) -> int:
@@ -77,7 +79,9 @@ class ModelStatistics:
             batch = now.batches[request.batch_rows]
             batch.compute_input_ns += timings.compute_input_ns
             batch.compute_output_ns += timings.compute_output_ns
-            metrics = self._metrics if request.loop is None else self._metrics + self._loop_metrics
+            metrics = self._metrics[None]
+            if request.end is not None:
+                metrics = metrics + self._metrics[type(request.end)]
             for metric, count, values in metrics:
                 try:
                     value = count(request)
@@ -88,8 +92,7 @@ class ModelStatistics:
                         values[labels] += value  # type: ignore[operator]  # it has sums only
                 except Exception:  # noqa: PERF203  # a broken metric must affect neither the response nor other metrics
                     log.exception("metric %s failed and is no longer counted", metric.name)
-                    self._metrics = [each for each in self._metrics if each[0] is not metric]
-                    self._loop_metrics = [each for each in self._loop_metrics if each[0] is not metric]
+                    self._metrics[metric.of] = [each for each in self._metrics[metric.of] if each[0] is not metric]
 
     def failed(self, reason: str, duration_ns: int, place: str = "") -> None:
         """Count one failed request.

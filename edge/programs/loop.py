@@ -74,14 +74,6 @@ class Loop(IterativeProgram):
         """Return a session of a tier without rows."""
         return LoopSession(self.config, self.limits, self._runners[options.tier], self._idle[options.tier])
 
-    def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:
-        """Run the loop for the rows of one request until the last of them has ended."""
-        session = self.session(options)
-        session.add([Joining(None, inputs, options)])
-        while True:
-            for finished in session.step():
-                return finished.computed
-
     def close(self) -> None:
         """Drop the loops without rows, which refer to their runner's memory; see :meth:`Program.close`."""
         for idle in self._idle.values():

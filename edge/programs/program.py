@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from edge.datatypes import Array
+from edge.programs.sampling import Sampling
 from edge.runner import OverlappingRunner, Runner
 
 #: The fact that names the tier that answered a row.
@@ -25,7 +26,8 @@ class Options(NamedTuple):
     """How to compute one request. Requests share a run only if they are for the same tier."""
 
     tier: str  # its name, or that of the program's own choice of tiers
-    limits: LoopLimits | None = None  # of a loop; None takes the manifest's
+    limits: LoopLimits | None = None  # of a loop, or the steps of a text; None takes the manifest's
+    sampling: Sampling | None = None  # of generated text; None takes the manifest's
 
 
 class Computed(NamedTuple):
@@ -37,7 +39,13 @@ class Computed(NamedTuple):
 
 
 class Program(ABC):
-    """Computes the requests of one model, on the device's thread, or on several threads at once on the CPU."""
+    """Computes the requests of one model, on the device's thread, or on several threads at once on the CPU.
+
+    Attributes:
+        growing: outputs, texts [rows, 1], that only get longer from one partial answer to the next.
+    """
+
+    growing: tuple[str, ...] = ()
 
     @abstractmethod
     def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:

@@ -62,6 +62,14 @@ class IterativeProgram(Program):
     limits: LoopLimits
     loops_per_step = 1
 
+    def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:
+        """Compute one request in a session of its own, until the last of its rows has ended."""
+        session = self.session(options)
+        session.add([Joining(None, inputs, options)])
+        while True:
+            for finished in session.step():
+                return finished.computed
+
     @abstractmethod
     def session(self, options: Options) -> Session:
         """Return a session without rows."""

@@ -10,9 +10,10 @@ import numpy as np
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.fields import Role
-from edge.bundles.programs import LoopProgram
+from edge.bundles.programs import GenerateProgram, LoopProgram
 from edge.datatypes import Array
 from edge.errors import FewheadsError
+from edge.programs.generate import generator
 from edge.programs.loop import Loop, LoopRunners, limits_of
 from edge.programs.program import Computed, LoopLimits, Options, Program, SingleRun
 from edge.protocol import LOOPS
@@ -35,10 +36,13 @@ class TierProgram:
         self.bundle, self.tier, self.files = bundle, tier, files
         program = bundle.manifest.program
         self.loop = program if isinstance(program, LoopProgram) else None
+
         self._program: Program
         if self.loop:
             runners = LoopRunners(files["embed"].runner, files["step"].runner)
             self._program = Loop(self.loop, {tier: runners})
+        elif isinstance(program, GenerateProgram):
+            self._program = generator(bundle, program, {tier: files["backbone"].runner})
         else:
             self._program = SingleRun({tier: files["model"].runner})
 

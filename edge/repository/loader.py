@@ -143,7 +143,7 @@ class Loader:
                 files[tier, role] = self._device.call(load)
             grown = max(memory.process_rss_bytes() - before, 0)
             model = Model(bundle, files, grown, options=self._options)
-            self._device.call(model.check_loops)
+            self._device.call(model.check_steps)
             self._device.call(model.measure)
         except FewheadsError:
             for loaded in files.values():

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.fields import Role
 from edge.bundles.golden import check_outputs
 from edge.bundles.manifest import Serving
 from edge.bundles.preprocess import postprocessor, preprocessor
-from edge.bundles.programs import CascadeProgram, LoopProgram
+from edge.bundles.programs import CascadeProgram, GenerateProgram, LoopProgram
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, Literally
 from edge.programs.cascade import AUTO, Cascade
+from edge.programs.generate import generator, steps_of
 from edge.programs.loop import Loop, LoopRunners, limits_of
 from edge.programs.program import LoopLimits, Options, Program, SingleRun
+from edge.programs.sampling import sampling_of
 from edge.programs.session import IterativeProgram
 from edge.runtimes.build import Loaded
 from edge.scheduling.batching import BatchAssembler, nonfinite
@@ -82,7 +84,7 @@ class Model:
         program = bundle.manifest.program
         self.finite_only = isinstance(program, LoopProgram)
         self._cascade = program if isinstance(program, CascadeProgram) else None
-        self.program = self._program()
+        self.program = self._program(bundle)
         self.executors = self._executors(options)
         default_policy = self._serving.policy or (ROUTER if self._cascade and self._cascade.default else PINNED)
         self.selector = TierSelector(self.name, self.executors, options.policy or default_policy)
@@ -90,21 +92,25 @@ class Model:
         self.chooses = len(self.executors) > 1 or (loops and self.selector.policy == DEADLINE)
         self._golden = bundle.goldens
 
-    def _program(self) -> Program:
+    def _program(self, bundle: Bundle) -> Program:
         runners = {name: loaded.runner for name, loaded in self.tiers.items()}
         program = self.manifest.program
         if isinstance(program, LoopProgram):
             embeds = {tier: self._files[tier, "embed"].runner for tier in runners}
             return Loop(program, {tier: LoopRunners(embeds[tier], step) for tier, step in runners.items()})
+        if isinstance(program, GenerateProgram):
+            return generator(bundle, program, runners)
         return Cascade(program, runners) if program else SingleRun(runners)
 
-    def check_loops(self) -> None:
-        """Raise a GoldenError if a loop of a fixed number of steps does not reproduce the golden set."""
-        program = self.manifest.program
-        if not isinstance(program, LoopProgram):
+    def check_steps(self) -> None:
+        """Raise a GoldenError if a loop of a fixed number of steps, or a text, does not reproduce the golden set."""
+        program, limits = self.manifest.program, None
+        if not isinstance(self.program, IterativeProgram):
             return
+        if isinstance(program, LoopProgram):
+            limits = LoopLimits(program.max_loops, -1.0)  # no residual is below 0
         for tier, loaded in self.tiers.items():
-            limits, golden = LoopLimits(program.max_loops, -1.0), self._golden[tier]  # no residual is below 0
+            golden = self._golden[tier]
             outputs = self.program.compute(golden.inputs, Options(tier, limits)).outputs
             check_outputs(outputs, golden, loaded.artifact.tolerance, f"{self.name} tier {tier}")
 
@@ -193,21 +199,27 @@ class Model:
             raise self._invalid(f"input {wrong[0]!r}", Literally("NaN or Inf"), "finite numbers", fix)
         return Feeds(inputs, rows)
 
-    def limits(self, max_loops: int | None, tolerance: float | None) -> LoopLimits | None:
-        """Return when a request's rows stop, by the parameters that it sets; None for the manifest's limits.
+    def options(self, loop: Mapping[str, Any], text: Mapping[str, Any]) -> Options:
+        """Return the options of the full tier for the parameters of a loop, and of generated text, that a request sets.
 
         Raises:
-            InvalidRequest: the model is not a loop, or a limit is out of range.
+            InvalidRequest: the model has no such parameters, or a value is out of range.
         """
-        given = {"max_loops": max_loops, "tolerance": tolerance}
-        given = {name: value for name, value in given.items() if value is not None}
-        if not given:
-            return None
-        loop = self.manifest.program
-        if not isinstance(loop, LoopProgram):
-            name, value = next(iter(given.items()))
-            raise self._invalid(f"parameter {name!r}", value, "none: the model is not a loop", "Leave it out.")
-        return limits_of(loop, self.name, max_loops=max_loops, tolerance=tolerance)
+        program, options = self.manifest.program, Options(self.full_tier)
+        if loop:
+            if not isinstance(program, LoopProgram):
+                raise self._superfluous(loop, "none: the model is not a loop")
+            return options._replace(limits=limits_of(program, self.name, **loop))
+        if text:
+            if not isinstance(program, GenerateProgram):
+                raise self._superfluous(text, "none: the model generates no text")
+            sampling = sampling_of(program, self.name, text)
+            return options._replace(limits=steps_of(sampling), sampling=sampling)
+        return options
+
+    def _superfluous(self, parameters: Mapping[str, Any], expected: str) -> InvalidRequest:
+        name, value = next(iter(parameters.items()))
+        return self._invalid(f"parameter {name!r}", value, expected, "Leave it out.")
 
     def _rows(self, arrays: Mapping[str, Array]) -> int:
         limit = self.manifest.max_batch_size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,8 +13,9 @@ from edge.bundles import text
 from edge.bundles.onnx_file import check_self_contained
 from edge.datatypes import ONNX_TYPES, Array, TensorSpec
 from edge.errors import BackendError, BundleError, InvalidRequest, Literally, RunnerError
-from edge.runner import DeviceLoop, LoopTensors, Tensor, check_feeds
+from edge.runner import DecoderTensors, DeviceLoop, LoopTensors, Tensor, check_feeds
 from edge.runtimes.handle_loop import HandleLoop
+from edge.runtimes.host_decoder import HostDecoder, StepRun, infer_into
 from edge.runtimes.onnxruntime_loop import OnnxRuntimeLoop
 
 if TYPE_CHECKING:
@@ -178,6 +180,11 @@ class OnnxRuntimeRunner:
         state = next(spec for spec in self.inputs if spec.name == tensors.state)
         return OnnxRuntimeLoop(self._session, self._bound, self._failed, state, tensors, steps)
 
+    def decoder(self, tensors: DecoderTensors) -> HostDecoder:
+        """Return a decoder without rows; see :class:`edge.runner.Runner`."""
+        bind = self._bound_step if self.device == "CPU" else partial(infer_into, self)
+        return HostDecoder(self.infer, bind, (*self.inputs, *self.outputs), tensors)
+
     def close(self) -> None:
         """Release the session and its memory."""
         self._session = None
@@ -190,6 +197,18 @@ class OnnxRuntimeRunner:
             bind = binding.bind_ortvalue_output if name in self._output_names else binding.bind_ortvalue_input
             bind(name, value_of(array))
         return binding
+
+    def _bound_step(self, arrays: Mapping[str, Array]) -> StepRun:
+        binding, session = self._bound(arrays), self._session
+        assert session is not None
+
+        def run() -> None:
+            try:
+                session.run_with_iobinding(binding)
+            except Exception as error:
+                raise self._failed(error) from error
+
+        return run
 
     def _failed(self, error: Exception) -> RunnerError:
         log.error("%s failed in ONNX Runtime", self._subject, exc_info=error)

@@ -6,11 +6,13 @@ import math
 import threading
 import time
 from collections.abc import Collection, Mapping
+from functools import partial
 
 from edge.datatypes import Array
 from edge.errors import Literally, UsageError
-from edge.runner import DeviceLoop, Handle, LoopTensors, Runner, Tensor
+from edge.runner import DecoderTensors, DeviceLoop, Handle, LoopTensors, Runner, Tensor
 from edge.runtimes.handle_loop import HandleLoop
+from edge.runtimes.host_decoder import HostDecoder, infer_into
 from edge.runtimes.onnxruntime import OnnxRuntimeCpu
 from edge.runtimes.runtime import Product, Source, Suitability
 
@@ -68,6 +70,10 @@ class SimulatedRunner:
     def loop(self, tensors: LoopTensors, steps: int = 1) -> DeviceLoop:
         """Return a loop without rows; see :meth:`edge.runner.Runner.loop`."""
         return HandleLoop(self, tensors, steps)
+
+    def decoder(self, tensors: DecoderTensors) -> HostDecoder:
+        """Return a decoder without rows; see :meth:`edge.runner.Runner.decoder`."""
+        return HostDecoder(self.infer, partial(infer_into, self), (*self.inputs, *self.outputs), tensors)
 
     def close(self) -> None:
         """Close the model."""

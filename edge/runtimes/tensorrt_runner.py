@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
 
 from edge.datatypes import NUMPY_TYPES, Array, TensorSpec, byte_size
 from edge.errors import InvalidRequest
-from edge.runner import LoopTensors, Tensor, check_feeds
+from edge.runner import DecoderTensors, LoopTensors, Tensor, check_feeds
 from edge.runtimes.cuda import Device, Memory
+from edge.runtimes.host_decoder import HostDecoder, infer_into
 from edge.runtimes.tensorrt_device import SharedDevice
 from edge.runtimes.tensorrt_engine import Engine, Enqueued, Shape, TensorRtError
 from edge.runtimes.tensorrt_loop import LoopBuffers, TensorRtLoop
@@ -147,6 +149,10 @@ class TensorRtRunner(TensorRtModel):
                 buffers = LoopBuffers(self, shared.device, engine, tensors, steps)
                 self._loops.append(buffers)
             return TensorRtLoop(self, buffers)
+
+    def decoder(self, tensors: DecoderTensors) -> HostDecoder:
+        """Return a decoder without rows; see :meth:`edge.runner.Runner.decoder`."""
+        return HostDecoder(self.infer, partial(infer_into, self), (*self.inputs, *self.outputs), tensors)
 
     def _allocate(self, shared: SharedDevice, engine: Engine) -> None:
         sizes, mapped_bytes = engine.largest(), self._mapped_bytes

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from edge.instruments.snapshot import LoopEnd
+from edge.instruments.snapshot import End
 from edge.pb import inference_pb2 as pb
+from edge.scheduling.answers import Answer
 from edge.scheduling.job import Job
 from edge.serving.forms import Form
 from edge.serving.shared_memory import Window
@@ -22,10 +23,11 @@ class Call(Job):
     """A job of the scheduler that answers a client."""
 
     __slots__ = (
+        "end",
         "form",
-        "loop",
         "reply",
         "request_id",
+        "sent",
         "started_ns",
         "tier_reason",
         "timer",
@@ -38,9 +40,24 @@ class Call(Job):
     form: Form
     windows: Mapping[str, Window]  # the shared memory of the outputs that go there, by name
     started_ns: int  # arrival of the request, by time.perf_counter_ns()
-    loop: LoopEnd | None  # once a loop is answered
+    end: End | None  # once a request to an iterative program is answered
+    sent: dict[str, list[int]]  # of texts in a stream: the bytes of each row that earlier answers had
     tier_reason: str  # why the scheduler chose the tier
     reply: Reply | None  # None after it was given, or after a cancellation
     told: Told | None  # None on an RPC with one response, and after the reply
     timer: asyncio.TimerHandle | None  # for the server's time limit; None where the client's deadline comes first
     trace_context: Any  # the caller's trace, if requests are traced
+
+    def unsent(self, answer: Answer) -> Answer:
+        """Return an answer without the texts that earlier partial answers had; the reader takes every answer once."""
+        growing = self.executor.program.growing
+        if self.partials is None or not growing:
+            return answer
+        outputs = dict(answer.outputs)
+        for name in growing:
+            texts = outputs[name] = outputs[name].copy()
+            sent = self.sent.setdefault(name, [0] * len(texts))
+            for row, text in enumerate(texts[:, 0]):
+                texts[row, 0] = text[sent[row] :]
+                sent[row] = len(text)
+        return answer._replace(outputs=outputs)

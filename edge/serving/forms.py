@@ -13,7 +13,7 @@ import numpy as np
 
 from edge.datatypes import WIRE_TYPES, Array
 from edge.pb import inference_pb2 as pb
-from edge.programs.program import LoopLimits
+from edge.programs.program import Options
 from edge.repository.entry import Entry
 from edge.repository.model import Model
 from edge.scheduling.batching import nonfinite
@@ -44,7 +44,7 @@ class Form(NamedTuple):
     size: int  # what the time of its run grows with
     size_bytes: int
     shapes: Hashable  # the key that requests of one run share
-    limits: LoopLimits | None = None  # of a loop, if the request sets any
+    options: Options  # of the full tier
 
     def inputs(self, contents: Sequence[bytes]) -> dict[str, Array] | None:
         """Return the inputs in raw contents, without a copy; None where a validation has to say what is wrong."""

@@ -12,11 +12,12 @@ from typing import Final
 from edge.datatypes import Array
 from edge.errors import DeadlineExceeded, InvalidRequest, Literally, ModelNotReady, Overloaded
 from edge.instruments.logs import ABOUT, About
-from edge.instruments.snapshot import LoopEnd
+from edge.instruments.snapshot import End, LoopEnd, TextEnd
 from edge.pb import inference_pb2 as pb
+from edge.programs.generate import FIRST_TOKEN_NS, LAST_TOKEN_NS, PROMPT_TOKENS, TOKENS
 from edge.programs.loop import RESIDUAL
 from edge.programs.program import TIER as TIER_FACT
-from edge.protocol import BY_BUDGET, BY_DEADLINE, BY_TOLERANCE, LOOPS, STOPPED, STREAM_PARTIAL
+from edge.protocol import BY_BUDGET, BY_DEADLINE, BY_LENGTH, BY_STOP, BY_TOLERANCE, LOOPS, STOPPED, STREAM_PARTIAL
 from edge.repository.entry import Entry
 from edge.repository.repository import Repository
 from edge.scheduling.answers import Answer, PartialAnswers
@@ -41,8 +42,8 @@ log = logging.getLogger(__name__)
 _CLOCK_SECONDS: Final = 0.005
 #: A best-effort answer is made in time, and one that is late by less than this factor is better than none.
 _LATE_ANSWER: Final = 1.25
-#: Why a row of a loop stopped. A response names the first of its rows' reasons.
-_REASONS: Final = (BY_DEADLINE, BY_BUDGET, BY_TOLERANCE)
+#: Why a row of a loop or a text stopped. A response names the first of its rows' reasons.
+_REASONS: Final = (BY_DEADLINE, BY_BUDGET, BY_LENGTH, BY_TOLERANCE, BY_STOP)
 _STAGES: Final = ("queue_ns", "compute_input_ns", "compute_infer_ns", "compute_output_ns", "request_ns")
 
 
@@ -165,7 +166,7 @@ class InferenceService:
             return None
         form, identity = call.form, call.request_id
         return self._responses.build(
-            form.model, answer, form.output_names, request_id=identity, tier=call.executor.tier, windows={}
+            form.model, call.unsent(answer), form.output_names, request_id=identity, tier=call.executor.tier, windows={}
         )
 
     def _call(self, request: pb.ModelInferRequest) -> Call:
@@ -191,9 +192,8 @@ class InferenceService:
             shapes=form.shapes,
         )
         call.request_id, call.form, call.windows, call.started_ns = request_id, form, windows, started_ns
-        call.tier_reason, call.timer, call.loop = PINNED, None, None
-        if form.limits:
-            call.options = call.options._replace(limits=form.limits)
+        call.tier_reason, call.timer, call.end = PINNED, None, None
+        call.options, call.sent = form.options, {}
         call.trace_context = CARRIER.get() if self._traces else None
         return call
 
@@ -213,8 +213,8 @@ class InferenceService:
             tensors = tensors_of(request, contents, inputs) if key and not windows else None
             assembler = model.executors[model.full_tier].assembler
             known = (rows, assembler.size(inputs), byte_size(inputs), assembler.key(inputs))
-            limits = model.limits(parameters.max_loops, parameters.tolerance)
-            form = Form(entry, model, tensors or (), parameters, names, *known, limits)
+            options = model.options(parameters.loop, parameters.text)
+            form = Form(entry, model, tensors or (), parameters, names, *known, options)
         except BaseException as error:
             model.use.give_back()
             self._refused(entry, error, request.model_name, request_id, started_ns)
@@ -253,7 +253,7 @@ class InferenceService:
         if model.chooses or parameters.tier or parameters.policy:
             choice = model.selector.choose(parameters.tier, parameters.policy, lambda: self._demand(call))
             call.executor, call.tier_reason, call.best_effort = choice
-            call.options = choice.executor.options._replace(limits=call.form.limits)
+            call.options = call.form.options._replace(tier=choice.executor.tier)
         call.queued_ns = time.perf_counter_ns()
         call.timings.compute_input_ns = call.queued_ns - call.started_ns
         return self._scheduler.submit(call)
@@ -316,7 +316,12 @@ class InferenceService:
                 tier = _answering_tiers(call, answer) if len(form.model.tiers) > 1 else ""
                 used, identity = tier or call.executor.tier, call.request_id
                 response = self._responses.build(
-                    form.model, answer, form.output_names, request_id=identity, tier=used, windows=call.windows
+                    form.model,
+                    call.unsent(answer),
+                    form.output_names,
+                    request_id=identity,
+                    tier=used,
+                    windows=call.windows,
                 )
             except Exception as wrong:
                 error = wrong
@@ -331,8 +336,8 @@ class InferenceService:
                     response.parameters[TIER].string_param = tier
                     response.parameters[TIER_REASON].string_param = call.tier_reason
                 if STOPPED in answer.facts:
-                    call.loop = _loop_end(call, answer)
-                    response.parameters[STOPPED].string_param = call.loop.stopped
+                    call.end = _end_of(call, answer)
+                    response.parameters[STOPPED].string_param = call.end.stopped
                 if form.parameters.timings:
                     for stage in _STAGES:
                         response.parameters[stage].int64_param = getattr(timings, stage)
@@ -382,11 +387,16 @@ class InferenceService:
                 self._traces.failed(name, request_id, started_ns, type(error).__name__, CARRIER.get())
 
 
-def _loop_end(call: Call, answer: Answer) -> LoopEnd:
-    facts = answer.facts
+def _end_of(call: Call, answer: Answer) -> End:
+    facts, tier = answer.facts, call.executor.tier
     stopped = facts[STOPPED].tolist()
     reason = next(reason for reason in _REASONS if reason in stopped)
-    return LoopEnd(call.executor.tier, int(facts[LOOPS].max()), float(facts[RESIDUAL].max()), reason)
+    if RESIDUAL in facts:
+        return LoopEnd(tier, int(facts[LOOPS].max()), float(facts[RESIDUAL].max()), reason)
+    tokens, first_ns, last_ns = facts[TOKENS], facts[FIRST_TOKEN_NS], facts[LAST_TOKEN_NS]
+    token_ns = int((last_ns - first_ns).sum() / max(int(tokens.sum()) - len(tokens), 1))
+    first_token_ns = int(first_ns.mean()) - call.started_ns
+    return TextEnd(tier, int(facts[PROMPT_TOKENS].sum()), int(tokens.sum()), first_token_ns, token_ns, reason)
 
 
 def _answering_tiers(call: Call, answer: Answer) -> str:

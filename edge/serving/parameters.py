@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any, NamedTuple
+
+import msgspec
 
 from edge.errors import InvalidRequest, Literally
 from edge.pb import inference_pb2 as pb
@@ -30,7 +35,16 @@ _KINDS: dict[str, tuple[str, ...]] = {
     MAX_LOOPS: _INTEGERS,
     TOLERANCE: ("double_param", *_INTEGERS),
     STREAM_PARTIAL: ("bool_param",),
+    "max_tokens": _INTEGERS,
+    "temperature": ("double_param", *_INTEGERS),
+    "top_k": _INTEGERS,
+    "top_p": ("double_param", *_INTEGERS),
+    "seed": _INTEGERS,
+    "stop": ("string_param",),
 }
+#: Those of generated text, and those that are numbers with a fraction.
+_TEXT = ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop")
+_FLOATS = {TOLERANCE, "temperature", "top_p"}
 _OURS: tuple[str, ...] = tuple(name for name in _KINDS if not name.startswith("triton_"))
 #: Names from other servers and from our own command line.
 _ALIASES = {"deadline": "timeout", "deadline_ms": "timeout"}
@@ -48,9 +62,9 @@ class Parameters(NamedTuple):
     tier: str | None = None
     policy: str | None = None
     priority: int = DEFAULT_PRIORITY
-    max_loops: int | None = None
-    tolerance: float | None = None
     stream_partial: bool = False
+    loop: Mapping[str, Any] = MappingProxyType({})  # the limits of a loop
+    text: Mapping[str, Any] = MappingProxyType({})  # fields of :class:`edge.programs.sampling.Sampling`
 
 
 def parse(request: pb.ModelInferRequest) -> Parameters:
@@ -79,17 +93,28 @@ def parse(request: pb.ModelInferRequest) -> Parameters:
     if priority > PRIORITY_LEVELS:
         expected = f"1, the highest, to {PRIORITY_LEVELS}, or 0"
         raise InvalidRequest("parameter 'priority'", given=priority, expected=expected, fix="0 is the default.")
-    timeout_us, tolerance = values.get("timeout"), values.get(TOLERANCE)
+    timeout_us = values.get("timeout")
+    for name in _FLOATS & values.keys():
+        values[name] = float(values[name])
+    if "stop" in values:
+        values["stop"] = _stops(values["stop"])
     return Parameters(
         timeout_seconds=timeout_us / 1e6 if timeout_us else None,
         timings=values.get("timings", False),
         tier=values.get(TIER),
         policy=values.get("policy"),
         priority=priority,
-        max_loops=values.get(MAX_LOOPS),
-        tolerance=None if tolerance is None else float(tolerance),
         stream_partial=values.get(STREAM_PARTIAL, False),
+        loop={name: values[name] for name in (MAX_LOOPS, TOLERANCE) if name in values},
+        text={name: values[name] for name in _TEXT if name in values},
     )
+
+
+def _stops(given: str) -> tuple[str, ...]:
+    """Return the stop texts in a JSON list of texts; any other string is the only one."""
+    with suppress(msgspec.DecodeError):
+        return msgspec.json.decode(given, type=tuple[str, ...])
+    return (given,)
 
 
 def _check_unknown(name: str) -> None:

@@ -51,6 +51,6 @@ def test_diverged_loop_does_not_spoil_the_sum_and_others_have_no_such_metrics() 
     statistics.succeeded(CountedRequest())
     assert page_of(statistics) == []
     for residual in (float("nan"), float("inf"), 5e8):
-        statistics.succeeded(CountedRequest(loop=LoopEnd("full", 7, residual, "budget")))
+        statistics.succeeded(CountedRequest(end=LoopEnd("full", 7, residual, "budget")))
     assert 'fewheads_residual_ratio_sum{tier="full"} 3000.0' in page_of(statistics)
     assert 'fewheads_residual_ratio_bucket{le="1",tier="full"} 0.0' in page_of(statistics)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from edge.instruments.snapshot import LoopEnd, Timings
+from edge.instruments.snapshot import End, Timings
 from edge.server import Ready
 from edge.telemetry.metrics import metrics_page
 
@@ -23,7 +23,7 @@ class CountedRequest:
     nonfinite: int = 0
     tier_reason: str = ""
     size: int = 1
-    loop: LoopEnd | None = None
+    end: End | None = None
 
 
 class _Families(Collector):

@@ -1,0 +1,252 @@
+"""Generation: a decoder continues the prompts of several requests side by side, one token of each row per step.
+
+Requests join and leave between two steps. Keys and values stay on the device; logits come to the host, which samples.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from edge.bundles.bundle import Bundle
+from edge.bundles.manifest import TokenizerPreprocess
+from edge.bundles.preprocess import load_tokenizer
+from edge.bundles.programs import GenerateProgram
+from edge.datatypes import Array
+from edge.errors import Literally, RunnerError
+from edge.programs.program import Computed, LoopLimits, Options
+from edge.programs.sampling import Sampler, Sampling
+from edge.programs.session import Finished, IterativeProgram, Joining, Session
+from edge.protocol import BY_LENGTH, BY_STOP, STOPPED
+from edge.runner import DecoderTensors, DeviceDecoder, Runner
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+#: Facts of each row: when its first and its last token so far were chosen, by ``time.perf_counter_ns()``, and the
+#: numbers of tokens of its text and of its prompt.
+FIRST_TOKEN_NS: Final = "first_token_ns"
+LAST_TOKEN_NS: Final = "last_token_ns"
+TOKENS: Final = "tokens"
+PROMPT_TOKENS: Final = "prompt_tokens"
+
+
+class Generate(IterativeProgram):
+    """Generates text with the decoder of a tier.
+
+    Args:
+        ids, mask: names of the inputs.
+    """
+
+    def __init__(
+        self, config: GenerateProgram, runners: Mapping[str, Runner], tokenizer: Tokenizer, ids: str, mask: str
+    ) -> None:
+        self.config, self.tokenizer, self.ids, self.mask = config, tokenizer, ids, mask
+        self.sampling = Sampling(config.max_tokens)
+        self.limits = steps_of(self.sampling)
+        self.tensors = DecoderTensors(
+            config.tokens,
+            config.lengths,
+            config.last,
+            config.logits,
+            tuple((one.past, one.new) for one in config.cache),
+        )
+        self.growing = (config.text,)
+        self._runners = runners
+        self._idle: dict[str, deque[DeviceDecoder]] = {tier: deque() for tier in runners}
+
+    def session(self, options: Options) -> GenerationSession:
+        """Return a session of a tier without rows."""
+        return GenerationSession(self, self._runners[options.tier], self._idle[options.tier])
+
+    def close(self) -> None:
+        """Drop the decoders without rows, which refer to their runner's memory; see :meth:`Program.close`."""
+        for idle in self._idle.values():
+            idle.clear()
+
+
+def steps_of(sampling: Sampling) -> LoopLimits:
+    """Return the limits by which admission predicts the steps of a request."""
+    return LoopLimits(sampling.max_tokens, 1.0)
+
+
+class GenerationSession(Session):
+    """Rows in progress. One thread uses it.
+
+    Args:
+        idle: decoders without rows, for the sessions of all threads.
+    """
+
+    def __init__(self, program: Generate, runner: Runner, idle: deque[DeviceDecoder]) -> None:
+        self._program, self._runner, self._idle = program, runner, idle
+        self._decoder: DeviceDecoder | None = None  # while there are rows
+        self._requests: dict[object, list[_Row]] = {}
+        self._rows: list[_Row] = []  # in the order of the decoder's
+
+    @property
+    def rows(self) -> int:
+        """The number of rows in progress."""
+        return len(self._rows)
+
+    def add(self, requests: Sequence[Joining]) -> None:
+        """Compute the prompts of requests in one run, and choose their first tokens; see :meth:`Session.add`."""
+        program = self._program
+        inputs = [request.inputs for request in requests]
+        ids, mask = (np.concatenate([one[name] for one in inputs]) for name in (program.ids, program.mask))
+        lengths = mask.sum(axis=1)
+        decoder = self._decoder or self._new_decoder()
+        logits = decoder.add(ids, lengths)
+        self._decoder = decoder
+        rows = []
+        for request, one in zip(requests, inputs, strict=True):
+            sampling = request.options.sampling or program.sampling
+            own = [_Row(program, sampling, number) for number in range(len(one[program.ids]))]
+            self._requests[request.key] = own
+            rows += own
+        self._rows += rows
+        for row, length in zip(rows, lengths.tolist(), strict=True):
+            row.prompt_tokens = length
+        try:
+            _append(rows, logits)
+        except RunnerError:
+            for request in requests:
+                self.drop(request.key)
+            raise
+
+    def step(self) -> list[Finished]:
+        """Append a token to each row that has not ended; see :meth:`Session.step`."""
+        self._leave([place for place, row in enumerate(self._rows) if row.stopped])  # with their first token
+        if self._decoder:
+            _append(self._rows, self._decoder.step(np.array([row.tokens[-1] for row in self._rows])))
+            self._leave([place for place, row in enumerate(self._rows) if row.stopped])
+        done = [key for key, rows in self._requests.items() if all(row.stopped for row in rows)]
+        return [Finished(key, self._computed(self._requests.pop(key))) for key in done]
+
+    def partial(self, key: object, stopped: str = "") -> Computed:
+        """Return the texts of a request so far; see :meth:`Session.partial`.
+
+        While it goes on, they end before anything that may become a part of a character or of a stop text.
+        """
+        rows = self._requests[key]
+        for row in rows:
+            row.stopped = row.stopped or stopped
+        return self._computed(rows)
+
+    def drop(self, key: object) -> None:
+        """Drop the rows of a request; see :meth:`Session.drop`."""
+        rows = self._requests.pop(key, [])
+        self._leave([place for place, row in enumerate(self._rows) if any(row is one for one in rows)])
+
+    def _computed(self, rows: Sequence[_Row]) -> Computed:
+        config = self._program.config
+        texts = np.empty((len(rows), 1), np.object_)
+        texts[:, 0] = [row.shown().encode() for row in rows]
+        generated = np.array([[len(row.tokens)] for row in rows], np.int32)
+        facts: dict[str, Array] = {
+            STOPPED: np.array([row.stopped for row in rows]),
+            TOKENS: generated[:, 0],
+            PROMPT_TOKENS: np.array([row.prompt_tokens for row in rows]),
+            FIRST_TOKEN_NS: np.array([row.first_ns for row in rows]),
+            LAST_TOKEN_NS: np.array([row.last_ns for row in rows]),
+        }
+        return Computed({config.text: texts, config.generated: generated}, facts, float(generated.max()))
+
+    def _new_decoder(self) -> DeviceDecoder:
+        with suppress(IndexError):  # other threads take them, too
+            return self._idle.pop()
+        return self._runner.decoder(self._program.tensors)
+
+    def _leave(self, leaving: list[int]) -> None:
+        """Drop some rows, in ascending order; others from the end move into the gaps."""
+        if not leaving:
+            return
+        rows = len(self._rows) - len(leaving)
+        staying = sorted({*range(rows, len(self._rows))}.difference(leaving))
+        moves = list(zip(staying, leaving, strict=False))  # as many rows stay at the end as there are gaps
+        for source, target in moves:
+            self._rows[target] = self._rows[source]
+        del self._rows[rows:]
+        assert self._decoder
+        self._decoder.keep(rows, moves)
+        if not rows:
+            self._idle.append(self._decoder)
+            self._decoder = None
+
+
+def _append(rows: Sequence[_Row], logits: Array) -> None:
+    """Append a token to each row, from logits [rows, vocabulary]."""
+    greedy = logits.argmax(axis=1)  # the place of a NaN, if there is one
+    best = logits[np.arange(len(rows)), greedy]
+    if not np.isfinite(best).all():
+        given, fix = Literally("logits that are not finite"), "Usual causes are FP16 and a broken export."
+        raise RunnerError("decoder", given=given, expected="finite logits to choose a token from", fix=fix)
+    now_ns = time.perf_counter_ns()
+    for place, (row, token) in enumerate(zip(rows, greedy.tolist(), strict=True)):
+        row.append(token if row.greedy else row.choose(logits[place]), now_ns)
+
+
+class _Row:
+    """One text in progress."""
+
+    def __init__(self, program: Generate, sampling: Sampling, number: int) -> None:
+        from tokenizers.decoders import DecodeStream
+
+        self._config, self._sampling = program.config, sampling
+        self._tokenizer = program.tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+        sampler = Sampler(sampling, number)
+        self.greedy, self.choose = sampler.greedy, sampler.choose
+        self.tokens: list[int] = []
+        self.text = ""
+        self.stopped = ""
+        self.prompt_tokens = 0
+        self.first_ns = self.last_ns = 0
+
+    def append(self, token: int, now_ns: int) -> None:
+        """Append a token, and end the text if it is the last one."""
+        self.tokens.append(token)
+        self.first_ns, self.last_ns = self.first_ns or now_ns, now_ns
+        if token in self._config.end_tokens:
+            self.stopped = BY_STOP
+            return
+        piece = self._stream.step(self._tokenizer, token)
+        if piece:
+            self._add(piece)
+        if self.stopped:
+            return
+        if len(self.tokens) >= self._sampling.max_tokens or self._full():
+            self.stopped = BY_LENGTH
+
+    def shown(self) -> str:
+        """Return the text without an end that may become a stop text."""
+        if self.stopped or not self._sampling.stop:
+            return self.text
+        longest = max(map(len, self._sampling.stop)) - 1
+        for length in range(min(longest, len(self.text)), 0, -1):
+            if any(stop.startswith(self.text[-length:]) for stop in self._sampling.stop):
+                return self.text[:-length]
+        return self.text
+
+    def _add(self, piece: str) -> None:
+        begin = len(self.text)
+        self.text += piece
+        found = [self.text.find(stop, max(begin - len(stop) + 1, 0)) for stop in self._sampling.stop]
+        if places := [place for place in found if place >= 0]:
+            self.text = self.text[: min(places)]
+            self.stopped = BY_STOP
+
+    def _full(self) -> bool:
+        return self.prompt_tokens + len(self.tokens) >= self._config.positions
+
+
+def generator(bundle: Bundle, config: GenerateProgram, runners: Mapping[str, Runner]) -> Generate:
+    """Return the program of a bundle, with its tokenizer."""
+    step = bundle.manifest.preprocess
+    assert isinstance(step, TokenizerPreprocess), "checked with the manifest"
+    tokenizer = load_tokenizer(bundle.read(step.file), f"file {bundle.path / step.file}")
+    return Generate(config, runners, tokenizer, step.ids, step.mask)

@@ -1,0 +1,167 @@
+"""Decoders for runners that read the host's memory: keys and values in arrays that grow and shrink with the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from edge.datatypes import NUMPY_TYPES, Array, TensorSpec
+from edge.runner import DecoderTensors, Runner
+
+#: Tokens of a row that the cache has room for at first; it doubles as rows grow.
+_FEWEST_PLACES = 32
+
+
+class StepRun(Protocol):
+    """Computes one step in place, again and again, on arrays that it was made for."""
+
+    def __call__(self) -> None:
+        """Compute it; raise as :meth:`edge.runner.Runner.infer`."""
+
+
+class HostDecoder:
+    """The rows of a decoder; see :class:`edge.runner.DeviceDecoder`.
+
+    The caches of all layers with equal shapes are one array, so that a step writes its new entries with one assignment
+    for each shape. A step uses the same arrays until rows or places change, so that ``bind`` can prepare it.
+
+    Args:
+        infer: computes a prompt.
+        bind: returns a function that computes a step on the given input and output arrays.
+        specs: of the graph's inputs and outputs.
+    """
+
+    def __init__(
+        self,
+        infer: Callable[[Mapping[str, Array]], Mapping[str, Array]],
+        bind: Callable[[dict[str, Array]], StepRun],
+        specs: Sequence[TensorSpec],
+        tensors: DecoderTensors,
+    ) -> None:
+        self._infer, self._bind, self._tensors = infer, bind, tensors
+        shapes = {spec.name: spec for spec in specs}
+        groups: dict[tuple[int, int, str], list[tuple[str, str]]] = {}
+        for past, new in tensors.cache:
+            spec = shapes[past]
+            groups.setdefault((spec.shape[1], spec.shape[3], spec.datatype), []).append((past, new))
+        self._groups = [_Group(names, *shape) for shape, names in groups.items()]
+        self._vocabulary = shapes[tensors.logits].shape[1]
+        self._rows = 0
+        self._runs: dict[int, tuple[StepRun, Array]] = {}  # by rows: a step, and its logits
+        self._lengths: Array = np.zeros((0, 1), np.int64)
+        self._resize(1, 0)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of the cache."""
+        return sum(group.past.nbytes for group in self._groups)
+
+    def add(self, tokens: Array, lengths: Array) -> Array:
+        """Add rows; see :meth:`edge.runner.DeviceDecoder.add`."""
+        names, (count, longest) = self._tensors, tokens.shape
+        feeds: dict[str, Array] = {
+            names.tokens: tokens,
+            names.lengths: np.zeros((count, 1), np.int64),
+            names.last: lengths[:, None] - 1,
+        }
+        for group in self._groups:
+            # One place, which no row uses: a dimension of 0 is not possible everywhere.
+            feeds |= dict.fromkeys((past for past, _ in group.names), group.empty(count))
+        outputs = self._infer(feeds)
+        begin, end = self._rows, self._rows + count
+        capacity = len(self._lengths)
+        if end > capacity or longest >= self._places:
+            self._resize(capacity if end <= capacity else max(end, 2 * capacity), longest + 1)
+        for group in self._groups:
+            for past, (_, new) in zip(group.past, group.names, strict=True):
+                past[begin:end, :, :longest] = outputs[new]
+        self._lengths[begin:end, 0] = lengths
+        self._rows = end
+        return outputs[names.logits]
+
+    def keep(self, rows: int, moves: Sequence[tuple[int, int]]) -> None:
+        """Copy rows from the end into gaps; see :meth:`edge.runner.DeviceDecoder.keep`."""
+        for source, target in moves:
+            length = self._lengths[target, 0] = self._lengths[source, 0]
+            for group in self._groups:
+                group.past[:, target, :, :length] = group.past[:, source, :, :length]
+        self._rows = rows
+        if not rows and self._places > _FEWEST_PLACES:
+            self._resize(1, 0)
+
+    def step(self, tokens: Array) -> Array:
+        """Append a token to each row; see :meth:`edge.runner.DeviceDecoder.step`."""
+        rows = self._rows
+        lengths = self._lengths[:rows, 0]
+        if int(lengths.max()) >= self._places:
+            self._resize(len(self._lengths), self._places + 1)
+            lengths = self._lengths[:rows, 0]
+        self._tokens[:rows, 0] = tokens
+        if rows not in self._runs:
+            self._runs[rows] = self._bound(rows)
+        run, logits = self._runs[rows]
+        run()
+        index = np.arange(rows)
+        for group in self._groups:
+            # [rows, layers, heads, width] on both sides: the dimension of the two index arrays comes first.
+            group.past[:, index, :, lengths] = group.new[:, :rows, :, 0].swapaxes(0, 1)
+        lengths += 1
+        return logits
+
+    def _bound(self, rows: int) -> tuple[StepRun, Array]:
+        names = self._tensors
+        logits = self._logits[:rows]
+        arrays = {names.tokens: self._tokens[:rows], names.lengths: self._lengths[:rows], names.logits: logits}
+        arrays[names.last] = np.zeros((rows, 1), np.int64)
+        for group in self._groups:
+            for number, (past, new) in enumerate(group.names):
+                arrays[past], arrays[new] = group.past[number, :rows], group.new[number, :rows]
+        return self._bind(arrays), logits
+
+    def _resize(self, capacity: int, places: int) -> None:
+        """Replace the arrays by ones for so many rows, and at least so many places, with the present rows."""
+        self._places = max(_FEWEST_PLACES, 1 << max(places - 1, 0).bit_length())
+        old, self._lengths = self._lengths, np.zeros((capacity, 1), np.int64)
+        self._lengths[: self._rows] = old[: self._rows]
+        self._tokens = np.zeros((capacity, 1), np.int64)
+        self._logits = np.zeros((capacity, self._vocabulary), np.float32)
+        for group in self._groups:
+            group.resize(capacity, self._places, self._rows)
+        self._runs.clear()
+
+
+class _Group:
+    """The caches with equal shapes: ``past`` [caches, rows, heads, places, width] and ``new``, with one place."""
+
+    def __init__(self, names: list[tuple[str, str]], heads: int, width: int, datatype: str) -> None:
+        self.names = names
+        self._heads, self._width, self._type = heads, width, NUMPY_TYPES[datatype]
+        self.past = self.new = self._zeros(len(names), 0)
+
+    def empty(self, rows: int) -> Array:
+        """Return a cache with one place for so many rows."""
+        return self._zeros(rows, places=1)
+
+    def resize(self, capacity: int, places: int, rows: int) -> None:
+        """Replace the arrays, with the first ``rows`` of the old ones."""
+        old, kept = self.past, min(places, self.past.shape[3])
+        self.past = self._zeros(len(self.names), capacity, places=places)
+        self.past[:, :rows, :, :kept] = old[:, :rows, :, :kept]
+        self.new = self._zeros(len(self.names), capacity, places=1)
+
+    def _zeros(self, *before: int, places: int = 0) -> Array:
+        return np.zeros((*before, self._heads, places, self._width), self._type)
+
+
+def infer_into(runner: Runner, arrays: Mapping[str, Array]) -> StepRun:
+    """Return a step of any runner: it copies outputs into their arrays, and a GPU's runner all arrays to the device."""
+    names = [spec.name for spec in runner.inputs]
+    feeds = {name: arrays[name] for name in names}
+
+    def run() -> None:
+        for name, array in runner.infer(feeds).items():
+            arrays[name][:] = array
+
+    return run

@@ -1,0 +1,1 @@
+"""Language models: text formats, tokenizers, training, the heads of paper 004, and export as decoders."""

@@ -1,0 +1,149 @@
+"""A causal language model of Hugging Face's transformers as one graph for prompts and single tokens.
+
+The graph reads keys and values of earlier tokens and returns those of the new ones, so that a device can keep them
+where they are. The architecture is the library's. Only its attention is replaced, by one that never copies the cache:
+scores of earlier and of new tokens are computed apart, and share one softmax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from edge.errors import Literally, UsageError
+from export.convert import to_onnx
+
+TOKENS, LENGTHS, LAST, LOGITS = "tokens", "lengths", "last", "logits"
+#: Name of the attention in the library's registry.
+_NAME = "fewheads"
+_NEVER = -1e9  # a score that no softmax sees; FP16 makes it -infinity
+
+
+class DecoderGraph(nn.Module):
+    """Logits of each row's last token, and new keys and values.
+
+    Args:
+        model: GPT-2, Llama, Gemma or another causal model of transformers with rotary or learned positions.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        _register()
+        model.set_attn_implementation(_NAME)
+        self.model = model.eval()
+        config = model.config.get_text_config()
+        self.layers = int(config.num_hidden_layers)
+        self.key_heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+        self.width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+    def forward(self, tokens: Tensor, lengths: Tensor, last: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
+        """Return logits [N, V] and the entries of the cache for the new tokens, keys and values of each layer in turn.
+
+        Args:
+            tokens: [N, T] int64.
+            lengths: of the cache, [N, 1] int64; its places from there on are ignored.
+            last: index of each row's last token, [N, 1] int64; what follows it has no effect on the logits.
+            past: keys and values of each layer in turn, [N, heads, L, width].
+        """
+        new: list[Tensor] = []
+        places = torch.arange(tokens.shape[1])  # [T]
+        cache = _Cache(past, new, lengths, places)
+        hidden = self.model.base_model(
+            input_ids=tokens, position_ids=lengths + places, use_cache=False, fewheads_cache=cache
+        ).last_hidden_state
+        at_last = hidden.gather(1, last[:, :, None].expand(-1, -1, hidden.shape[2]))[:, 0]  # [N, E]
+        logits = self.model.lm_head(at_last)
+        cap = getattr(self.model.config, "final_logit_softcapping", None)
+        if cap:
+            logits = torch.tanh(logits / cap) * cap
+        return (logits, *new)
+
+
+def cache_names(layers: int) -> list[tuple[str, str]]:
+    """Return the names of the graph's cache: of each input, and of the output with its new entries."""
+    return [(f"past.{layer}.{kind}", f"new.{layer}.{kind}") for layer in range(layers) for kind in ("key", "value")]
+
+
+def decoder_onnx(graph: DecoderGraph) -> bytes:
+    """Return the ONNX model, with dynamic rows, tokens and places."""
+    names = cache_names(graph.layers)
+    rows, tokens, places = 2, 3, 5
+    inputs = {
+        TOKENS: torch.ones(rows, tokens, dtype=torch.int64),
+        LENGTHS: torch.full((rows, 1), 2),
+        LAST: torch.full((rows, 1), tokens - 1),
+    }
+    inputs |= {past: torch.zeros(rows, graph.key_heads, places, graph.width) for past, _ in names}
+    dynamic = {TOKENS: {0: "batch", 1: "tokens"}, LENGTHS: {0: "batch"}, LAST: {0: "batch"}}
+    dynamic |= {past: {0: "batch", 2: "places"} for past, _ in names}
+    return to_onnx(graph, inputs, [LOGITS, *(new for _, new in names)], dynamic, variadic=len(names))
+
+
+class _Cache:
+    """What the layers read of earlier tokens, and leave of new ones."""
+
+    def __init__(self, past: Sequence[Tensor], new: list[Tensor], lengths: Tensor, places: Tensor) -> None:
+        self.past, self.new = past, new
+        self._lengths, self._places = lengths, places
+
+    def hidden(self, layer: int, window: int | None) -> tuple[Tensor, Tensor]:
+        """Return what new tokens do not see, of earlier tokens [N, 1, T, L] and of new ones [1, 1, T, T]."""
+        earlier = torch.arange(self.past[2 * layer].shape[2])  # [L]
+        later = (earlier >= self._lengths)[:, None, None, :]  # [N, 1, 1, L]
+        distance = self._places[:, None] - self._places  # [T, T]
+        unseen = distance < 0
+        if window is not None:
+            ago = (self._lengths + self._places)[:, None, :, None] - earlier  # [N, 1, T, L]
+            later, unseen = later | (ago >= window), unseen | (distance >= window)
+        return later, unseen[None, None]
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    fewheads_cache: _Cache,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attend from new tokens [N, H, T, d] to earlier and new ones [N, G, L or T, d]; H / G heads share one key."""
+    layer: Any = module.layer_idx
+    fewheads_cache.new += (key, value)
+    past_key, past_value = fewheads_cache.past[2 * layer : 2 * layer + 2]
+    rows, heads, tokens, width = query.shape
+    groups = key.shape[1]
+    scaled = query * (width**-0.5 if scaling is None else scaling)
+    shared = scaled.reshape(rows, groups, heads // groups * tokens, width)
+    hidden = fewheads_cache.hidden(layer, sliding_window)
+    scores = []
+    for keys, unseen in zip((past_key, key), hidden, strict=True):
+        score = (shared @ keys.transpose(2, 3)).reshape(rows, heads, tokens, keys.shape[2])
+        if softcap is not None:
+            score = torch.tanh(score / softcap) * softcap
+        scores.append(score + unseen.to(score.dtype) * _NEVER)
+    weights = torch.cat(scores, dim=3).softmax(dim=3)
+    places = past_key.shape[2]
+    seen = [
+        share.reshape(rows, groups, heads // groups * tokens, values.shape[2]) @ values
+        for values, share in ((past_value, weights[..., :places]), (value, weights[..., places:]))
+    ]
+    return (seen[0] + seen[1]).reshape(rows, heads, tokens, width).transpose(1, 2), None
+
+
+def _register() -> None:
+    """Add the attention to transformers' registry, without a mask of the library's own."""
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+    except ImportError as error:
+        fix = "Install the extra 'language'."
+        raise UsageError("transformers", given=Literally(error), expected="an importable package", fix=fix) from None
+    AttentionInterface.register(_NAME, _attention)
+    AttentionMaskInterface.register(_NAME, lambda *args, **kwargs: None)

@@ -1,0 +1,173 @@
+"""A decoder with known results: the next letter is the sum of all letters so far, modulo 27, where 0 ends the text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.golden import Golden
+from edge.bundles.manifest import Artifact, Profile, Tier, TokenizerPreprocess, Tolerance
+from edge.bundles.programs import CacheTensor, GenerateProgram
+from edge.datatypes import TensorSpec
+from edge.pb import inference_pb2 as pb
+from edge.programs.generate import Generate, generator
+from edge.runtimes.build import load_runner
+from tests.support.models import graph_of, manifest_of, serialized
+
+NAME = "letters"
+MAX_BATCH_SIZE, POSITIONS, MAX_TOKENS = 4, 100, 12
+LETTERS = ("<end>", *map(chr, range(ord("a"), ord("z") + 1)))
+#: A prompt that ends with this letter has logits that are not numbers.
+FAILING = "z"
+
+GRAPH = """letters (int64[N, T] tokens, int64[N, 1] lengths, int64[N, 1] last,
+        float[N, 1, L, 1] past_key, float[N, 1, L, 1] past_value)
+    => (float[N, 27] logits, float[N, 1, T, 1] new_key, float[N, 1, T, 1] new_value) {
+    values = Cast<to = 1>(tokens)
+    new_key = Unsqueeze(values, ends)
+    new_value = Neg(new_key)
+    both = Sub(past_key, past_value)
+    earlier = Squeeze(both, ends)
+    shape = Shape<start = 2, end = 3>(past_key)
+    places_of_cache = Squeeze(shape)
+    index_of_cache = Range(zero, places_of_cache, one)
+    is_filled = Less(index_of_cache, lengths)
+    filled = Cast<to = 1>(is_filled)
+    kept = Mul(earlier, filled)
+    twice = ReduceSum(kept, axis)
+    before = Div(twice, two)
+    shape_of_tokens = Shape<start = 1, end = 2>(tokens)
+    places = Squeeze(shape_of_tokens)
+    index = Range(zero, places, one)
+    is_read = LessOrEqual(index, last)
+    read = Cast<to = 1>(is_read)
+    now = Mul(values, read)
+    summed = ReduceSum(now, axis)
+    total = Add(before, summed)
+    next = Mod<fmod = 1>(total, count)
+    distance = Sub(vocabulary, next)
+    size = Abs(distance)
+    last_token = GatherElements<axis = 1>(tokens, last)
+    fault = Gather(faults, last_token)
+    worse = Add(size, fault)
+    logits = Neg(worse)
+}"""
+
+
+def continued(prompt: str, tokens: int = MAX_TOKENS) -> str:
+    """Return the text that follows a prompt."""
+    ids = [LETTERS.index(letter) for letter in prompt]
+    while len(ids) < len(prompt) + tokens and len(ids) < POSITIONS:
+        ids.append(sum(ids) % len(LETTERS))
+        if not ids[-1]:
+            break
+    return "".join(LETTERS[one] for one in ids[len(prompt) :] if one)
+
+
+def tokenizer_json() -> bytes:
+    tokenizer = Tokenizer(models.WordLevel({letter: place for place, letter in enumerate(LETTERS)}, unk_token="<end>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(["<end>"])
+    return tokenizer.to_str().encode()
+
+
+def write_letters_bundle(directory: Path, **changes: Any) -> Bundle:
+    """Write the bundle; ``changes`` are fields of its program."""
+    faults = np.zeros(len(LETTERS), np.float32)
+    faults[LETTERS.index(FAILING)] = np.nan
+    constants = {
+        "ends": np.array([1, 3]), "axis": np.array([1]), "zero": np.int64(0), "one": np.int64(1),
+        "two": np.float32(2), "count": np.float32(27), "vocabulary": np.arange(27, dtype=np.float32)[None],
+        "faults": faults,
+    }  # fmt: skip
+    cache = [TensorSpec(name, "FP32", (-1, 1, -1, 1)) for name in ("past_key", "past_value", "new_key", "new_value")]
+    columns = tuple(TensorSpec(name, "INT64", (-1, 1)) for name in ("lengths", "last"))
+    reads = (TensorSpec("tokens", "INT64", (-1, -1)), *columns, *cache[:2])
+    gives = (TensorSpec("logits", "FP32", (-1, 27)), *cache[2:])
+    tokens = np.array([[1, 2], [3, 4]])
+    past = np.array([[5, 6, 7], [8, 9, 10]], np.float32)[:, None, :, None]
+    totals = np.array([5 + 6 + 1 + 2, 8 + 3])  # two and one places are filled; the second row ends with its first token
+    step = Golden(
+        {"tokens": tokens, "lengths": np.array([[2], [1]]), "last": np.array([[1], [0]]), "past_key": past,
+         "past_value": -past},
+        {"logits": -np.abs(np.arange(27, dtype=np.float32) - totals[:, None]).astype(np.float32),
+         "new_key": tokens[:, None, :, None].astype(np.float32),
+         "new_value": -tokens[:, None, :, None].astype(np.float32)},
+    )  # fmt: skip
+    ids = np.array([[1, 2, 3], [4, 5, 0]])
+    prompts = ("abc", "de")
+    texts = np.array([[continued(prompt).encode()] for prompt in prompts])
+    generated = [len(continued(prompt)) for prompt in prompts]
+    whole = Golden(
+        {"ids": ids, "mask": (ids > 0).astype(np.int64)},
+        {"text": texts, "generated": np.array(generated, np.int32)[:, None]},
+        {"prompt": np.array([[prompt.encode()] for prompt in prompts])},
+    )
+    most = POSITIONS - 1
+    column = Profile(min=(1, 1), opt=(2, 1), max=(MAX_BATCH_SIZE, 1))
+    sequence = Profile(min=(1, 1), opt=(2, 8), max=(MAX_BATCH_SIZE, most))
+    places = Profile(min=(1, 1, 1, 1), opt=(2, 1, 32, 1), max=(MAX_BATCH_SIZE, 1, 128, 1))
+    artifact = Artifact(
+        file="decoder.onnx", runtime="any", precision="fp32", opset=17, role="backbone",
+        tolerance=Tolerance(atol=0, rtol=0), inputs=reads, outputs=gives, golden="decoder.golden.npz",
+        profile={"tokens": sequence, "lengths": column, "last": column, "past_key": places, "past_value": places},
+    )  # fmt: skip
+    tokenizer = TokenizerPreprocess(
+        input="prompt", file="tokenizer.json", ids="ids", mask="mask", max_length=most, pad_id=0, max_text_bytes=1000
+    )
+    names = ("tokens", "lengths", "last", "logits", "text", "generated")
+    program = {
+        **dict(zip(names, names, strict=True)),
+        "cache": tuple(CacheTensor(past=f"past_{kind}", new=f"new_{kind}") for kind in ("key", "value")),
+        "positions": POSITIONS,
+        "max_tokens": MAX_TOKENS,
+        "end_tokens": (0,),
+    }
+    manifest = manifest_of(
+        NAME,
+        tuple(TensorSpec(name, "INT64", (-1, -1)) for name in ("ids", "mask")),
+        (TensorSpec("text", "BYTES", (-1, 1)), TensorSpec("generated", "INT32", (-1, 1))),
+        dict.fromkeys(("ids", "mask"), sequence),
+        max_batch_size=MAX_BATCH_SIZE,
+        preprocess=tokenizer,
+        tiers=(Tier(name="full", artifacts=(artifact,)),),
+        program=GenerateProgram(**{**program, **changes}),
+    )
+    files = {
+        "decoder.onnx": serialized(graph_of(GRAPH, **constants)),
+        "tokenizer.json": tokenizer_json(),
+        "decoder.golden.npz": step.encode(),
+        "golden.npz": whole.encode(),
+    }
+    return write_bundle(directory, manifest, files)
+
+
+@contextmanager
+def open_letters(bundle: Bundle, cache: Path) -> Iterator[Generate]:
+    """Load the program."""
+    runner = load_runner(bundle, "onnxruntime", cache, role="backbone").runner
+    assert isinstance(bundle.manifest.program, GenerateProgram)
+    program = generator(bundle, bundle.manifest.program, {"full": runner})
+    try:
+        yield program
+    finally:
+        program.close()
+        runner.close()
+
+
+def text_request(*prompts: str | bytes, **parameters: Any) -> pb.ModelInferRequest:
+    """Return a request for the texts that follow some prompts."""
+    data = [prompt if isinstance(prompt, bytes) else prompt.encode() for prompt in prompts]
+    message = pb.ModelInferRequest(model_name=NAME)
+    message.inputs.add(name="prompt", datatype="BYTES", shape=(len(data), 1)).contents.bytes_contents.extend(data)
+    for name, value in parameters.items():
+        kind = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}[type(value)]
+        setattr(message.parameters[name], kind, value)
+    return message
