@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edge.bundles.fields import require
 from edge.bundles.manifest import MANIFEST_NAME, Artifact, LabelPostprocess, Manifest, Tensors, Tier
+from edge.bundles.program_rules import check_program
 from edge.datatypes import NUMPY_TYPES
 from edge.errors import Literally
 
@@ -28,8 +29,7 @@ def check(manifest: Manifest, subject: str) -> None:
         _check_roles(manifest, tier, subject)
     _check_preprocess(manifest, subject)
     _check_postprocess(manifest, subject)
-    if manifest.program:
-        manifest.program.check(manifest, subject)
+    check_program(manifest, subject)
     _check_serving(manifest, subject)
 
 

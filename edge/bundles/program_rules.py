@@ -1,0 +1,101 @@
+"""The rules of a manifest's program: its names, tensors and limits must fit the rest of the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from edge.bundles.fields import require
+from edge.bundles.manifest import Manifest
+from edge.bundles.programs import CascadeProgram, GenerateProgram, LoopProgram
+from edge.errors import Literally
+
+
+def check_program(manifest: Manifest, subject: str) -> None:
+    """Raise a BundleError with the field's name for the first rule that the program breaks."""
+    if manifest.program:
+        _RULES[type(manifest.program)](manifest.program, manifest, subject)
+
+
+def _check_cascade(program: CascadeProgram, manifest: Manifest, subject: str) -> None:
+    """Raise a BundleError if the tiers are not two of the bundle's, or ``logits`` is not an output with labels."""
+    tiers, outputs = [tier.name for tier in manifest.tiers], manifest.outputs
+    holds = program.lean in tiers and program.full in tiers and program.lean != program.full and "auto" not in tiers
+    expected = f"two of {tiers}, none of which is called auto"
+    require(holds, subject, "cascade tiers", (program.lean, program.full), expected)
+    logits = next((spec for spec in outputs if spec.name == program.logits), None)
+    has_batch = manifest.max_batch_size and all(spec.shape[0] == -1 for spec in outputs)
+    # One column, a regression's, has no second label to be close to.
+    has_labels = logits and logits.datatype == "FP32" and len(logits.shape) == 2 and logits.shape[1] != 1
+    expected = "an FP32 output of shape [-1, labels], 2 labels or more, of a model with batches"
+    require(has_labels and has_batch, subject, "cascade logits", program.logits, expected)
+
+
+def _check_loop(program: LoopProgram, manifest: Manifest, subject: str) -> None:
+    """Raise a BundleError if the tensors of the files do not fit together, or the budget exceeds its limit."""
+    column = (-1, 1)
+    outputs = {spec.name: (spec.datatype, spec.shape) for spec in manifest.outputs}
+    expected = {
+        program.prediction: ("FP32", column),
+        program.residual: ("FP32", column),
+        program.loops: ("INT32", column),
+    }
+    require(outputs == expected, subject, "loop outputs", sorted(outputs), f"{expected}")
+    require(manifest.max_batch_size, subject, "loop max_batch_size", 0, "a model with batches")
+    expected_loops = f"at most most_loops ({program.most_loops})"
+    require(program.max_loops <= program.most_loops, subject, "loop max_loops", program.max_loops, expected_loops)
+    for tier in manifest.tiers:
+        for artifact in tier.artifacts:
+            field, none = f"golden of artifact {artifact.file!r}", Literally("none")
+            require(artifact.golden, subject, field, none, "a golden set for its own tensors")
+        files = {artifact.role: manifest.tensors(artifact) for artifact in tier.artifacts}
+        embed = {spec.name: spec for spec in files["embed"].outputs}
+        reads, gives = ({spec.name: spec for spec in specs} for specs in files["step"][:2])
+        field = f"loop files of tier {tier.name!r}"
+        given, wanted = sorted(embed), f"{program.state!r} and {program.prompt!r}, as the step reads them"
+        holds = embed == {name: reads.get(name) for name in (program.state, program.prompt)}
+        require(holds and files["embed"].inputs == manifest.inputs, subject, field, given, wanted)
+        given, wanted = sorted(reads), f"{program.state!r}, {program.prompt!r} and {program.last!r}"
+        require(reads.keys() == {program.state, program.prompt, program.last}, subject, field, given, wanted)
+        given, wanted = sorted(gives), f"{program.next_state!r}, {program.prediction!r} and {program.residual!r}"
+        require(
+            gives.keys() == {program.next_state, program.prediction, program.residual}, subject, field, given, wanted
+        )
+    named = (program.points, program.values)
+    sequences = {spec.name for spec in manifest.inputs if len(spec.shape) > 1}
+    holds = named == (None, None) or (set(named) <= sequences and program.points != program.values)
+    require(holds, subject, "loop points and values", named, f"two of {sorted(sequences)}, or neither")
+
+
+def _check_generate(program: GenerateProgram, manifest: Manifest, subject: str) -> None:
+    """Raise a BundleError if the tensors of the file, or those of the tokenizer, do not fit the program."""
+    outputs = {spec.name: (spec.datatype, spec.shape) for spec in manifest.outputs}
+    expected = {program.text: ("BYTES", (-1, 1)), program.generated: ("INT32", (-1, 1))}
+    require(outputs == expected, subject, "generate outputs", sorted(outputs), f"{expected}")
+    require(manifest.max_batch_size, subject, "generate max_batch_size", 0, "a model with batches")
+    step = manifest.preprocess
+    names = {spec.name for spec in manifest.inputs}
+    holds = step is not None and step.tokenizes and names == set(step.outputs) and len(names) == 2
+    expected_step = "a tokenizer for the manifest's inputs, ids and mask"
+    require(holds, subject, "generate preprocess", Literally("another one"), expected_step)
+    holds, most = program.max_tokens < program.positions, f"less than positions ({program.positions})"
+    require(holds, subject, "generate max_tokens", program.max_tokens, most)
+    for tier in manifest.tiers:
+        (file,) = (manifest.tensors(artifact) for artifact in tier.artifacts[:1])
+        reads, gives = ({spec.name: spec for spec in specs} for specs in file[:2])
+        field = f"generate files of tier {tier.name!r}"
+        wanted = {program.tokens, program.lengths, program.last, *(one.past for one in program.cache)}
+        require(reads.keys() == wanted, subject, field, sorted(reads), f"the inputs {sorted(wanted)}")
+        wanted = {program.logits, *(one.new for one in program.cache)}
+        require(gives.keys() == wanted, subject, field, sorted(gives), f"the outputs {sorted(wanted)}")
+        for one in program.cache:
+            past, new = reads[one.past], gives[one.new]
+            holds = len(past.shape) == 4 and past == type(past)(one.past, new.datatype, new.shape)
+            require(holds, subject, field, past.shape, f"four dimensions, as {one.new!r} has them")
+
+
+_RULES: Final[Mapping[type, Callable[[Any, Manifest, str], None]]] = {
+    CascadeProgram: _check_cascade,
+    LoopProgram: _check_loop,
+    GenerateProgram: _check_generate,
+}
