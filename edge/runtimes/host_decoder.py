@@ -73,7 +73,8 @@ class HostDecoder:
         begin, end = self._rows, self._rows + count
         capacity = len(self._lengths)
         if end > capacity or longest >= self._places:
-            self._resize(capacity if end <= capacity else max(end, 2 * capacity), longest + 1)
+            places = max(longest + 1, self._places)  # present rows may be longer
+            self._resize(capacity if end <= capacity else max(end, 2 * capacity), places)
         for group in self._groups:
             for past, (_, new) in zip(group.past, group.names, strict=True):
                 past[begin:end, :, :longest] = outputs[new]
