@@ -16,7 +16,6 @@ from edge.pb import inference_pb2 as pb
 from edge.programs.program import Options
 from edge.repository.entry import Entry
 from edge.repository.model import Model
-from edge.scheduling.batching import nonfinite
 from edge.serving.parameters import Parameters
 
 #: A further form empties the cache.
@@ -55,7 +54,7 @@ class Form(NamedTuple):
             if len(data) != size_bytes:
                 return None
             inputs[name] = np.frombuffer(data, dtype).reshape(shape)
-        return None if self.model.finite_only and nonfinite(inputs) else inputs
+        return None if self.model.wrong_values(inputs) else inputs
 
 
 class Forms:
