@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edge.datatypes import Array
@@ -19,10 +19,10 @@ from tests.support.letters_model import LETTERS
 PLACE_BYTES = 7 * 4
 FEWEST_PLACES = 32
 
-Prompts = st.lists(st.integers(1, 40), min_size=1, max_size=3)
+Prompts = st.lists(st.sampled_from((1, 3, 31, 33, 40)), min_size=1, max_size=3)
 #: Prompts of these lengths join; so many steps; the rows at these places leave.
 Actions = st.lists(
-    st.one_of(Prompts, st.integers(1, 12), st.frozensets(st.integers(0, 9), min_size=1, max_size=9)), max_size=12
+    st.one_of(Prompts, st.integers(1, 12), st.frozensets(st.integers(0, 9), min_size=1, max_size=9)), min_size=4, max_size=12
 )
 
 
@@ -75,8 +75,9 @@ def rows(letters: Generate) -> Iterator[Rows]:
     yield Rows(letters._runners["full"].decoder(letters.tensors))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(Actions, st.booleans())
+@example([[40], [3], 1], False)  # a short row makes the cache of a long one grow
 def test_rows_that_join_and_leave_in_any_order_are_as_if_alone(
     letters: Generate, actions: list[list[int] | int | frozenset[int]], copies: bool
 ) -> None:
@@ -94,14 +95,6 @@ def test_rows_that_join_and_leave_in_any_order_are_as_if_alone(
         else:
             for _ in range(action if all(len(row) + action < 100 for row in rows.tokens) else 0):
                 rows.step()
-
-
-def test_short_rows_leave_the_cache_of_long_ones_as_it_is(rows: Rows) -> None:
-    rows.join(40)
-    rows.join(3)  # room for another row, at fewer places
-    rows.step()
-    rows.join(2, 50)
-    rows.step()
 
 
 def test_cache_grows_and_shrinks_with_the_rows(rows: Rows) -> None:
