@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -22,7 +20,9 @@ FEWEST_PLACES = 32
 Prompts = st.lists(st.sampled_from((1, 3, 31, 33, 40)), min_size=1, max_size=3)
 #: Prompts of these lengths join; so many steps; the rows at these places leave.
 Actions = st.lists(
-    st.one_of(Prompts, st.integers(1, 12), st.frozensets(st.integers(0, 9), min_size=1, max_size=9)), min_size=4, max_size=12
+    st.one_of(Prompts, st.integers(1, 12), st.frozensets(st.integers(0, 9), min_size=1, max_size=9)),
+    min_size=4,
+    max_size=12,
 )
 
 
@@ -71,8 +71,8 @@ class Rows:
 
 
 @pytest.fixture
-def rows(letters: Generate) -> Iterator[Rows]:
-    yield Rows(letters._runners["full"].decoder(letters.tensors))
+def rows(letters: Generate) -> Rows:
+    return Rows(letters._runners["full"].decoder(letters.tensors))
 
 
 @settings(max_examples=150, deadline=None)
