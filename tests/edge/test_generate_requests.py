@@ -210,8 +210,9 @@ async def test_requests_are_counted_by_tokens_and_end(running: Running) -> None:
         text_request("abc", stop="x"),
     ):
         await running.infer(request)
-    with pytest.raises(RunnerError):
-        await running.infer(text_request(FAILING))
+    for failing in (FAILING, "m"):  # the first token of its text, and the third
+        with pytest.raises(RunnerError):
+            await running.infer(text_request(failing))
     now = ModelNow("m", "1", running.counted(NAME), cache_bytes=896)
     page = rendered(families([now])).replace('model="m",', "").replace(',version="1"', "")
     for line in (
@@ -227,5 +228,5 @@ async def test_requests_are_counted_by_tokens_and_end(running: Running) -> None:
         assert line in page.splitlines() + rendered(families([now])).splitlines()
     telemetry = {metric.name for metric in request_metrics(running.counted(NAME))}
     assert {"fewheads_generated_tokens_total", "fewheads_first_token_seconds_count"} <= telemetry
-    assert running.counted(NAME).failures == {"RunnerError": 1}
+    assert running.counted(NAME).failures == {"RunnerError": 2}
     assert running.repository.find(NAME, "").statistics.runs()["full"].requests == 3
