@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -11,13 +12,14 @@ from edge.bundles.fields import Role
 from edge.bundles.golden import check_outputs
 from edge.bundles.manifest import Serving
 from edge.bundles.preprocess import postprocessor, preprocessor
-from edge.bundles.programs import CascadeProgram, GenerateProgram, LoopProgram
+from edge.bundles.programs import Base, CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, Literally
 from edge.programs.cascade import AUTO, Cascade
 from edge.programs.generate import generator, steps_of
+from edge.programs.head import Head, head_of
 from edge.programs.loop import Loop, LoopRunners, limits_of
-from edge.programs.program import LoopLimits, Options, Program, SingleRun
+from edge.programs.program import AppliedHead, LoopLimits, Options, Program, SingleRun
 from edge.programs.sampling import sampling_of
 from edge.programs.session import IterativeProgram
 from edge.runtimes.build import Loaded
@@ -100,6 +102,8 @@ class Model:
             return Loop(program, {tier: LoopRunners(embeds[tier], step) for tier, step in runners.items()})
         if isinstance(program, GenerateProgram):
             return generator(bundle, program, runners)
+        if isinstance(program, HeadProgram):
+            return head_of(bundle, program, runners)
         return Cascade(program, runners) if program else SingleRun(runners)
 
     def check_steps(self) -> None:
@@ -198,6 +202,29 @@ class Model:
             fix = "A loop would never settle; replace the values that are missing."
             raise self._invalid(f"input {wrong[0]!r}", Literally("NaN or Inf"), "finite numbers", fix)
         return Feeds(inputs, rows)
+
+    def apply_head(self, options: Options, head: Model, alpha: float | None) -> Options:
+        """Return options that apply a head; no alpha is the head's own.
+
+        Raises:
+            InvalidRequest: this model generates no text, or the other one is not a head of it.
+        """
+        config, program = head.manifest.program, self.manifest.program
+        if not isinstance(program, GenerateProgram):
+            raise self._superfluous({"head": head.name}, "none: the model generates no text")
+        file = self.manifest.tiers[0].artifacts[0].file
+        own = Base(name=self.name, version=self.manifest.version, sha256=self.manifest.files[file].sha256)
+        if not isinstance(config, HeadProgram) or config.base != own:
+            of = f"a head of {config.base.name} {config.base.version}" if isinstance(config, HeadProgram) else "no head"
+            expected = f"a head of {self.name} {self.version} with the same weights"
+            fix = "Name a head that was trained for this model; RepositoryIndex lists all."
+            raise self._invalid("parameter 'head'", Literally(f"{head.name!r}, {of}"), expected, fix)
+        alpha = config.usual_alpha if alpha is None else alpha
+        if not math.isfinite(alpha):
+            fix = f"{config.usual_alpha:g} is the default."
+            raise self._invalid("parameter 'alpha'", alpha, "a finite number", fix)
+        assert isinstance(head.program, Head)
+        return options._replace(head=AppliedHead(head.program, alpha))
 
     def options(self, loop: Mapping[str, Any], text: Mapping[str, Any]) -> Options:
         """Return the options of the full tier for the parameters of a loop, and of generated text, that a request sets.
