@@ -166,8 +166,8 @@ class BackwardHead(nn.Module):
     def forward(self, logits: Tensor) -> Tensor:
         """Return z' [..., V] for z [..., V], or in the literal form a distribution over the vocabulary."""
         rows = logits.reshape(-1, self.config.vocabulary)
-        for layer in self.attentions:
-            rows = layer(rows, *layer.keys_and_values(self._project))
+        for layer, keys_and_values in zip(self.layers, self.keys_and_values(), strict=True):
+            rows = layer(rows, *keys_and_values)
         return rows.reshape(logits.shape)
 
     @property

@@ -26,12 +26,12 @@ def weighted_means(logits: Tensor, temperatures: Tensor, values: Tensor, chunk_b
         logits: [N, V]; -inf leaves a token out. At least one of a position is finite.
         temperatures: [H], positive.
         values: [H, V, w].
-        chunk_bytes: the most that the temporary numbers of a chunk take in the backward pass, which has the most: two
-            for each temperature, position and token, one for each position and token, and a gradient of each value.
-            A chunk has at least one token.
+        chunk_bytes: the most that the temporary numbers of a chunk take in the backward pass, which has more of them:
+            three for each temperature, position and token, and the gradient of each value. One token is the smallest
+            chunk.
     """
     heads, tokens, width = values.shape
-    per_token = (2 * heads + 1) * len(logits) + heads * width
+    per_token = heads * (3 * len(logits) + width)
     chunk = min(tokens, max(1, chunk_bytes // (per_token * logits.element_size())))
     means: Tensor = _WeightedMeans.apply(logits, temperatures, values, chunk)  # type: ignore[no-untyped-call]
     return means
@@ -42,7 +42,7 @@ class _WeightedMeans(Function):
     def forward(ctx: Any, logits: Tensor, temperatures: Tensor, values: Tensor, chunk: int) -> Tensor:
         heads, rows = len(temperatures), len(logits)
         # Finite, so that a chunk of -inf alone has weights of 0 and not NaN.
-        largest = logits.new_full((heads, rows, 1), torch.finfo(logits.dtype).min)
+        largest = logits.new_full((heads, rows, 1), _lowest(logits))
         total = logits.new_zeros(heads, rows, 1)
         means = logits.new_zeros(heads, rows, values.shape[2])
         for tokens in _chunks(values, chunk):
@@ -67,20 +67,20 @@ class _WeightedMeans(Function):
         d_values = torch.empty_like(values) if of_values else None
         mean_change = (gradient * means).sum(dim=2, keepdim=True)
         for tokens in _chunks(values, ctx.chunk):
-            weights = _scaled(logits, temperatures, tokens).sub_(largest).exp_().div_(total)
+            # Finite, so that products with a weight of 0 are 0.
+            shifted = _scaled(logits, temperatures, tokens).sub_(largest).clamp_(min=_lowest(logits))
+            weights = shifted.exp().div_(total)
             if d_values is not None:
                 torch.bmm(weights.mT, gradient, out=d_values[:, tokens])
             if d_logits is None and d_temperatures is None:
                 continue
-            # The gradient of logits / temperature.
-            change = torch.baddbmm(-mean_change, gradient, values[:, tokens].mT).mul_(weights)
-            change /= temperatures[:, None, None]
+            change = torch.baddbmm(-mean_change, gradient, values[:, tokens].mT).mul_(weights)  # of logits / τ
             if d_temperatures is not None:
-                # Where the logit is -inf, its change is 0, and their product must be 0, too.
-                finite = logits[:, tokens].clamp(min=torch.finfo(logits.dtype).min)
-                d_temperatures -= change.flatten(1) @ finite.flatten() / temperatures
+                # The changes of all tokens add up to 0, so that a common part of the logits is left out.
+                d_temperatures -= shifted.mul_(change).sum(dim=(1, 2)) / temperatures
+            del shifted, weights
             if d_logits is not None:
-                d_logits[:, tokens] = change.sum(dim=0)
+                d_logits[:, tokens] = change.div_(temperatures[:, None, None]).sum(dim=0)
         return d_logits, d_temperatures, d_values, None
 
 
@@ -92,3 +92,7 @@ def _chunks(values: Tensor, chunk: int) -> Iterator[slice]:
 def _scaled(logits: Tensor, temperatures: Tensor, tokens: slice) -> Tensor:
     """Return logits / temperature of some tokens as a new tensor, [H, N, tokens]."""
     return logits[:, tokens] / temperatures[:, None, None]
+
+
+def _lowest(logits: Tensor) -> float:
+    return torch.finfo(logits.dtype).min
