@@ -2,8 +2,8 @@
 
     .venv/bin/python deploy/peers/generation.py MODEL_DIRECTORY BUNDLE --rows 8 --tokens 64 --out generation.json
 
-All three compute the same greedy texts of the same prompts on one thread and take turns. Prints tokens per second, and the
-medians of the ratios within a round; ``--out`` writes all of them as JSON.
+All three compute the same greedy texts of the same prompts on one thread and take turns. Prints tokens per second, and
+the medians of the ratios within a round; ``--out`` writes all of them as JSON.
 """
 
 from __future__ import annotations
@@ -29,14 +29,18 @@ from edge.pb import inference_pb2 as pb
 from edge.protocol import INFERENCE
 
 
-def bare(bundle: Bundle, prompts: Array, tokens: int) -> list[list[int]]:
-    """Return the greedy tokens after prompts [N, T], by plain calls of ONNX Runtime on arrays of their final size."""
-    program = bundle.manifest.program
-    assert isinstance(program, GenerateProgram)
+def session_of(bundle: Bundle) -> onnxruntime.InferenceSession:
+    """Return a session of one thread."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     data = bundle.read(bundle.artifact("onnxruntime", role="backbone").file)
-    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+
+def bare(
+    session: onnxruntime.InferenceSession, program: GenerateProgram, prompts: Array, tokens: int
+) -> list[list[int]]:
+    """Return the greedy tokens after prompts [N, T], by plain calls of ONNX Runtime on arrays of their final size."""
     rows, length = prompts.shape
     shapes = {one.name: one.shape for one in session.get_inputs()}
     caches = {
@@ -93,24 +97,29 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(options.directory, local_files_only=True).eval()
     tokenizer = Tokenizer.from_file(str(options.directory / "tokenizer.json"))
     bundle = Bundle.open(options.bundle)
+    session, program = session_of(bundle), bundle.manifest.program
+    assert isinstance(program, GenerateProgram)
     golden = [text.decode() for text in bundle.golden.raw["prompt"].ravel().tolist()]
     rows, tokens = options.rows, options.tokens
     # Prompts of one length: the loop and transformers would have to pad others.
     texts = [golden[0]] * rows
     prompts = np.array([tokenizer.encode(text).ids for text in texts])
 
+    ids, mask = torch.from_numpy(prompts), torch.ones(prompts.shape, dtype=torch.int64)
+    lengths = {"min_new_tokens": tokens, "max_new_tokens": tokens}
+
     def library() -> object:
         with torch.no_grad():
-            return model.generate(torch.from_numpy(prompts), attention_mask=torch.ones(prompts.shape, dtype=torch.int64),
-                                  do_sample=False, min_new_tokens=tokens, max_new_tokens=tokens, pad_token_id=0)  # fmt: skip
+            return model.generate(ids, attention_mask=mask, do_sample=False, pad_token_id=0, **lengths)
 
     rates: dict[str, list[float]] = {}
     with serving(options.bundle, target="onnxruntime") as ready:
+
         def ask() -> object:
             return asyncio.run(served(ready.grpc_port, bundle.manifest.name, texts, tokens))
 
         ways: dict[str, Callable[[], object]] = {
-            "served": ask, "bare loop": lambda: bare(bundle, prompts, tokens), "transformers": library
+            "served": ask, "bare loop": lambda: bare(session, program, prompts, tokens), "transformers": library
         }  # fmt: skip
         for number in range(options.rounds + 1):
             for name, way in ways.items():
@@ -118,7 +127,12 @@ def main() -> None:
                 way()
                 if number:  # the first round warms up
                     rates.setdefault(name, []).append(rows * tokens / (time.perf_counter() - begun))
-    record: dict[str, object] = {"rows": rows, "tokens": tokens, "prompt_tokens": prompts.shape[1], "cpus": os.cpu_count()}
+    record: dict[str, object] = {
+        "rows": rows,
+        "tokens": tokens,
+        "prompt_tokens": prompts.shape[1],
+        "cpus": os.cpu_count(),
+    }
     record["tokens_per_second"] = rates
     for name, rate in rates.items():
         ratios = [one / other for one, other in zip(rates["served"], rate, strict=True)]
