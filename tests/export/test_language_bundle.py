@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +87,9 @@ def head_of(directory: Path, strength: float) -> BackwardHead:
 
 @contextmanager
 def stub_of(repository: Path) -> Iterator[Stub]:
-    with serving(repository, target="onnxruntime") as ready:
-        with grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
-            yield Stub(channel)
+    with ExitStack() as stack:
+        ready = stack.enter_context(serving(repository, target="onnxruntime"))
+        yield Stub(stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}")))
 
 
 def test_the_graph_of_shared_keys_and_a_window_computes_the_logits_of_the_library() -> None:
