@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -44,6 +45,13 @@ class Options(NamedTuple):
     sampling: Sampling | None = None  # of generated text; None takes the manifest's
     head: AppliedHead | None = None  # of generated text
 
+    def of_one_request(self) -> Options:
+        """Return options with a seed, if tokens are drawn: a request that begins anew must draw the same ones."""
+        sampling = self.sampling
+        if sampling is None or not sampling.temperature or sampling.seed is not None:
+            return self
+        return self._replace(sampling=sampling._replace(seed=secrets.randbits(63)))
+
 
 class Computed(NamedTuple):
     """The result of one run."""
@@ -61,6 +69,11 @@ class Program(ABC):
     """
 
     growing: tuple[str, ...] = ()
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """Memory of the keys and values of the texts in progress; None if it generates none."""
+        return None
 
     @abstractmethod
     def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:

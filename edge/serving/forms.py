@@ -16,7 +16,6 @@ from edge.pb import inference_pb2 as pb
 from edge.programs.program import Options
 from edge.repository.entry import Entry
 from edge.repository.model import Model
-from edge.scheduling.batching import nonfinite
 from edge.scheduling.job import Use
 from edge.serving.parameters import Parameters
 
@@ -57,7 +56,7 @@ class Form(NamedTuple):
             if len(data) != size_bytes:
                 return None
             inputs[name] = np.frombuffer(data, dtype).reshape(shape)
-        return None if self.model.finite_only and nonfinite(inputs) else inputs
+        return None if self.model.wrong_values(inputs) else inputs
 
 
 class Forms:

@@ -193,7 +193,7 @@ class InferenceService:
         )
         call.request_id, call.form, call.windows, call.started_ns = request_id, form, windows, started_ns
         call.tier_reason, call.timer, call.end = PINNED, None, None
-        call.options, call.sent = form.options, {}
+        call.options, call.sent = form.options.of_one_request(), {}
         call.trace_context = CARRIER.get() if self._traces else None
         return call
 
@@ -257,7 +257,7 @@ class InferenceService:
         if model.chooses or parameters.tier or parameters.policy:
             choice = model.selector.choose(parameters.tier, parameters.policy, lambda: self._demand(call))
             call.executor, call.tier_reason, call.best_effort = choice
-            call.options = call.form.options._replace(tier=choice.executor.tier)
+            call.options = call.options._replace(tier=choice.executor.tier)
         call.queued_ns = time.perf_counter_ns()
         call.timings.compute_input_ns = call.queued_ns - call.started_ns
         return self._scheduler.submit(call)
