@@ -338,6 +338,8 @@ class InferenceService:
                 if STOPPED in answer.facts:
                     call.end = _end_of(call, answer)
                     response.parameters[STOPPED].string_param = call.end.stopped
+                    if isinstance(call.end, TextEnd):
+                        response.parameters[PROMPT_TOKENS].int64_param = call.end.prompt_tokens
                 if form.parameters.timings:
                     for stage in _STAGES:
                         response.parameters[stage].int64_param = getattr(timings, stage)
