@@ -17,7 +17,9 @@ from edge.pb import inference_pb2_grpc, telemetry_pb2_grpc
 from edge.programs.loop import Loop
 from edge.server import Ready
 from edge.settings import TRANSPORTS, Settings
+from tests.support import letters_model
 from tests.support.busy_model import Stub, busy
+from tests.support.letters_model import write_letters_bundle
 from tests.support.loop_model import NAME, open_loop, write_halving_bundle
 from tests.support.models import ORACLE_BUNDLE, VERSIONED, write_oracle_bundle
 from tests.support.server_models import write_busy_bundle, write_echo_bundle
@@ -38,6 +40,28 @@ def loop_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def loop(loop_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loop]:
     with open_loop(loop_bundle, tmp_path_factory.mktemp("cache")) as loop:
         yield loop
+
+
+@pytest.fixture(scope="session")
+def letters_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return write_letters_bundle(tmp_path_factory.mktemp("letters") / letters_model.NAME)
+
+
+@pytest.fixture(scope="session")
+def letters(letters_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
+    """A server of a model that generates text, and of one that does not."""
+    cache = tmp_path_factory.mktemp("cache")
+    with running_server([letters_bundle.path, ORACLE_BUNDLE], cache=cache, arguments=["--http-port=0"]) as ready:
+        yield ready
+
+
+@pytest.fixture(scope="session")
+def slow_letters(letters_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
+    """A server with 40 ms for each token and two seconds for each request."""
+    arguments = ["--http-port=0", "--default-timeout-ms=2000", "--no-admission"]
+    cache = tmp_path_factory.mktemp("cache")
+    with running_server([letters_bundle.path], target="simulated:40", cache=cache, arguments=arguments) as ready:
+        yield ready
 
 
 @pytest.fixture(scope="session")
