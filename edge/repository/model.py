@@ -53,6 +53,7 @@ class Model:
         optional: the inputs of which a client chooses one or the other.
         chooses: whether the selector decides on requests that name neither a tier nor a policy.
         load_memory_bytes: growth of the process while it was loaded.
+        loaded_at: when it was loaded, in seconds since 1970.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Model:
         self.instances = options.instances
         self.use = UseCount()
         self.load_memory_bytes = load_memory_bytes
+        self.loaded_at = int(time.time())
         self._preprocess = preprocessor(bundle)
         self.made = postprocessor(bundle.manifest)
         texts, computed = (self._preprocess.inputs, self._preprocess.outputs) if self._preprocess else ((), ())

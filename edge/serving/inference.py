@@ -160,7 +160,12 @@ class InferenceService:
             self._end(call, "Cancelled")
 
     def partial(self, call: Call) -> pb.ModelInferResponse | None:
-        """Return the next partial answer of a call, also after its reply; None if none waits."""
+        """Return the next partial answer of a call, also after its reply; None if none waits.
+
+        After the reply there is none with texts, because the reply has the rest of them.
+        """
+        if call.reply is None and call.executor.program.growing:
+            return None
         answer = call.partials.take() if call.partials else None
         if answer is None:
             return None
@@ -342,6 +347,8 @@ class InferenceService:
                 if STOPPED in answer.facts:
                     call.end = _end_of(call, answer)
                     response.parameters[STOPPED].string_param = call.end.stopped
+                    if isinstance(call.end, TextEnd):
+                        response.parameters[PROMPT_TOKENS].int64_param = call.end.prompt_tokens
                 if form.parameters.timings:
                     for stage in _STAGES:
                         response.parameters[stage].int64_param = getattr(timings, stage)

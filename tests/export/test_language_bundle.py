@@ -33,7 +33,7 @@ from export.language.decoder import LAST, LENGTHS, LOGITS, TOKENS, DecoderGraph,
 from export.language.folding import fold
 from export.language.head_bundle import export_head
 from export.provenance import provenance
-from tests.support.letters_model import LETTERS, text_request, tokenizer_json
+from tests.support.letters_model import LETTERS, text_request, tokenizer_of
 
 PROMPTS = ("abc", "hello", "world", "xyz", "foo", "bar")
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -59,7 +59,7 @@ def gemma() -> Any:
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("models") / "letters"
     gpt2().save_pretrained(place)
-    (place / "tokenizer.json").write_bytes(tokenizer_json())
+    (place / "tokenizer.json").write_bytes(tokenizer_of({}).to_str().encode())
     return place
 
 
