@@ -47,6 +47,7 @@ class ModelNow(NamedTuple):
     totals: Snapshot
     ready: bool = False
     load_memory_bytes: int | None = None  # the growth of the process while it was loaded; None while it is not loaded
+    cache_bytes: int | None = None  # of keys and values; None for a model that generates no text, or is not loaded
     energy: Mapping[str, TierEnergy] = MappingProxyType({})  # by tier; empty where power is not measured
 
 
@@ -245,6 +246,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         "fewheads_model_load_memory_bytes",
         "Growth of the process at load",
         lambda model: [] if model.load_memory_bytes is None else [((), model.load_memory_bytes)],
+        "gauge",
+        "bytes",
+    ),
+    ModelMetric(
+        "fewheads_cache_bytes",
+        "Memory of the keys and values of texts in progress",
+        lambda model: [] if model.cache_bytes is None else [((), model.cache_bytes)],
         "gauge",
         "bytes",
     ),

@@ -6,6 +6,7 @@ Requests join and leave between two steps. Keys and values stay on the device; l
 from __future__ import annotations
 
 import time
+import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +20,7 @@ from edge.bundles.preprocess import load_tokenizer
 from edge.bundles.programs import GenerateProgram
 from edge.datatypes import Array
 from edge.errors import Literally, RunnerError
-from edge.programs.program import Computed, LoopLimits, Options
+from edge.programs.program import AppliedHead, Computed, LoopLimits, Mover, Options
 from edge.programs.sampling import Sampler, Sampling
 from edge.programs.session import Finished, IterativeProgram, Joining, Session
 from edge.protocol import BY_LENGTH, BY_STOP, STOPPED
@@ -59,10 +60,29 @@ class Generate(IterativeProgram):
         self.growing = (config.text,)
         self._runners = runners
         self._idle: dict[str, deque[DeviceDecoder]] = {tier: deque() for tier in runners}
+        self._decoders: list[weakref.ref[DeviceDecoder]] = []  # of all threads
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of the keys and values, of texts in progress and of those that there is room for."""
+        decoders = [reference() for reference in tuple(self._decoders)]
+        return sum(decoder.cache_bytes for decoder in decoders if decoder)
+
+    def decoder(self, tier: str) -> DeviceDecoder:
+        """Return a decoder without rows, an idle one if there is one."""
+        with suppress(IndexError):  # other threads take them, too
+            return self._idle[tier].pop()
+        decoder = self._runners[tier].decoder(self.tensors)
+        self._decoders.append(weakref.ref(decoder, self._decoders.remove))
+        return decoder
+
+    def leave(self, tier: str, decoder: DeviceDecoder) -> None:
+        """Take a decoder without rows back."""
+        self._idle[tier].append(decoder)
 
     def session(self, options: Options) -> GenerationSession:
         """Return a session of a tier without rows."""
-        return GenerationSession(self, self._runners[options.tier], self._idle[options.tier])
+        return GenerationSession(self, options.tier)
 
     def close(self) -> None:
         """Drop the decoders without rows, which refer to their runner's memory; see :meth:`Program.close`."""
@@ -76,14 +96,10 @@ def steps_of(sampling: Sampling) -> LoopLimits:
 
 
 class GenerationSession(Session):
-    """Rows in progress. One thread uses it.
+    """Rows in progress on one tier. One thread uses it."""
 
-    Args:
-        idle: decoders without rows, for the sessions of all threads.
-    """
-
-    def __init__(self, program: Generate, runner: Runner, idle: deque[DeviceDecoder]) -> None:
-        self._program, self._runner, self._idle = program, runner, idle
+    def __init__(self, program: Generate, tier: str) -> None:
+        self._program, self._tier = program, tier
         self._decoder: DeviceDecoder | None = None  # while there are rows
         self._requests: dict[object, list[_Row]] = {}
         self._rows: list[_Row] = []  # in the order of the decoder's
@@ -93,39 +109,34 @@ class GenerationSession(Session):
         """The number of rows in progress."""
         return len(self._rows)
 
-    def add(self, requests: Sequence[Joining]) -> None:
+    def add(self, requests: Sequence[Joining]) -> list[Finished]:
         """Compute the prompts of requests in one run, and choose their first tokens; see :meth:`Session.add`."""
         program = self._program
         inputs = [request.inputs for request in requests]
         ids, mask = (np.concatenate([one[name] for one in inputs]) for name in (program.ids, program.mask))
         lengths = mask.sum(axis=1)
-        decoder = self._decoder or self._new_decoder()
+        decoder = self._decoder or program.decoder(self._tier)
         logits = decoder.add(ids, lengths)
         self._decoder = decoder
         rows = []
         for request, one in zip(requests, inputs, strict=True):
             sampling = request.options.sampling or program.sampling
-            own = [_Row(program, sampling, number) for number in range(len(one[program.ids]))]
+            head, rows_of_one = request.options.head, range(len(one[program.ids]))
+            own = [_Row(program, sampling, number, head) for number in rows_of_one]
             self._requests[request.key] = own
             rows += own
         self._rows += rows
         for row, length in zip(rows, lengths.tolist(), strict=True):
             row.prompt_tokens = length
-        try:
-            _append(rows, logits)
-        except RunnerError:
-            for request in requests:
-                self.drop(request.key)
-            raise
+        _append(rows, logits)
+        return self._finished()
 
     def step(self) -> list[Finished]:
-        """Append a token to each row that has not ended; see :meth:`Session.step`."""
-        self._leave([place for place, row in enumerate(self._rows) if row.stopped])  # with their first token
-        if self._decoder:
-            _append(self._rows, self._decoder.step(np.array([row.tokens[-1] for row in self._rows])))
-            self._leave([place for place, row in enumerate(self._rows) if row.stopped])
-        done = [key for key, rows in self._requests.items() if all(row.stopped for row in rows)]
-        return [Finished(key, self._computed(self._requests.pop(key))) for key in done]
+        """Append a token to each row; see :meth:`Session.step`."""
+        if not self._decoder:
+            return []
+        _append(self._rows, self._decoder.step(np.array([row.tokens[-1] for row in self._rows])))
+        return self._finished()
 
     def partial(self, key: object, stopped: str = "") -> Computed:
         """Return the texts of a request so far; see :meth:`Session.partial`.
@@ -142,6 +153,20 @@ class GenerationSession(Session):
         rows = self._requests.pop(key, [])
         self._leave([place for place, row in enumerate(self._rows) if any(row is one for one in rows)])
 
+    def _finished(self) -> list[Finished]:
+        """Drop the rows that have ended, and all rows of a request with one that failed; return what is complete."""
+        if not any(row.ended for row in self._rows):
+            return []
+        finished = []
+        for key, rows in list(self._requests.items()):
+            error = next((row.error for row in rows if row.error), None)
+            if error or all(row.ended for row in rows):
+                finished.append(Finished(key, self._computed(self._requests.pop(key)), error))
+                for row in rows:
+                    row.error = error
+        self._leave([place for place, row in enumerate(self._rows) if row.ended])
+        return finished
+
     def _computed(self, rows: Sequence[_Row]) -> Computed:
         config = self._program.config
         texts = np.empty((len(rows), 1), np.object_)
@@ -156,11 +181,6 @@ class GenerationSession(Session):
         }
         return Computed({config.text: texts, config.generated: generated}, facts, float(generated.max()))
 
-    def _new_decoder(self) -> DeviceDecoder:
-        with suppress(IndexError):  # other threads take them, too
-            return self._idle.pop()
-        return self._runner.decoder(self._program.tensors)
-
     def _leave(self, leaving: list[int]) -> None:
         """Drop some rows, in ascending order; others from the end move into the gaps."""
         if not leaving:
@@ -174,27 +194,37 @@ class GenerationSession(Session):
         assert self._decoder
         self._decoder.keep(rows, moves)
         if not rows:
-            self._idle.append(self._decoder)
+            self._program.leave(self._tier, self._decoder)
             self._decoder = None
 
 
 def _append(rows: Sequence[_Row], logits: Array) -> None:
-    """Append a token to each row, from logits [rows, vocabulary]."""
+    """Append a token to each row, from logits [rows, vocabulary], which heads move; without finite ones a row fails."""
+    headed: dict[Mover, list[int]] = {}
+    for place, row in enumerate(rows):
+        if row.head:
+            headed.setdefault(row.head.head, []).append(place)
+    for head, places in headed.items():
+        alphas = np.array([[rows[place].alpha] for place in places], np.float32)
+        logits[places] = head.move(logits[places], alphas)
     greedy = logits.argmax(axis=1)  # the place of a NaN, if there is one
-    best = logits[np.arange(len(rows)), greedy]
-    if not np.isfinite(best).all():
-        given, fix = Literally("logits that are not finite"), "Usual causes are FP16 and a broken export."
-        raise RunnerError("decoder", given=given, expected="finite logits to choose a token from", fix=fix)
+    finite = np.isfinite(logits[np.arange(len(rows)), greedy]).tolist()
     now_ns = time.perf_counter_ns()
     for place, (row, token) in enumerate(zip(rows, greedy.tolist(), strict=True)):
-        row.append(token if row.greedy else row.choose(logits[place]), now_ns)
+        if finite[place]:
+            row.append(token if row.greedy else row.choose(logits[place]), now_ns)
+        else:
+            given, fix = Literally("logits that are not finite"), "Usual causes are FP16 and a broken export."
+            row.error = RunnerError("decoder", given=given, expected="finite logits to choose a token from", fix=fix)
 
 
 class _Row:
     """One text in progress."""
 
-    def __init__(self, program: Generate, sampling: Sampling, number: int) -> None:
+    def __init__(self, program: Generate, sampling: Sampling, number: int, head: AppliedHead | None) -> None:
         from tokenizers.decoders import DecodeStream
+
+        self.head, self.alpha = head, head.alpha if head else 0.0
 
         self._config, self._sampling = program.config, sampling
         self._tokenizer = program.tokenizer
@@ -204,8 +234,14 @@ class _Row:
         self.tokens: list[int] = []
         self.text = ""
         self.stopped = ""
+        self.error: RunnerError | None = None
         self.prompt_tokens = 0
         self.first_ns = self.last_ns = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether it takes no further token."""
+        return bool(self.stopped or self.error)
 
     def append(self, token: int, now_ns: int) -> None:
         """Append a token, and end the text if it is the last one."""

@@ -110,7 +110,7 @@ class LoopSession(Session):
         """The number of rows in progress."""
         return len(self._owners)
 
-    def add(self, requests: Sequence[Joining]) -> None:
+    def add(self, requests: Sequence[Joining]) -> list[Finished]:
         """Add the rows of requests, which are embedded in one run; see :meth:`Session.add`."""
         config, embed = self._config, self._runners.embed
         inputs = requests[0].inputs
@@ -144,6 +144,7 @@ class LoopSession(Session):
         none = np.full((1, joined), np.nan, np.float32)
         self._predictions = np.concatenate([self._predictions[-1:], none], axis=1)
         self._residuals = np.concatenate([self._residuals[-1:], none], axis=1)
+        return []
 
     def step(self) -> list[Finished]:
         """Run ``check_every`` loops of all rows; see :meth:`Session.step`.
@@ -172,11 +173,13 @@ class LoopSession(Session):
             del self._requests[request.key]
         return [Finished(request.key, request.computed(self._config)) for request in done]
 
-    def partial(self, key: object, stopped: str = "") -> Computed:
+    def partial(self, key: object, stopped: str = "") -> Computed | None:
         """Return the outputs of a request in progress; see :meth:`Session.partial`."""
         request = self._requests[key]
         for row, (owner, place) in enumerate(self._owners):
             if owner is request:
+                if self._begins[row] == self._count:  # it has just joined
+                    return None
                 self._record(row, -1)
                 request.stop(place, stopped)
         return request.computed(self._config)

@@ -86,11 +86,12 @@ class Sampler:
         if self._random is None:
             return int(logits.argmax())
         sampling = self._sampling
-        tokens, scaled = None, logits.astype(np.float64) / sampling.temperature
+        # The largest becomes 0, so that no temperature makes it infinite.
+        tokens, scaled = None, (logits.astype(np.float64) - logits.max()) / sampling.temperature
         if 0 < sampling.top_k < len(scaled):
             tokens = np.argpartition(scaled, -sampling.top_k)[-sampling.top_k :]
             scaled = scaled[tokens]
-        weights = np.exp(scaled - scaled.max())
+        weights = np.exp(scaled)
         if sampling.top_p < 1:
             order = np.argsort(-weights, kind="stable")
             sums = np.cumsum(weights[order])

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from edge.datatypes import Array
+from edge.errors import RunnerError
 from edge.programs.program import Computed, LoopLimits, Options, Program
 
 
@@ -19,10 +20,11 @@ class Joining(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A request whose last row has ended: its key, and its result."""
+    """A request whose last row has ended, or that failed alone: its key, and its result so far."""
 
     key: object
     computed: Computed
+    error: RunnerError | None = None  # of the first row that failed
 
 
 class Session(Protocol):
@@ -32,17 +34,17 @@ class Session(Protocol):
     def rows(self) -> int:
         """The number of rows in progress."""
 
-    def add(self, requests: Sequence[Joining]) -> None:
+    def add(self, requests: Sequence[Joining]) -> list[Finished]:
         """Add the rows of all requests, whose inputs have equal shapes apart from the number of rows.
 
-        If this raises, as :meth:`edge.runner.Runner.infer` does, none is added.
+        Return those that have ended already. If this raises, as :meth:`edge.runner.Runner.infer` does, none is added.
         """
 
     def step(self) -> list[Finished]:
         """Compute one step of all rows, and return the requests that it finished; raise as :meth:`add`."""
 
-    def partial(self, key: object, stopped: str = "") -> Computed:
-        """Return the outputs of a request in progress after the last step; it has had at least one.
+    def partial(self, key: object, stopped: str = "") -> Computed | None:
+        """Return the outputs so far of a request in progress; None if it needs a step for its first ones.
 
         ``stopped`` is the reason to report for the rows that have not ended.
         """
@@ -65,10 +67,13 @@ class IterativeProgram(Program):
     def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:
         """Compute one request in a session of its own, until the last of its rows has ended."""
         session = self.session(options)
-        session.add([Joining(None, inputs, options)])
-        while True:
-            for finished in session.step():
-                return finished.computed
+        ended = session.add([Joining(None, inputs, options)])
+        while not ended:
+            ended = session.step()
+        (finished,) = ended
+        if finished.error:
+            raise finished.error
+        return finished.computed
 
     @abstractmethod
     def session(self, options: Options) -> Session:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.fields import Role
 from edge.bundles.golden import check_outputs
 from edge.bundles.manifest import Serving
 from edge.bundles.preprocess import postprocessor, preprocessor
-from edge.bundles.programs import CascadeProgram, GenerateProgram, LoopProgram
+from edge.bundles.programs import Base, CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, Literally
 from edge.programs.cascade import AUTO, Cascade
-from edge.programs.generate import generator, steps_of
+from edge.programs.generate import Generate, generator, steps_of
+from edge.programs.head import Head, head_of
 from edge.programs.loop import Loop, LoopRunners, limits_of
-from edge.programs.program import LoopLimits, Options, Program, SingleRun
+from edge.programs.program import AppliedHead, LoopLimits, Options, Program, SingleRun
 from edge.programs.sampling import sampling_of
 from edge.programs.session import IterativeProgram
 from edge.runtimes.build import Loaded
@@ -48,7 +52,6 @@ class Model:
         made: computes a further output, such as a label or a score; None without one.
         optional: the inputs of which a client chooses one or the other.
         chooses: whether the selector decides on requests that name neither a tier nor a policy.
-        finite_only: whether inputs may contain neither NaN nor infinities, as those of a loop.
         load_memory_bytes: growth of the process while it was loaded.
         loaded_at: when it was loaded, in seconds since 1970.
     """
@@ -84,7 +87,6 @@ class Model:
         self.optional = {*(spec.name for spec in texts), *computed}
         self._serving = bundle.manifest.serving or Serving()
         program = bundle.manifest.program
-        self.finite_only = isinstance(program, LoopProgram)
         self._cascade = program if isinstance(program, CascadeProgram) else None
         self.program = self._program(bundle)
         self.executors = self._executors(options)
@@ -102,6 +104,8 @@ class Model:
             return Loop(program, {tier: LoopRunners(embeds[tier], step) for tier, step in runners.items()})
         if isinstance(program, GenerateProgram):
             return generator(bundle, program, runners)
+        if isinstance(program, HeadProgram):
+            return head_of(bundle, program, runners)
         return Cascade(program, runners) if program else SingleRun(runners)
 
     def check_steps(self) -> None:
@@ -196,10 +200,45 @@ class Model:
                 expected = f"between {list(profile.min)} and {list(profile.max)}"
                 what, fix = f"input {spec.name!r} shape", "Shorten or split the request."
                 raise self._invalid(what, list(shape), expected, fix)
-        if self.finite_only and (wrong := nonfinite(inputs)):
-            fix = "A loop would never settle; replace the values that are missing."
-            raise self._invalid(f"input {wrong[0]!r}", Literally("NaN or Inf"), "finite numbers", fix)
+        if error := self.wrong_values(inputs):
+            raise error
         return Feeds(inputs, rows)
+
+    def apply_head(self, options: Options, head: Model, alpha: float | None) -> Options:
+        """Return options that apply a head; no alpha is the head's own.
+
+        Raises:
+            InvalidRequest: this model generates no text, or the other one is not a head of it.
+        """
+        config, program = head.manifest.program, self.manifest.program
+        if not isinstance(program, GenerateProgram):
+            raise self._superfluous({"head": head.name}, "none: the model generates no text")
+        file = self.manifest.tiers[0].artifacts[0].file
+        own = Base(name=self.name, version=self.manifest.version, sha256=self.manifest.files[file].sha256)
+        if not isinstance(config, HeadProgram) or config.base != own:
+            of = f"a head of {config.base.name} {config.base.version}" if isinstance(config, HeadProgram) else "no head"
+            expected = f"a head of {self.name} {self.version} with the same weights"
+            fix = "Name a head that was trained for this model; RepositoryIndex lists all."
+            raise self._invalid("parameter 'head'", Literally(f"{head.name!r}, {of}"), expected, fix)
+        alpha = config.usual_alpha if alpha is None else alpha
+        if not math.isfinite(alpha):
+            fix = f"{config.usual_alpha:g} is the default."
+            raise self._invalid("parameter 'alpha'", alpha, "a finite number", fix)
+        assert isinstance(head.program, Head)
+        return options._replace(head=AppliedHead(head.program, alpha))
+
+    def wrong_values(self, inputs: Mapping[str, Array]) -> InvalidRequest | None:
+        """Return what is wrong with the values of a loop's inputs, or of a prompt's mask; None if nothing is."""
+        if isinstance(self.program, Loop) and (wrong := nonfinite(inputs)):
+            fix = "A loop would never settle; replace the values that are missing."
+            return self._invalid(f"input {wrong[0]!r}", Literally("NaN or Inf"), "finite numbers", fix)
+        if isinstance(self.program, Generate):
+            mask = inputs[self.program.mask]
+            lengths = mask.sum(axis=1, keepdims=True)
+            if lengths.min(initial=1) < 1 or not np.array_equal(mask, np.arange(mask.shape[1]) < lengths):
+                expected, fix = "ones, at least one, and then zeros in each row", "Put the padding behind the prompt."
+                return self._invalid(f"input {self.program.mask!r}", Literally("another mask"), expected, fix)
+        return None
 
     def options(self, loop: Mapping[str, Any], text: Mapping[str, Any]) -> Options:
         """Return the options of the full tier for the parameters of a loop, and of generated text, that a request sets.
@@ -208,13 +247,13 @@ class Model:
             InvalidRequest: the model has no such parameters, or a value is out of range.
         """
         program, options = self.manifest.program, Options(self.full_tier)
-        if loop:
-            if not isinstance(program, LoopProgram):
-                raise self._superfluous(loop, "none: the model is not a loop")
+        if loop and not isinstance(program, LoopProgram):
+            raise self._superfluous(loop, "none: the model is not a loop")
+        if text and not isinstance(program, GenerateProgram):
+            raise self._superfluous(text, "none: the model generates no text")
+        if isinstance(program, LoopProgram) and loop:
             return options._replace(limits=limits_of(program, self.name, **loop))
-        if text:
-            if not isinstance(program, GenerateProgram):
-                raise self._superfluous(text, "none: the model generates no text")
+        if isinstance(program, GenerateProgram) and text:
             sampling = sampling_of(program, self.name, text)
             return options._replace(limits=steps_of(sampling), sampling=sampling)
         return options

@@ -73,7 +73,8 @@ class HostDecoder:
         begin, end = self._rows, self._rows + count
         capacity = len(self._lengths)
         if end > capacity or longest >= self._places:
-            self._resize(capacity if end <= capacity else max(end, 2 * capacity), longest + 1)
+            places = max(longest + 1, self._places)  # present rows may be longer
+            self._resize(capacity if end <= capacity else max(end, 2 * capacity), places)
         for group in self._groups:
             for past, (_, new) in zip(group.past, group.names, strict=True):
                 past[begin:end, :, :longest] = outputs[new]
@@ -113,8 +114,9 @@ class HostDecoder:
     def _bound(self, rows: int) -> tuple[StepRun, Array]:
         names = self._tensors
         logits = self._logits[:rows]
+        # Views of arrays that stay: a binding keeps none of them alive.
         arrays = {names.tokens: self._tokens[:rows], names.lengths: self._lengths[:rows], names.logits: logits}
-        arrays[names.last] = np.zeros((rows, 1), np.int64)
+        arrays[names.last] = self._last[:rows]
         for group in self._groups:
             for number, (past, new) in enumerate(group.names):
                 arrays[past], arrays[new] = group.past[number, :rows], group.new[number, :rows]
@@ -125,7 +127,7 @@ class HostDecoder:
         self._places = max(_FEWEST_PLACES, 1 << max(places - 1, 0).bit_length())
         old, self._lengths = self._lengths, np.zeros((capacity, 1), np.int64)
         self._lengths[: self._rows] = old[: self._rows]
-        self._tokens = np.zeros((capacity, 1), np.int64)
+        self._tokens, self._last = (np.zeros((capacity, 1), np.int64) for _ in range(2))  # a step has one token
         self._logits = np.zeros((capacity, self._vocabulary), np.float32)
         for group in self._groups:
             group.resize(capacity, self._places, self._rows)

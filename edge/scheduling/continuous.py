@@ -11,7 +11,7 @@ from edge.programs.program import Computed
 from edge.programs.session import Finished, IterativeProgram, Joining, Session
 from edge.protocol import BY_DEADLINE
 from edge.scheduling.answers import Answer
-from edge.scheduling.batching import nonfinite
+from edge.scheduling.batching import nonfinite, split
 from edge.scheduling.job import Job
 from edge.scheduling.runs import Run, Runs
 from edge.scheduling.tier_executor import TierExecutor
@@ -100,19 +100,23 @@ class ContinuousRun:
         self._runs.now[self._worker] = Run(time.monotonic(), self.executor, sum(job.size for job in jobs))
         try:
             self._runs.check_lost()
-            batch.add(jobs)
-            return []
+            finished = batch.add(jobs)
         except BaseException as error:
             self._runs.fail(error, jobs)
+        else:
+            ended = self._finished(finished, batch, time.perf_counter_ns(), sum(job.rows for job in jobs))
+            for job in ended:
+                if job.statistics and job.answer:  # no step will count it
+                    job.statistics.ended_between_steps(self.executor.tier)
+            _tell(batch, [job for job in batch.streamed if job in jobs])
+            return ended
         finally:
             self._runs.now[self._worker] = None
         if len(jobs) == 1:
             return [*jobs]
         log.warning("%d requests could not join a loop together; each is tried alone", len(jobs))
-        now, ended = time.monotonic(), []
-        for job in jobs:
-            ended += [job] if job.leaves(now) else self._add([job], batch)
-        return ended
+        now = time.monotonic()
+        return [one for job in jobs for one in ([job] if job.leaves(now) else self._add([job], batch))]
 
     def _step(self, batch: _Batch, now: float) -> list[Job]:
         rows, size, first = batch.session.rows, batch.size, next(iter(batch.jobs))
@@ -128,30 +132,38 @@ class ContinuousRun:
         now_ns = time.perf_counter_ns()
         self._learn(size, now_ns - begun_ns)
         if first.statistics:  # each request counts once, at its end
-            tier, requests = self.executor.tier, len(finished)
+            tier, requests = self.executor.tier, sum(not one.error for one in finished)
             first.statistics.executed(rows, now_ns - begun_ns, tier=tier, requests=requests, size=size)
-        ended = []
-        for key, computed in finished:
-            assert isinstance(key, Job)
-            ended.append(key)
-            self.executor.learn(key.options, computed.repeats)
-            _finish(key, batch.remove(key), computed, now_ns, rows)
         if finished:
             self._learn_timed()
+        ended = self._finished(finished, batch, now_ns, rows)
+        _tell(batch, batch.streamed)
+        return ended
+
+    def _finished(self, finished: Sequence[Finished], batch: _Batch, now_ns: int, rows: int) -> list[Job]:
+        """Set the answers or errors of jobs that have left the session after a run of so many rows; return them."""
+        ended = []
+        for key, computed, error in finished:
+            assert isinstance(key, Job)
+            ended.append(key)
+            joined = batch.remove(key)
+            if error:
+                self._runs.fail(error, [key])
+                continue
+            self.executor.learn(key.options, computed.repeats)
+            _finish(key, joined, computed, now_ns, rows)
             if self.executor.failures.count:
                 self.executor.failures.succeeded()
-        for job in batch.streamed:
-            computed = batch.session.partial(job)
-            if job.partials and job.partials.put(Answer(computed.outputs, computed.facts)):
-                job.tell(job)
         return ended
 
     def _leaves(self, job: Job, batch: _Batch, now: float) -> bool:
         """Return whether a job leaves before the next step."""
-        if job.best_effort and job.deadline is not None and not job.cancelled and batch.jobs[job].steps < batch.steps:
+        if job.best_effort and job.deadline is not None and not job.cancelled:
             if now + self.executor.call_seconds(batch.size) + self._return_seconds() <= job.deadline:
                 return False
             computed = batch.session.partial(job, BY_DEADLINE)
+            if not computed:
+                return job.leaves(now)
             if now < job.deadline:
                 job.estimate = None  # whatever was predicted, a loop that is cut ends in time
             _finish(job, batch.jobs[job], computed, time.perf_counter_ns(), batch.session.rows)
@@ -232,15 +244,19 @@ class _Batch:
         """The elements of a step."""
         return self.session.rows * self._row_size
 
-    def add(self, jobs: Sequence[Job]) -> None:
+    def add(self, jobs: Sequence[Job]) -> list[Finished]:
         begun_ns = time.perf_counter_ns()
-        self.session.add([Joining(job, job.inputs, job.options) for job in jobs])
+        inputs, assembler = [job.inputs for job in jobs], jobs[0].executor.assembler
+        if len(jobs) > 1 or assembler.pads_alone:
+            inputs = list(split(assembler.join(inputs), [job.rows for job in jobs]))  # all padded to one length
+        finished = self.session.add([Joining(job, own, job.options) for job, own in zip(jobs, inputs, strict=True)])
         joined = _Joined(self.steps, begun_ns, time.perf_counter_ns())
         for job in jobs:
             self.jobs[job] = joined
             self._row_size = max(self._row_size, job.size // job.rows)
             if job.partials:
                 self.streamed.append(job)
+        return finished
 
     def remove(self, job: Job) -> _Joined:
         joined = self.jobs.pop(job)
@@ -252,6 +268,14 @@ class _Batch:
         finished = self.session.step()
         self.steps += 1
         return finished
+
+
+def _tell(batch: _Batch, streamed: Sequence[Job]) -> None:
+    """Give jobs with partial answers their outputs so far."""
+    for job in streamed:
+        computed = batch.session.partial(job)
+        if computed and job.partials and job.partials.put(Answer(computed.outputs, computed.facts)):
+            job.tell(job)
 
 
 def _finish(job: Job, joined: _Joined, computed: Computed, now_ns: int, rows: int) -> None:

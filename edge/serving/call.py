@@ -59,5 +59,5 @@ class Call(Job):
             sent = self.sent.setdefault(name, [0] * len(texts))
             for row, text in enumerate(texts[:, 0]):
                 texts[row, 0] = text[sent[row] :]
-                sent[row] = len(text)
+                sent[row] = max(sent[row], len(text))  # the last answer may overtake those that wait
         return answer._replace(outputs=outputs)

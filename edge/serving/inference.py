@@ -22,7 +22,7 @@ from edge.repository.entry import Entry
 from edge.repository.repository import Repository
 from edge.scheduling.answers import Answer, PartialAnswers
 from edge.scheduling.batching import byte_size
-from edge.scheduling.job import Job, expired
+from edge.scheduling.job import BothUses, Job, Use, expired
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import TierExecutor
 from edge.scheduling.tier_selection import PINNED, Demand
@@ -160,12 +160,7 @@ class InferenceService:
             self._end(call, "Cancelled")
 
     def partial(self, call: Call) -> pb.ModelInferResponse | None:
-        """Return the next partial answer of a call, also after its reply; None if none waits.
-
-        After the reply there is none with texts, because the reply has the rest of them.
-        """
-        if call.reply is None and call.executor.program.growing:
-            return None
+        """Return the next partial answer of a call, also after its reply; None if none waits."""
         answer = call.partials.take() if call.partials else None
         if answer is None:
             return None
@@ -181,7 +176,7 @@ class InferenceService:
         windows: Mapping[str, Window] = {}
         form = self._forms.find(key, self._repository.generation) if key else None
         inputs: Mapping[str, Array] | None = form.inputs(contents) if form else None
-        if form is None or inputs is None or not form.model.use.take():
+        if form is None or inputs is None or not form.use.take():
             form, inputs, windows = self._checked(request, request_id, contents, key, started_ns)
         model = form.model
         call = Call(
@@ -190,7 +185,7 @@ class InferenceService:
             form.rows,
             deliver=self._deliver,
             priority=form.parameters.priority,
-            use=model.use,
+            use=form.use,
             statistics=form.entry.statistics,
             size=form.size,
             size_bytes=form.size_bytes,
@@ -198,7 +193,7 @@ class InferenceService:
         )
         call.request_id, call.form, call.windows, call.started_ns = request_id, form, windows, started_ns
         call.tier_reason, call.timer, call.end = PINNED, None, None
-        call.options, call.sent = form.options, {}
+        call.options, call.sent = form.options.of_one_request(), {}
         call.trace_context = CARRIER.get() if self._traces else None
         return call
 
@@ -207,9 +202,8 @@ class InferenceService:
     ) -> tuple[Form, Mapping[str, Array], Mapping[str, Window]]:
         """Validate a request, take a use of its model, and cache its form if that determines all but the values."""
         entry, model = self._repository.ready(request.model_name, request.model_version)
-        if not model.use.take():
-            fix = "Send the request again later."
-            raise ModelNotReady(f"model {model.name!r}", given="UNLOADING", expected="READY", fix=fix)
+        use: Use = model.use
+        _take(use, model.name)
         try:
             parameters = parse(request)
             names = requested_outputs(request, model.outputs)
@@ -219,9 +213,14 @@ class InferenceService:
             assembler = model.executors[model.full_tier].assembler
             known = (rows, assembler.size(inputs), byte_size(inputs), assembler.key(inputs))
             options = model.options(parameters.loop, parameters.text)
-            form = Form(entry, model, tensors or (), parameters, names, *known, options)
+            if parameters.head:
+                _, head = self._repository.ready(parameters.head, "")
+                options = model.apply_head(options, head, parameters.alpha)
+                _take(head.use, head.name)
+                use = BothUses(use, head.use)
+            form = Form(entry, model, tensors or (), parameters, names, *known, options, use)
         except BaseException as error:
-            model.use.give_back()
+            use.give_back()
             self._refused(entry, error, request.model_name, request_id, started_ns)
             raise
         if tensors:
@@ -258,7 +257,7 @@ class InferenceService:
         if model.chooses or parameters.tier or parameters.policy:
             choice = model.selector.choose(parameters.tier, parameters.policy, lambda: self._demand(call))
             call.executor, call.tier_reason, call.best_effort = choice
-            call.options = call.form.options._replace(tier=choice.executor.tier)
+            call.options = call.options._replace(tier=choice.executor.tier)
         call.queued_ns = time.perf_counter_ns()
         call.timings.compute_input_ns = call.queued_ns - call.started_ns
         return self._scheduler.submit(call)
@@ -392,6 +391,12 @@ class InferenceService:
             entry.statistics.failed(type(error).__name__, time.perf_counter_ns() - started_ns, place)
             if self._traces:
                 self._traces.failed(name, request_id, started_ns, type(error).__name__, CARRIER.get())
+
+
+def _take(use: Use, model: str) -> None:
+    if not use.take():
+        fix = "Send the request again later."
+        raise ModelNotReady(f"model {model!r}", given="UNLOADING", expected="READY", fix=fix)
 
 
 def _end_of(call: Call, answer: Answer) -> End:

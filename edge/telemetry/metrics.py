@@ -85,6 +85,7 @@ class ServerCollector(Collector):
             entry.statistics.snapshot(),
             self._sources.health.state(entry)[0] == "READY",
             model.load_memory_bytes if model else None,
+            model.program.cache_bytes if model else None,
             self._sources.energy_of(entry.name, entry.version),
         )
 

@@ -14,12 +14,13 @@ from edge.bundles.bundle import Bundle
 from edge.datatypes import NUMPY_TYPES
 from edge.launch import running_server
 from edge.pb import inference_pb2_grpc, telemetry_pb2_grpc
+from edge.programs.generate import Generate
 from edge.programs.loop import Loop
 from edge.server import Ready
 from edge.settings import TRANSPORTS, Settings
-from tests.support import letters_model
 from tests.support.busy_model import Stub, busy
-from tests.support.letters_model import write_letters_bundle
+from tests.support.letters_model import NAME as LETTERS
+from tests.support.letters_model import open_letters, write_letters_bundle
 from tests.support.loop_model import NAME, open_loop, write_halving_bundle
 from tests.support.models import ORACLE_BUNDLE, VERSIONED, write_oracle_bundle
 from tests.support.server_models import write_busy_bundle, write_echo_bundle
@@ -44,11 +45,17 @@ def loop(loop_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="session")
 def letters_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return write_letters_bundle(tmp_path_factory.mktemp("letters") / letters_model.NAME)
+    return write_letters_bundle(tmp_path_factory.mktemp("letters") / LETTERS)
 
 
 @pytest.fixture(scope="session")
-def letters(letters_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
+def letters(letters_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Generate]:
+    with open_letters(letters_bundle, tmp_path_factory.mktemp("cache")) as letters:
+        yield letters
+
+
+@pytest.fixture(scope="session")
+def writer(letters_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
     """A server of a model that generates text, and of one that does not."""
     cache = tmp_path_factory.mktemp("cache")
     with running_server([letters_bundle.path, ORACLE_BUNDLE], cache=cache, arguments=["--http-port=0"]) as ready:
@@ -56,7 +63,7 @@ def letters(letters_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="session")
-def slow_letters(letters_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
+def slow_writer(letters_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
     """A server with 40 ms for each token and two seconds for each request."""
     arguments = ["--http-port=0", "--default-timeout-ms=2000", "--no-admission"]
     cache = tmp_path_factory.mktemp("cache")

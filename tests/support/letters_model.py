@@ -1,11 +1,15 @@
-"""A decoder with known results: the next letter is the sum of all letters so far, modulo 27, where 0 ends the text."""
+"""A decoder with known results: the next letter is the sum of all letters so far, modulo 27, where 0 ends the text.
+
+Keys have another shape than values. A wrong element of either changes the logits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -23,16 +27,20 @@ from tests.support.models import graph_of, manifest_of, serialized
 NAME = "letters"
 MAX_BATCH_SIZE, POSITIONS, MAX_TOKENS = 4, 100, 12
 LETTERS = ("<end>", *map(chr, range(ord("a"), ord("z") + 1)))
-#: A prompt that ends with this letter has logits that are not numbers.
+#: After this letter, in a prompt or a text, logits are not numbers.
 FAILING = "z"
+#: Letters that stand for bytes of characters in a text: that after "abc" is then "丹éc丹éc".
+BYTES: Final = MappingProxyType({"f": b"\xe4", "l": b"\xb8", "x": b"\xb9", "u": b"\xc3", "o": b"\xa9"})
 
 GRAPH = """letters (int64[N, T] tokens, int64[N, 1] lengths, int64[N, 1] last,
-        float[N, 1, L, 1] past_key, float[N, 1, L, 1] past_value)
-    => (float[N, 27] logits, float[N, 1, T, 1] new_key, float[N, 1, T, 1] new_value) {
+        float[N, 1, L, 1] past_key, float[N, 2, L, 3] past_value)
+    => (float[N, 27] logits, float[N, 1, T, 1] new_key, float[N, 2, T, 3] new_value) {
     values = Cast<to = 1>(tokens)
     new_key = Unsqueeze(values, ends)
-    new_value = Neg(new_key)
-    both = Sub(past_key, past_value)
+    negative = Neg(new_key)
+    new_value = Expand(negative, two_by_three)
+    mean = ReduceMean<axes = [1, 3]>(past_value)
+    both = Sub(past_key, mean)
     earlier = Squeeze(both, ends)
     shape = Shape<start = 2, end = 3>(past_key)
     places_of_cache = Squeeze(shape)
@@ -55,7 +63,9 @@ GRAPH = """letters (int64[N, T] tokens, int64[N, 1] lengths, int64[N, 1] last,
     size = Abs(distance)
     last_token = GatherElements<axis = 1>(tokens, last)
     fault = Gather(faults, last_token)
-    worse = Add(size, fault)
+    offset = Gather(offsets, lengths)
+    finite = Add(size, offset)
+    worse = Add(finite, fault)
     logits = Neg(worse)
 }"""
 
@@ -81,24 +91,39 @@ def completion(**fields: Any) -> dict[str, Any]:
     return {"model": NAME, "prompt": PROMPT, "temperature": 0, **fields}
 
 
-def tokenizer_json() -> bytes:
-    tokenizer = Tokenizer(models.WordLevel({letter: place for place, letter in enumerate(LETTERS)}, unk_token="<end>"))
+def spelt(text: str, spelling: Mapping[str, bytes]) -> bytes:
+    """Return the bytes of a text."""
+    return b"".join(spelling.get(letter, letter.encode()) for letter in text)
+
+
+def tokenizer_of(spelling: Mapping[str, bytes]) -> Tokenizer:
+    tokens = [spelling.get(letter, letter.encode()).decode("latin-1") for letter in LETTERS]
+    tokenizer = Tokenizer(models.WordLevel({token: place for place, token in enumerate(tokens)}, unk_token="<end>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    tokenizer.decoder = decoders.Fuse()
+    tokenizer.decoder = decoders.ByteLevel() if spelling else decoders.Fuse()
     tokenizer.add_special_tokens(["<end>"])
-    return tokenizer.to_str().encode()
+    return tokenizer
 
 
-def write_letters_bundle(directory: Path, **changes: Any) -> Bundle:
-    """Write the bundle; ``changes`` are fields of its program."""
+def write_letters_bundle(
+    directory: Path, name: str = NAME, *, spelling: Mapping[str, bytes] = MappingProxyType({}), **changes: Any
+) -> Bundle:
+    """Write the bundle; ``changes`` are fields of its program.
+
+    With more ``positions`` the graph stays as it is: a step fails if any of its rows is longer than it allows.
+
+    Args:
+        spelling: the bytes of letters that stand for no character of their own.
+    """
     faults = np.zeros(len(LETTERS), np.float32)
     faults[LETTERS.index(FAILING)] = np.nan
     constants = {
         "ends": np.array([1, 3]), "axis": np.array([1]), "zero": np.int64(0), "one": np.int64(1),
         "two": np.float32(2), "count": np.float32(27), "vocabulary": np.arange(27, dtype=np.float32)[None],
-        "faults": faults,
+        "faults": faults, "two_by_three": np.array([1, 2, 1, 3]), "offsets": np.zeros(POSITIONS, np.float32),
     }  # fmt: skip
-    cache = [TensorSpec(name, "FP32", (-1, 1, -1, 1)) for name in ("past_key", "past_value", "new_key", "new_value")]
+    shapes = {"key": (-1, 1, -1, 1), "value": (-1, 2, -1, 3)}
+    cache = [TensorSpec(f"{when}_{kind}", "FP32", shape) for when in ("past", "new") for kind, shape in shapes.items()]
     columns = tuple(TensorSpec(name, "INT64", (-1, 1)) for name in ("lengths", "last"))
     reads = (TensorSpec("tokens", "INT64", (-1, -1)), *columns, *cache[:2])
     gives = (TensorSpec("logits", "FP32", (-1, 27)), *cache[2:])
@@ -107,14 +132,14 @@ def write_letters_bundle(directory: Path, **changes: Any) -> Bundle:
     totals = np.array([5 + 6 + 1 + 2, 8 + 3])  # two and one places are filled; the second row ends with its first token
     step = Golden(
         {"tokens": tokens, "lengths": np.array([[2], [1]]), "last": np.array([[1], [0]]), "past_key": past,
-         "past_value": -past},
+         "past_value": np.broadcast_to(-past, (2, 2, 3, 3)).copy()},
         {"logits": -np.abs(np.arange(27, dtype=np.float32) - totals[:, None]).astype(np.float32),
          "new_key": tokens[:, None, :, None].astype(np.float32),
-         "new_value": -tokens[:, None, :, None].astype(np.float32)},
+         "new_value": np.broadcast_to(-tokens[:, None, :, None], (2, 2, 2, 3)).astype(np.float32)},
     )  # fmt: skip
     ids = np.array([[1, 2, 3], [4, 5, 0]])
     prompts = ("abc", "de")
-    texts = np.array([[continued(prompt).encode()] for prompt in prompts])
+    texts = np.array([[spelt(continued(prompt), spelling)] for prompt in prompts])
     generated = [len(continued(prompt)) for prompt in prompts]
     whole = Golden(
         {"ids": ids, "mask": (ids > 0).astype(np.int64)},
@@ -124,11 +149,14 @@ def write_letters_bundle(directory: Path, **changes: Any) -> Bundle:
     most = POSITIONS - 1
     column = Profile(min=(1, 1), opt=(2, 1), max=(MAX_BATCH_SIZE, 1))
     sequence = Profile(min=(1, 1), opt=(2, 8), max=(MAX_BATCH_SIZE, most))
-    places = Profile(min=(1, 1, 1, 1), opt=(2, 1, 32, 1), max=(MAX_BATCH_SIZE, 1, 128, 1))
+    places = {
+        f"past_{kind}": Profile(min=(1, heads, 1, width), opt=(2, heads, 32, width), max=(4, heads, 128, width))
+        for kind, (_, heads, _, width) in shapes.items()
+    }
     artifact = Artifact(
         file="decoder.onnx", runtime="any", precision="fp32", opset=17, role="backbone",
         tolerance=Tolerance(atol=0, rtol=0), inputs=reads, outputs=gives, golden="decoder.golden.npz",
-        profile={"tokens": sequence, "lengths": column, "last": column, "past_key": places, "past_value": places},
+        profile={"tokens": sequence, "lengths": column, "last": column, **places},
     )  # fmt: skip
     tokenizer = TokenizerPreprocess(
         input="prompt", file="tokenizer.json", ids="ids", mask="mask", max_length=most, pad_id=0, max_text_bytes=1000
@@ -142,7 +170,7 @@ def write_letters_bundle(directory: Path, **changes: Any) -> Bundle:
         "end_tokens": (0,),
     }
     manifest = manifest_of(
-        NAME,
+        name,
         tuple(TensorSpec(name, "INT64", (-1, -1)) for name in ("ids", "mask")),
         (TensorSpec("text", "BYTES", (-1, 1)), TensorSpec("generated", "INT32", (-1, 1))),
         dict.fromkeys(("ids", "mask"), sequence),
@@ -153,7 +181,7 @@ def write_letters_bundle(directory: Path, **changes: Any) -> Bundle:
     )
     files = {
         "decoder.onnx": serialized(graph_of(GRAPH, **constants)),
-        "tokenizer.json": tokenizer_json(),
+        "tokenizer.json": tokenizer_of(spelling).to_str().encode(),
         "decoder.golden.npz": step.encode(),
         "golden.npz": whole.encode(),
     }
@@ -171,6 +199,20 @@ def open_letters(bundle: Bundle, cache: Path) -> Iterator[Generate]:
     finally:
         program.close()
         runner.close()
+
+
+def inputs_of(*prompts: str) -> dict[str, np.ndarray]:
+    """Return the ids and the mask of prompts."""
+    ids = np.zeros((len(prompts), max(map(len, prompts))), np.int64)
+    for row, prompt in zip(ids, prompts, strict=True):
+        row[: len(prompt)] = [LETTERS.index(letter) for letter in prompt]
+    return {"ids": ids, "mask": (ids > 0).astype(np.int64)}
+
+
+def text_of(response: pb.ModelInferResponse) -> str:
+    """Return the only text in a response."""
+    place = [output.name for output in response.outputs].index("text")
+    return response.raw_output_contents[place][4:].decode()
 
 
 def text_request(*prompts: str | bytes, **parameters: Any) -> pb.ModelInferRequest:

@@ -1,0 +1,296 @@
+"""Sessions of generated text, and continuous batching of them, step by step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from edge.bundles.bundle import Bundle
+from edge.datatypes import Array
+from edge.errors import DeadlineExceeded, RunnerError
+from edge.programs.generate import PROMPT_TOKENS, Generate
+from edge.programs.loop import Loop
+from edge.programs.program import Computed, LoopLimits, Options
+from edge.programs.sampling import Sampling
+from edge.programs.session import Joining
+from edge.protocol import STOPPED
+from edge.scheduling.answers import PartialAnswers
+from edge.scheduling.batching import BatchAssembler
+from edge.scheduling.continuous import ContinuousRun
+from edge.scheduling.job import Job
+from edge.scheduling.runs import Runs
+from edge.scheduling.tier_executor import TierExecutor
+from tests.support.letters_model import (
+    BYTES,
+    FAILING,
+    MAX_BATCH_SIZE,
+    POSITIONS,
+    continued,
+    inputs_of,
+    open_letters,
+    spelt,
+    write_letters_bundle,
+)
+from tests.support.loop_model import XS, prompt
+
+#: The sum of its letters makes a text that goes on; that of "m" reaches the failing letter after two.
+GOES_ON, FAILS_LATER = "abc", "m"
+
+
+def options(max_tokens: int = 12, **how: Any) -> Options:
+    return Options("full", LoopLimits(max_tokens, 1.0), Sampling(max_tokens, **how))
+
+
+def texts(computed: Computed) -> list[str]:
+    return [text.decode() for text in computed.outputs["text"][:, 0]]
+
+
+def facts(computed: Computed) -> tuple[list[str], list[list[int]], list[str]]:
+    return texts(computed), computed.outputs["generated"].tolist(), computed.facts[STOPPED].tolist()
+
+
+def alone(letters: Generate, inputs: dict[str, Array], how: Options) -> tuple[Any, ...] | None:
+    """Return what a request gets alone, None for an error."""
+    try:
+        return facts(letters.compute(inputs, how))
+    except RunnerError:
+        return None
+
+
+def test_texts_end_by_their_last_token_or_by_length(letters: Generate) -> None:
+    long = (GOES_ON * POSITIONS)[: POSITIONS - 3]
+    computed = letters.compute(inputs_of(GOES_ON, "sh", long), options(7))
+    assert texts(computed) == [continued(GOES_ON, 7), "", continued(long, 7)]
+    assert computed.outputs["generated"].tolist() == [[7], [1], [3]]  # the end counts, and positions are limited
+    assert computed.facts[STOPPED].tolist() == ["length", "stop", "length"]
+    assert computed.facts[PROMPT_TOKENS].tolist() == [3, 2, POSITIONS - 3]
+
+
+Prompts = st.lists(st.text("abcefhil", min_size=1, max_size=40), min_size=1, max_size=2)
+Ways = st.one_of(
+    st.builds(options, st.integers(1, 9)),
+    st.builds(options, st.integers(1, 30), temperature=st.just(1.0), seed=st.integers(0, 9), top_k=st.integers(0, 5)),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(Prompts, Ways, st.integers(0, 3)), max_size=10), st.sets(st.integers(0, 9)))
+def test_texts_are_those_of_requests_alone(letters: Generate, requests: list[Any], dropped: set[int]) -> None:
+    session, ended, given_inputs = letters.session(options()), {}, {}
+    for key, (prompts, how, steps) in enumerate(requests):
+        given_inputs[key] = inputs_of(*prompts)
+        ended.update({one.key: one for one in session.add([Joining(key, given_inputs[key], how)])})
+        for _ in range(steps):
+            ended.update({one.key: one for one in session.step()})
+        if key in dropped:
+            session.drop(key)
+    while session.rows:
+        ended.update({one.key: one for one in session.step()})
+    assert ended.keys() | dropped >= set(range(len(requests)))
+    for key, one in ended.items():
+        found = None if one.error else facts(one.computed)
+        assert found == alone(letters, given_inputs[key], requests[key][1])
+
+
+def test_request_with_a_failing_row_leaves_alone(letters: Generate) -> None:
+    session = letters.session(options())
+    ended = session.add([Joining("good", inputs_of(GOES_ON, "ab"), options())])
+    ended += session.add(
+        [Joining("prompt", inputs_of("ab", FAILING), options()), Joining("beside", inputs_of("ah"), options())]
+    )
+    assert [(one.key, str(one.error)) for one in ended] == [
+        ("prompt", "decoder: got logits that are not finite, expected finite logits to choose a token from. "
+        "Usual causes are FP16 and a broken export.")
+    ]  # fmt: skip
+    assert session.rows == 3
+    assert session.add([Joining("later", inputs_of("ab", FAILS_LATER), options())]) == []
+    assert (session.step(), session.rows) == ([], 5)
+    (later,) = session.step()
+    assert (later.key, type(later.error), session.rows) == ("later", RunnerError, 3)
+    while session.rows:
+        ended += session.step()
+    assert {one.key: texts(one.computed) for one in ended[1:]} == {
+        "good": [continued(GOES_ON), continued("ab")],
+        "beside": [continued("ah")],
+    }
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text("cfloux", min_size=1, max_size=4), max_size=4))
+@example(["lx", "flxz"])
+def test_partial_texts_contain_no_part_of_a_stop_text(letters: Generate, stops: list[str]) -> None:
+    whole = continued(GOES_ON)  # flxuocflxuoc
+    ends = [len(whole)] + [whole.find(stop) + len(stop) for stop in stops if stop in whole]
+    cut = min([whole[: min(ends)].find(stop) for stop in stops if stop in whole[: min(ends)]], default=len(whole))
+    session = letters.session(options())
+    ended = session.add([Joining("", inputs_of(GOES_ON), options(stop=tuple(stops)))])
+    seen = []
+    while not ended:
+        seen += texts(session.partial("") or pytest.fail("no partial answer"))
+        ended = session.step()
+    assert texts(ended[0].computed) == [whole[:cut]]
+    assert ended[0].computed.facts[STOPPED] == ["stop" if cut < len(whole) else "length"]
+    assert all(whole[:cut].startswith(text) for text in seen)
+    assert seen == sorted(seen, key=len)
+
+
+def test_a_part_of_a_stop_text_is_shown_at_the_end(letters: Generate) -> None:
+    session = letters.session(options())
+    session.add([Joining("", inputs_of(GOES_ON), options(stop=("flz",)))])
+    session.step()
+    assert [texts(session.partial("", stopped) or pytest.fail("none")) for stopped in ("", "deadline")] == [
+        [""],
+        ["fl"],
+    ]
+
+
+@pytest.fixture(scope="module")
+def bytes_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Generate]:
+    bundle = write_letters_bundle(tmp_path_factory.mktemp("bytes") / "letters", spelling=BYTES)
+    with open_letters(bundle, tmp_path_factory.mktemp("cache")) as program:
+        yield program
+
+
+@pytest.mark.parametrize("start", ["abc", "dh", "c", "i"])
+def test_characters_of_several_bytes_are_never_cut(bytes_model: Generate, start: str) -> None:
+    for tokens in range(1, 12):
+        session = bytes_model.session(options())
+        ended = session.add([Joining("", inputs_of(start), options(tokens))])
+        seen = []
+        while not ended:
+            seen += texts(session.partial("") or pytest.fail("no partial answer"))
+            ended = session.step()
+        (text,) = texts(ended[0].computed)
+        whole = spelt(continued(start, tokens), BYTES).decode(errors="replace")
+        assert text == whole.rstrip("\ufffd")
+        assert all(text.startswith(part) for part in seen)
+        assert bytes_model.compute(inputs_of(start), options(tokens)).outputs["text"].item().decode() == text
+
+
+# In the scheduler.
+
+
+@pytest.fixture
+def run(letters: Generate, letters_bundle: Bundle) -> ContinuousRun:
+    return run_of(letters, letters_bundle)
+
+
+def run_of(letters: Generate, bundle: Bundle) -> ContinuousRun:
+    assembler = BatchAssembler.of(bundle.manifest)
+    executor = TierExecutor("full", letters, assembler, max_rows=MAX_BATCH_SIZE, model=bundle.manifest.name)
+    return ContinuousRun(executor, Runs(1), 0, lambda: 0.0)
+
+
+def job_of(run: ContinuousRun, *prompts: str, how: Options | None = None, **fields: Any) -> Job:
+    return Job(run.executor, inputs_of(*prompts), len(prompts), options=how or options(), **fields)  # type: ignore[arg-type]
+
+
+def answer_of(job: Job) -> tuple[Any, ...]:
+    assert job.answer
+    return facts(Computed(job.answer.outputs, job.answer.facts))
+
+
+def test_first_token_is_sent_before_the_next_step(run: ContinuousRun) -> None:
+    told: list[Job] = []
+    job = job_of(run, GOES_ON, partials=PartialAnswers(), tell=told.append)
+    single = job_of(run, "ab", how=options(1), partials=PartialAnswers(), tell=told.append)
+    assert run.admit([job, single]) == [single]  # which needs no step
+    assert (told, answer_of(single)) == ([job], (["c"], [[1]], ["length"]))
+    assert job.partials
+    first = job.partials.take()
+    assert first
+    assert first.outputs["text"].tolist() == [[b"f"]]
+    assert job.partials.take() is None
+    run.step()
+    second = job.partials.take()
+    assert second
+    assert second.outputs["text"].tolist() == [[b"fl"]]
+
+
+def test_first_partial_answer_of_a_loop_follows_a_step(loop: Loop) -> None:
+    run = ContinuousRun(TierExecutor("full", loop, BatchAssembler(XS, {}), max_rows=4), Runs(1), 0, lambda: 0.0)
+    job = Job(run.executor, {"xs": prompt(1)}, 1, partials=PartialAnswers(), deadline=time.monotonic() + 60)
+    job.best_effort = True
+    run.admit([job])
+    assert job.partials
+    assert job.partials.take() is None
+    job.deadline = time.monotonic() - 1
+    assert run.step() == [job]
+    assert isinstance(job.error, DeadlineExceeded)
+
+
+def test_prompts_of_different_lengths_are_computed_together(
+    run: ContinuousRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs = [job_of(run, "ab"), job_of(run, GOES_ON, "ababc"), job_of(run, "abciabc")]
+    run.admit(jobs)
+    while run.jobs:
+        run.step()
+    assert not caplog.records  # such as one that they could not join together
+    expected = [["ab"], [GOES_ON, "ababc"], ["abciabc"]]
+    assert [answer_of(job)[0] for job in jobs] == [[continued(one) for one in own] for own in expected]
+
+
+def test_failing_text_fails_alone(run: ContinuousRun, caplog: pytest.LogCaptureFixture) -> None:
+    good, late = job_of(run, GOES_ON), job_of(run, FAILS_LATER)
+    assert run.admit([good, late, bad := job_of(run, FAILING)]) == [bad]
+    ended = [run.step() for _ in range(11)]
+    assert [len(one) for one in ended] == [0, 1] + [0] * 8 + [1]  # nobody begins anew
+    assert (ended[1], type(late.error), answer_of(good)[0]) == ([late], RunnerError, [continued(GOES_ON)])
+    assert not caplog.records
+    assert run.executor.failures.count == 0  # the last request succeeded
+
+
+def test_cancelled_text_frees_its_place_at_once(run: ContinuousRun) -> None:
+    jobs = [job_of(run, GOES_ON, "ab"), job_of(run, "c"), job_of(run, "i")]
+    run.admit(jobs)
+    assert run.room == 0
+    jobs[0].cancelled = True
+    assert (run.step(), run.room) == ([jobs[0]], 2)
+    run.admit([late := job_of(run, "abciabc", "f")])
+    while run.jobs:
+        run.step()
+    assert jobs[0].answer is None
+    assert [answer_of(job)[0] for job in jobs[1:]] == [[continued("c")], [continued("i")]]
+    assert answer_of(late)[0] == [continued("abciabc"), continued("f")]
+
+
+def test_deadline_ends_a_text_with_an_error_or_with_what_there_is(run: ContinuousRun) -> None:
+    later = time.monotonic() + 60
+    strict, lenient, at_once = (job_of(run, GOES_ON, deadline=later) for _ in range(3))
+    lenient.best_effort = at_once.best_effort = True
+    run.admit([strict, lenient, beside := job_of(run, "ab")])
+    run.step()
+    strict.deadline = lenient.deadline = time.monotonic() - 1
+    assert run.step() == [strict, lenient]
+    assert isinstance(strict.error, DeadlineExceeded)
+    assert answer_of(lenient) == (["fl"], [[2]], ["deadline"])
+    run.admit([at_once])
+    at_once.deadline = time.monotonic() - 1
+    assert run.step() == [at_once]
+    assert answer_of(at_once) == (["f"], [[1]], ["deadline"])  # its first token
+    while run.jobs:
+        run.step()
+    assert answer_of(beside)[0] == [continued("ab")]
+
+
+def test_texts_begin_anew_when_a_step_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bundle = write_letters_bundle(tmp_path / "letters", positions=2 * POSITIONS)  # more than the graph has
+    with open_letters(bundle, tmp_path / "cache") as letters:
+        run = run_of(letters, bundle)
+        good, bad = job_of(run, GOES_ON, "ab", how=options(20)), job_of(run, "ab" * 47)
+        run.admit([good, bad])
+        while run.jobs:
+            run.step()
+        assert isinstance(bad.error, RunnerError)
+        assert "a loop with 2 requests failed; each begins anew, alone" in caplog.text
+        assert answer_of(good)[0] == [continued(GOES_ON, 20), continued("ab", 20)]
+        used = letters.cache_bytes
+        assert run.admit([job_of(run, GOES_ON)]) == []
+        assert letters.cache_bytes == used > 0  # a decoder without rows is used again

@@ -1,0 +1,115 @@
+"""The decoder of runners that read the host's memory: rows come, grow, move and go, each as if it were alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from edge.datatypes import Array
+from edge.programs.generate import Generate
+from edge.runner import DeviceDecoder
+from edge.runtimes.host_decoder import HostDecoder, infer_into
+from tests.support.letters_model import LETTERS
+
+#: Bytes of the cache of one row at one place: a key of one number, and a value of six.
+PLACE_BYTES = 7 * 4
+FEWEST_PLACES = 32
+
+Prompts = st.lists(st.sampled_from((1, 3, 31, 33, 40)), min_size=1, max_size=3)
+#: Prompts of these lengths join; so many steps; the rows at these places leave.
+Actions = st.lists(
+    st.one_of(Prompts, st.integers(1, 12), st.frozensets(st.integers(0, 9), min_size=1, max_size=9)),
+    min_size=4,
+    max_size=12,
+)
+
+
+class Rows:
+    """Rows of a decoder, and all of their tokens."""
+
+    def __init__(self, decoder: DeviceDecoder) -> None:
+        self.decoder = decoder
+        self.tokens: list[list[int]] = []
+        self._next = 0
+
+    def join(self, *lengths: int) -> None:
+        prompts = [[self._token() for _ in range(length)] for length in lengths]
+        ids = np.full((len(prompts), max(lengths)), self._token(), np.int64)  # anything behind the prompts
+        for row, prompt in zip(ids, prompts, strict=True):
+            row[: len(prompt)] = prompt
+        logits = self.decoder.add(ids, np.array(lengths))
+        self.tokens += prompts
+        self._check(logits, self.tokens[-len(prompts) :])
+
+    def step(self) -> None:
+        if self.tokens:
+            for tokens in self.tokens:
+                tokens.append(self._token())
+            self._check(self.decoder.step(np.array([tokens[-1] for tokens in self.tokens])), self.tokens)
+
+    def leave(self, places: frozenset[int]) -> None:
+        leaving = sorted(place for place in places if place < len(self.tokens))
+        rows = len(self.tokens) - len(leaving)
+        gaps = [place for place in leaving if place < rows]
+        staying = [place for place in range(rows, len(self.tokens)) if place not in leaving]
+        moves = list(zip(staying, gaps, strict=True))
+        for source, target in moves:
+            self.tokens[target] = self.tokens[source]
+        del self.tokens[rows:]
+        self.decoder.keep(rows, moves)
+
+    def _token(self) -> int:
+        self._next = self._next * 5 % 23 + 1  # never one that has no logits
+        return self._next
+
+    def _check(self, logits: Array, tokens: list[list[int]]) -> None:
+        """Check that the logits are those of all tokens of each row, computed anew."""
+        totals = np.array([[sum(row) % len(LETTERS)] for row in tokens])
+        np.testing.assert_array_equal(logits, -np.abs(np.arange(len(LETTERS)) - totals))
+
+
+@pytest.fixture
+def rows(letters: Generate) -> Rows:
+    return Rows(letters._runners["full"].decoder(letters.tensors))
+
+
+@settings(max_examples=150, deadline=None)
+@given(Actions, st.booleans())
+@example([[40], [3], 1], False)  # a short row makes the cache of a long one grow
+def test_rows_that_join_and_leave_in_any_order_are_as_if_alone(
+    letters: Generate, actions: list[list[int] | int | frozenset[int]], copies: bool
+) -> None:
+    runner = letters._runners["full"]
+    decoder = runner.decoder(letters.tensors)
+    if copies:  # as for runners whose arrays are not on the host
+        bind = lambda arrays: infer_into(runner, arrays)  # noqa: E731
+        decoder = HostDecoder(runner.infer, bind, (*runner.inputs, *runner.outputs), letters.tensors)
+    rows = Rows(decoder)
+    for action in actions:
+        if isinstance(action, list):
+            rows.join(*action)
+        elif isinstance(action, frozenset):
+            rows.leave(action)
+        else:
+            for _ in range(action if all(len(row) + action < 100 for row in rows.tokens) else 0):
+                rows.step()
+
+
+def test_cache_grows_and_shrinks_with_the_rows(rows: Rows) -> None:
+    first = rows.decoder.cache_bytes
+    assert first == FEWEST_PLACES * PLACE_BYTES
+    rows.join(31)
+    rows.step()
+    assert rows.decoder.cache_bytes == first
+    rows.step()
+    assert rows.decoder.cache_bytes == 2 * first  # twice the places
+    rows.join(64)
+    assert rows.decoder.cache_bytes == 2 * 4 * first  # and twice the rows
+    rows.leave(frozenset({0}))
+    rows.step()
+    rows.leave(frozenset({0}))
+    assert rows.decoder.cache_bytes == first
+    rows.join(5)
+    rows.step()
