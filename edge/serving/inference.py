@@ -160,12 +160,7 @@ class InferenceService:
             self._end(call, "Cancelled")
 
     def partial(self, call: Call) -> pb.ModelInferResponse | None:
-        """Return the next partial answer of a call, also after its reply; None if none waits.
-
-        After the reply there is none with texts, because the reply has the rest of them.
-        """
-        if call.reply is None and call.executor.program.growing:
-            return None
+        """Return the next partial answer of a call, also after its reply; None if none waits."""
         answer = call.partials.take() if call.partials else None
         if answer is None:
             return None

@@ -55,7 +55,7 @@ def letters(letters_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="session")
-def letters_server(letters_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
+def writer(letters_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
     """A server of a model that generates text, and of one that does not."""
     cache = tmp_path_factory.mktemp("cache")
     with running_server([letters_bundle.path, ORACLE_BUNDLE], cache=cache, arguments=["--http-port=0"]) as ready:
@@ -63,7 +63,7 @@ def letters_server(letters_bundle: Bundle, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="session")
-def slow_letters(letters_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
+def slow_writer(letters_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
     """A server with 40 ms for each token and two seconds for each request."""
     arguments = ["--http-port=0", "--default-timeout-ms=2000", "--no-admission"]
     cache = tmp_path_factory.mktemp("cache")

@@ -33,9 +33,9 @@ def error_of(heard: Heard) -> dict[str, Any]:
     return dict(error)
 
 
-def test_format_of_events(letters_server: Ready) -> None:
+def test_format_of_events(writer: Ready) -> None:
     options = {"include_usage": True}
-    heard = ask(address(letters_server), COMPLETIONS, completion(max_tokens=3, stream=True, stream_options=options))
+    heard = ask(address(writer), COMPLETIONS, completion(max_tokens=3, stream=True, stream_options=options))
     assert (heard.status, heard.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
     *events, done, rest = heard.body.decode().split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
@@ -51,7 +51,7 @@ def test_format_of_events(letters_server: Ready) -> None:
     assert "".join(choice["text"] for choice in choices) == TEXT[:3]
     assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["length"]
     # Without the option, no event has the numbers of tokens.
-    heard = ask(address(letters_server), COMPLETIONS, completion(max_tokens=3, stream=True))
+    heard = ask(address(writer), COMPLETIONS, completion(max_tokens=3, stream=True))
     assert b"usage" not in heard.body
 
 
@@ -89,15 +89,15 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
 ]
 
 
-def test_refused_fields(letters_server: Ready) -> None:
+def test_refused_fields(writer: Ready) -> None:
     for fields, param, message in REFUSED:
-        heard = ask(address(letters_server), COMPLETIONS, completion(**fields))
+        heard = ask(address(writer), COMPLETIONS, completion(**fields))
         error = error_of(heard)
         assert (heard.status, error["type"], error["param"]) == (400, "invalid_request_error", param), fields
         assert message in error["message"], fields
 
 
-def test_other_errors_have_the_same_form(letters_server: Ready) -> None:
+def test_other_errors_have_the_same_form(writer: Ready) -> None:
     for path, body, status, code in (
         (COMPLETIONS, b"{", 400, "invalid_request"),
         (COMPLETIONS, completion(model=ORACLE), 404, "model_not_found"),
@@ -107,9 +107,9 @@ def test_other_errors_have_the_same_form(letters_server: Ready) -> None:
         (COMPLETIONS, completion(prompt=[PROMPT, FAILING]), 500, "internal_error"),
         (COMPLETIONS, completion(prompt=FAILING, stream=True), 500, "internal_error"),
     ):
-        heard = ask(address(letters_server), path, body)
+        heard = ask(address(writer), path, body)
         assert (heard.status, error_of(heard)["code"]) == (status, code), (path, body)
-    assert wait_until(lambda: is_at_rest(letters_server))
+    assert wait_until(lambda: is_at_rest(writer))
 
 
 def test_tokens_rates_and_readiness(letters_bundle: Bundle, tmp_path: Path) -> None:
@@ -131,11 +131,11 @@ def test_tokens_rates_and_readiness(letters_bundle: Bundle, tmp_path: Path) -> N
         assert 1 < int(heard.headers["retry-after"]) <= 100
 
 
-def test_deadline_ends_texts(slow_letters: Ready) -> None:
+def test_deadline_ends_texts(slow_writer: Ready) -> None:
     endless = completion(max_tokens=MOST)
     with ThreadPoolExecutor(1) as pool:
-        whole = pool.submit(ask, address(slow_letters), COMPLETIONS, endless, timeout=20)
-        *events, last, rest = ask(address(slow_letters), COMPLETIONS, {**endless, "stream": True}).body.split(b"\n\n")
+        whole = pool.submit(ask, address(slow_writer), COMPLETIONS, endless, timeout=20)
+        *events, last, rest = ask(address(slow_writer), COMPLETIONS, {**endless, "stream": True}).body.split(b"\n\n")
     texts = [json.loads(event.removeprefix(b"data: "))["choices"][0]["text"] for event in events]
     assert TEXT in "".join(texts)
     error = json.loads(last.removeprefix(b"data: "))["error"]
@@ -143,20 +143,20 @@ def test_deadline_ends_texts(slow_letters: Ready) -> None:
     assert (whole.result().status, error_of(whole.result())["code"]) == (504, "deadline_exceeded")
 
 
-def test_disconnecting_makes_room(slow_letters: Ready) -> None:
+def test_disconnecting_makes_room(slow_writer: Ready) -> None:
     body = json.dumps(completion(max_tokens=MOST, stream=True)).encode()
     with ExitStack() as stack:
         streams = []
         for _ in range(MAX_BATCH_SIZE):  # as many rows as the model computes side by side
-            connection = stack.enter_context(closing(http.client.HTTPConnection(address(slow_letters), timeout=20)))
+            connection = stack.enter_context(closing(http.client.HTTPConnection(address(slow_writer), timeout=20)))
             connection.request("POST", COMPLETIONS, body)
             streams.append(stack.enter_context(connection.getresponse()))
         assert all(stream.readline().startswith(b"data: {") for stream in streams)  # each has a first text
-        assert gauge(slow_letters, "streams") == MAX_BATCH_SIZE
+        assert gauge(slow_writer, "streams") == MAX_BATCH_SIZE
         streams[-1].close()
         connection.close()
-        heard = ask(address(slow_letters), COMPLETIONS, completion(max_tokens=1), timeout=20)
+        heard = ask(address(slow_writer), COMPLETIONS, completion(max_tokens=1), timeout=20)
         assert heard.json["choices"][0]["text"] == TEXT[0]
-        assert gauge(slow_letters, "streams") == MAX_BATCH_SIZE - 1  # the others go on
-    assert wait_until(lambda: is_at_rest(slow_letters), 1)
-    assert re.search(r'fewheads_dropped_requests_total{[^}]*place="running",reason="Cancelled"', page_of(slow_letters))
+        assert gauge(slow_writer, "streams") == MAX_BATCH_SIZE - 1  # the others go on
+    assert wait_until(lambda: is_at_rest(slow_writer), 1)
+    assert re.search(r'fewheads_dropped_requests_total{[^}]*place="running",reason="Cancelled"', page_of(slow_writer))

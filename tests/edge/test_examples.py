@@ -74,10 +74,10 @@ def test_curl(http_url: str, page: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-def test_completions(letters_server: Ready) -> None:
+def test_completions(writer: Ready) -> None:
     page = (ROOT / "edge" / "README.md").read_text()
     for ours, theirs in (
-        ("127.0.0.1:8000", f"127.0.0.1:{letters_server.http_port}"),
+        ("127.0.0.1:8000", f"127.0.0.1:{writer.http_port}"),
         ("writer", NAME),
         ("Once upon", PROMPT),
     ):

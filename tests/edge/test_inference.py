@@ -23,7 +23,6 @@ from edge.repository.loader import ServingOptions
 from edge.serving import inference
 from tests.support.inference_service import Running, running_service
 from tests.support.jobs import WAIT, occupied
-from tests.support.letters_model import continued, text_request, write_letters_bundle
 from tests.support.sample_requests import good, parameter, shaped, text
 from tests.support.text_model import write_sentiment_bundle
 
@@ -324,15 +323,3 @@ async def test_deadline_policy_uses_the_time_left(tmp_path: Path, clock: Clock) 
             clock.now = deadline - left_seconds
             answer = await running.infer(text("good"), deadline)
             assert answer.parameters["tier_reason"].string_param == reason
-
-
-async def test_reply_has_the_texts_that_no_partial_answer_had(tmp_path: Path) -> None:
-    replies: asyncio.Queue[pb.ModelInferResponse | Exception] = asyncio.Queue()
-    async with running_service(tmp_path, lambda repository: write_letters_bundle(repository / "letters")) as it:
-        call = it.service.start(text_request("abc", stream_partial=True), None, replies.put_nowait, lambda call: None)
-        reply = await replies.get()
-        assert call
-        assert isinstance(reply, pb.ModelInferResponse)
-        assert it.service.partial(call) is None  # although some wait
-    assert reply.raw_output_contents[0][4:].decode() == continued("abc")
-    assert reply.parameters["prompt_tokens"].int64_param == 3

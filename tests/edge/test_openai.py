@@ -18,8 +18,8 @@ def stock(ready: Ready) -> Any:
 
 
 @pytest.fixture
-def client(letters_server: Ready) -> Iterator[Any]:
-    with stock(letters_server) as client:
+def client(writer: Ready) -> Iterator[Any]:
+    with stock(writer) as client:
         yield client
 
 
@@ -80,9 +80,9 @@ def test_stock_client_raises_its_errors(client: Any) -> None:
     assert (invalid.value.param, invalid.value.type) == ("top_p", "invalid_request_error")
 
 
-def test_stock_client_raises_an_error_within_a_stream(slow_letters: Ready) -> None:
+def test_stock_client_raises_an_error_within_a_stream(slow_writer: Ready) -> None:
     texts: list[str] = []
-    with stock(slow_letters) as client:
+    with stock(slow_writer) as client:
         events = client.completions.create(**completion(max_tokens=MOST), stream=True)
         with pytest.raises(openai.APIError, match="before the deadline") as late:
             texts.extend(chunk.choices[0].text for chunk in events)
