@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from edge.bundles.fields import require
-from edge.bundles.manifest import Manifest
+from edge.bundles.manifest import Manifest, TokenizerPreprocess
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
 from edge.errors import Literally
 
@@ -71,27 +71,48 @@ def _check_generate(program: GenerateProgram, manifest: Manifest, subject: str) 
     """Raise a BundleError if the tensors of the file, or those of the tokenizer, do not fit the program."""
     outputs = {spec.name: (spec.datatype, spec.shape) for spec in manifest.outputs}
     expected = {program.text: ("BYTES", (-1, 1)), program.generated: ("INT32", (-1, 1))}
-    require(outputs == expected, subject, "generate outputs", sorted(outputs), f"{expected}")
+    holds = outputs == expected and len(expected) == 2
+    require(holds, subject, "generate outputs", sorted(outputs), f"{expected}")
     require(manifest.max_batch_size, subject, "generate max_batch_size", 0, "a model with batches")
     step = manifest.preprocess
     names = {spec.name for spec in manifest.inputs}
     holds = step is not None and step.tokenizes and names == set(step.outputs) and len(names) == 2
     expected_step = "a tokenizer for the manifest's inputs, ids and mask"
     require(holds, subject, "generate preprocess", Literally("another one"), expected_step)
-    holds, most = program.max_tokens < program.positions, f"less than positions ({program.positions})"
-    require(holds, subject, "generate max_tokens", program.max_tokens, most)
+    less = f"less than positions ({program.positions})"
+    require(program.max_tokens < program.positions, subject, "generate max_tokens", program.max_tokens, less)
+    if isinstance(step, TokenizerPreprocess):
+        require(step.max_length < program.positions, subject, "preprocess max_length", step.max_length, less)
+    names_of_cache = [name for one in program.cache for name in (one.past, one.new)]
+    holds = len(set(names_of_cache)) == len(names_of_cache)
+    require(holds, subject, "generate cache", sorted(names_of_cache), "each name once")
+    column = ("INT64", (-1, 1))
     for tier in manifest.tiers:
-        (file,) = (manifest.tensors(artifact) for artifact in tier.artifacts[:1])
+        for artifact in tier.artifacts:
+            field, none = f"golden of artifact {artifact.file!r}", Literally("none")
+            require(artifact.golden, subject, field, none, "a golden set for its own tensors")
+        file = manifest.tensors(tier.artifacts[0])  # all have the same ones
         reads, gives = ({spec.name: spec for spec in specs} for specs in file[:2])
         field = f"generate files of tier {tier.name!r}"
         wanted = {program.tokens, program.lengths, program.last, *(one.past for one in program.cache)}
         require(reads.keys() == wanted, subject, field, sorted(reads), f"the inputs {sorted(wanted)}")
         wanted = {program.logits, *(one.new for one in program.cache)}
         require(gives.keys() == wanted, subject, field, sorted(gives), f"the outputs {sorted(wanted)}")
+        for name, kind in ((program.tokens, ("INT64", (-1, -1))), (program.lengths, column), (program.last, column)):
+            given = reads[name].datatype, reads[name].shape
+            require(given == kind, subject, f"{field}, input {name!r}", given, f"{kind}")
+        given = gives[program.logits].datatype, gives[program.logits].shape
+        vocabulary = given[1][-1]
+        holds = given == ("FP32", (-1, vocabulary)) and vocabulary > 0
+        require(holds, subject, f"{field}, output {program.logits!r}", given, "FP32 [-1, vocabulary]")
+        last = max(program.end_tokens, default=0)
+        require(last < vocabulary, subject, "generate end_tokens", last, f"less than the vocabulary ({vocabulary})")
         for one in program.cache:
-            past, new = reads[one.past], gives[one.new]
-            holds = len(past.shape) == 4 and past == type(past)(one.past, new.datatype, new.shape)
-            require(holds, subject, field, past.shape, f"four dimensions, as {one.new!r} has them")
+            given = reads[one.past].datatype, reads[one.past].shape
+            holds = given == (gives[one.new].datatype, gives[one.new].shape) and given[0] in ("FP32", "FP16")
+            holds = holds and len(given[1]) == 4 and [size > 0 for size in given[1]] == [False, True, False, True]
+            expected_cache = f"FP32 or FP16 [-1, heads, -1, width], as {one.new!r}"
+            require(holds, subject, f"{field}, input {one.past!r}", given, expected_cache)
 
 
 def _check_head(program: HeadProgram, manifest: Manifest, subject: str) -> None:

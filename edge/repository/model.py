@@ -52,6 +52,7 @@ class Model:
         made: computes a further output, such as a label or a score; None without one.
         optional: the inputs of which a client chooses one or the other.
         chooses: whether the selector decides on requests that name neither a tier nor a policy.
+        checks_values: whether requests are checked for values, too; see :meth:`wrong_values`.
         load_memory_bytes: growth of the process while it was loaded.
         loaded_at: when it was loaded, in seconds since 1970.
     """
@@ -89,6 +90,7 @@ class Model:
         program = bundle.manifest.program
         self._cascade = program if isinstance(program, CascadeProgram) else None
         self.program = self._program(bundle)
+        self.checks_values = isinstance(self.program, IterativeProgram)
         self.executors = self._executors(options)
         default_policy = self._serving.policy or (ROUTER if self._cascade and self._cascade.default else PINNED)
         self.selector = TierSelector(self.name, self.executors, options.policy or default_policy)

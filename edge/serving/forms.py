@@ -56,7 +56,7 @@ class Form(NamedTuple):
             if len(data) != size_bytes:
                 return None
             inputs[name] = np.frombuffer(data, dtype).reshape(shape)
-        return None if self.model.wrong_values(inputs) else inputs
+        return None if self.model.checks_values and self.model.wrong_values(inputs) else inputs
 
 
 class Forms:

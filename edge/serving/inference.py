@@ -193,7 +193,8 @@ class InferenceService:
         )
         call.request_id, call.form, call.windows, call.started_ns = request_id, form, windows, started_ns
         call.tier_reason, call.timer, call.end = PINNED, None, None
-        call.options, call.sent = form.options.of_one_request(), {}
+        options = form.options
+        call.options, call.sent = options.of_one_request() if options.sampling else options, {}
         call.trace_context = CARRIER.get() if self._traces else None
         return call
 

@@ -106,7 +106,12 @@ def tokenizer_of(spelling: Mapping[str, bytes]) -> Tokenizer:
 
 
 def write_letters_bundle(
-    directory: Path, name: str = NAME, *, spelling: Mapping[str, bytes] = MappingProxyType({}), **changes: Any
+    directory: Path,
+    name: str = NAME,
+    *,
+    spelling: Mapping[str, bytes] = MappingProxyType({}),
+    failing: str = FAILING,
+    **changes: Any,
 ) -> Bundle:
     """Write the bundle; ``changes`` are fields of its program.
 
@@ -114,9 +119,10 @@ def write_letters_bundle(
 
     Args:
         spelling: the bytes of letters that stand for no character of their own.
+        failing: letters after which logits are not numbers.
     """
     faults = np.zeros(len(LETTERS), np.float32)
-    faults[LETTERS.index(FAILING)] = np.nan
+    faults[[LETTERS.index(letter) for letter in failing]] = np.nan
     constants = {
         "ends": np.array([1, 3]), "axis": np.array([1]), "zero": np.int64(0), "one": np.int64(1),
         "two": np.float32(2), "count": np.float32(27), "vocabulary": np.arange(27, dtype=np.float32)[None],

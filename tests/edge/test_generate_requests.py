@@ -1,0 +1,232 @@
+"""Requests for generated text: streams and single answers, limits, bad input, unloading and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from edge.errors import InvalidRequest, ModelNotReady, RunnerError
+from edge.instruments.metrics import ModelNow
+from edge.pb import inference_pb2 as pb
+from edge.serving.call import Call
+from edge.serving.wire import to_raw
+from edge.telemetry.metrics import families
+from edge.telemetry.telemetry import request_metrics
+from tests.support.inference_service import Running, running_service
+from tests.support.jobs import occupied
+from tests.support.letters_model import (
+    BYTES,
+    FAILING,
+    MAX_BATCH_SIZE,
+    NAME,
+    POSITIONS,
+    continued,
+    spelt,
+    text_of,
+    text_request,
+    write_letters_bundle,
+)
+from tests.support.loop_model import NAME as LOOP
+from tests.support.loop_model import loop_request, write_halving_bundle
+from tests.support.metrics import rendered
+from tests.support.models import ORACLE, write_oracle_bundle
+from tests.support.sample_requests import expression
+
+SPELT, LONGER = "spelt", "longer"
+
+
+@pytest_asyncio.fixture
+async def running(tmp_path: Path) -> AsyncIterator[Running]:
+    def write(repository: Path) -> None:
+        write_letters_bundle(repository / NAME)
+        write_letters_bundle(repository / SPELT, SPELT, spelling=BYTES)
+        # Longer than its graph allows:
+        write_letters_bundle(repository / LONGER, LONGER, failing="", positions=2 * POSITIONS)
+        write_halving_bundle(repository / LOOP)
+        write_oracle_bundle(repository / "oracle")
+
+    async with running_service(tmp_path, write) as running:
+        yield running
+
+
+class Stream:
+    """A request for partial answers, whose reader takes them at once, or ``late``, after the last answer."""
+
+    def __init__(
+        self, running: Running, *prompts: str, late: bool = False, model: str = NAME, **parameters: Any
+    ) -> None:
+        request = text_request(*prompts, stream_partial=True, **parameters)
+        request.model_name = model
+        self._service, self._late = running.service, late
+        self._parts: list[str] = []
+        self._end: asyncio.Future[pb.ModelInferResponse | Exception] = asyncio.get_running_loop().create_future()
+        call = running.service.start(request, None, self._end.set_result, (lambda call: None) if late else self._take)
+        assert call
+        self.call = call
+
+    async def texts(self) -> list[str]:
+        """Return the texts of all answers, the last one included; raise its error."""
+        end = await self._end
+        if self._late:
+            self._take(self.call)
+        if isinstance(end, Exception):
+            raise end
+        return [*self._parts, text_of(end)]
+
+    def _take(self, call: Call) -> None:
+        while part := self._service.partial(call):
+            self._parts.append(text_of(part))
+
+
+async def test_texts_of_a_stream_add_up_to_the_text(running: Running) -> None:
+    ways: list[dict[str, Any]] = [
+        {}, {"late": True}, {"max_tokens": 1}, {"max_tokens": 60}, {"max_tokens": 60, "late": True}, {"stop": "oc"},
+        {"temperature": 1.0, "seed": 3, "top_k": 4, "max_tokens": 40}, {"temperature": 1.0, "seed": 4, "late": True},
+    ]  # fmt: skip
+    for model, spelling in ((NAME, {}), (SPELT, BYTES)):
+        streams = [Stream(running, "abc", model=model, **how) for how in ways]
+        for how, stream in zip(ways, streams, strict=True):
+            request = text_request("abc", **{name: value for name, value in how.items() if name != "late"})
+            request.model_name = model
+            parts = await stream.texts()
+            assert "".join(parts) == text_of(await running.infer(request))
+        whole = spelt(continued("abc", 60), spelling).decode()
+        assert "".join(await Stream(running, "abc", model=model, max_tokens=60).texts()) == whole
+
+
+async def test_a_stream_repeats_nothing_after_a_failure_beside_it(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    for how in ({}, {"temperature": 1.0, "top_k": 3}):  # without a seed, too
+        with occupied(running.scheduler):
+            streams = [Stream(running, "abc", model=LONGER, max_tokens=40, late=late, **how) for late in (False, True)]
+            breaking = Stream(running, "ab" * 47, model=LONGER)
+        for stream in streams:
+            text = "".join(await stream.texts())
+            assert stream.call.answer
+            assert stream.call.answer.outputs["text"].item().decode() == text
+            assert how or text == continued("abc", 40)
+        with pytest.raises(RunnerError):
+            await breaking.texts()
+        assert "failed; each begins anew, alone" in caplog.text
+        caplog.clear()
+
+
+async def test_each_of_many_requests_gets_its_own_text(running: Running) -> None:
+    random = np.random.default_rng(2)
+    requests = []
+    for number in range(60):
+        letters = random.choice(list("abcefil"), (2, int(random.integers(1, 30))))
+        prompts = ["".join(row) for row in letters[: int(random.integers(1, 3))]]
+        drawn = {"temperature": 1.5, "seed": number} if number % 2 else {}
+        requests.append(text_request(*prompts, max_tokens=int(random.integers(1, 40)), **drawn))
+
+    async def answer(request: pb.ModelInferRequest) -> Any:
+        try:
+            return (await running.infer(request)).raw_output_contents
+        except RunnerError as error:
+            return str(error)
+
+    alone = [await answer(request) for request in requests]
+    assert 5 < sum(isinstance(one, str) for one in alone) < 40  # they reach a letter without logits
+    for _ in range(3):
+        assert await asyncio.gather(*map(answer, requests)) == alone
+    assert await running.at_rest(NAME)
+
+
+async def test_cancelled_stream_leaves_and_an_unloaded_model_ends_its_texts(running: Running) -> None:
+    with occupied(running.scheduler):
+        cancelled, going = Stream(running, "abc", max_tokens=90), Stream(running, "ab", max_tokens=90)
+        unload = asyncio.create_task(running.control.unload_model(NAME))
+        await asyncio.sleep(0.01)
+        running.service.cancel(cancelled.call)
+        assert not unload.done()
+        with pytest.raises(ModelNotReady):
+            await running.infer(text_request("abc"))
+    assert "".join(await going.texts()) == continued("ab", 90)
+    await asyncio.wait_for(unload, 20)
+    assert running.counted(NAME).failures["Cancelled"] == 1
+    await running.control.load_model(NAME)
+    assert text_of(await running.infer(text_request("abc"))) == continued("abc")
+
+
+def with_ids(ids: Any, mask: Any) -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest(model_name=NAME)
+    for name, values in (("ids", ids), ("mask", mask)):
+        array = np.array(values, np.int64)
+        request.inputs.add(name=name, datatype="INT64", shape=array.shape)
+        request.raw_input_contents.append(to_raw(array, "INT64"))
+    return request
+
+
+async def test_bad_input_is_refused(running: Running) -> None:
+    mask = "input 'mask' of 'letters': got another mask, expected ones, at least one, and then zeros in each row. Put"
+    good = with_ids([[1, 2], [3, 0]], [[1, 1], [1, 0]])
+    assert len((await running.infer(good)).outputs) == 2
+    for request, message in (
+        (text_request("a" * POSITIONS), f"text in input 'prompt': got {POSITIONS} tokens, expected 1 to 99. Shorten"),
+        (text_request(""), "text in input 'prompt': got 0 tokens, expected 1 to 99. Send some text."),
+        (text_request("ab", ""), "text in input 'prompt': got 0 tokens"),
+        (text_request(b"a\xff"), "'prompt'"),
+        (text_request("a" * 1001), "text in input 'prompt': got 1001 bytes, expected at most 1000"),
+        (text_request(*"a" * (MAX_BATCH_SIZE + 1)), "batch of 'letters': got 5 rows, expected at most 4. Split"),
+        (text_request("a", temprature=1.0), "parameter name: got 'temprature', expected 'temperature'"),
+        (text_request("a", max_loops=3), "'max_loops' of 'letters': got 3, expected none: the model is not a loop"),
+        (text_request("a", stream_partial=True), "parameter 'stream_partial': got it on an RPC with one response"),
+        (with_ids([[1, 2], [3, 0]], [[1, 1], [0, 0]]), mask),  # in a form that is known
+        (with_ids([[1, 2, 3]], [[1, 0, 1]]), mask),
+        (with_ids([[1, 2, 3]], [[1, 2, 0]]), mask),
+        (with_ids([[1]], [[2**40]]), mask),
+        (with_ids(np.ones((1, POSITIONS)), np.ones((1, POSITIONS))), "input 'ids' shape of 'letters': got [1, 100]"),
+    ):
+        with pytest.raises(InvalidRequest, match=re.escape(message)):
+            await running.infer(request)
+    assert await running.at_rest(NAME)
+    for other, model, message in (
+        (expression(b"1 + 2"), ORACLE, "expected none: the model generates no text. Leave it out."),
+        (loop_request(1, max_loops=3), LOOP, "expected none: the model generates no text"),
+        (loop_request(1), LOOP, "expected none: the model generates no text"),
+    ):
+        other.parameters["temperature"].double_param = 0.5
+        with pytest.raises(
+            InvalidRequest, match=re.escape(f"parameter 'temperature' of {model!r}: got 0.5, {message}")
+        ):
+            await running.infer(other)
+
+
+async def test_requests_are_counted_by_tokens_and_end(running: Running) -> None:
+    assert running.model(NAME).program.cache_bytes
+    assert running.model(LOOP).program.cache_bytes is None
+    for request in (
+        text_request("abc", "sh"),  # twelve tokens, and the end
+        text_request("ab", max_tokens=1),
+        text_request("abc", stop="x"),
+    ):
+        await running.infer(request)
+    for failing in (FAILING, "m"):  # the first token of its text, and the third
+        with pytest.raises(RunnerError):
+            await running.infer(text_request(failing))
+    now = ModelNow("m", "1", running.counted(NAME), cache_bytes=896)
+    page = rendered(families([now])).replace('model="m",', "").replace(',version="1"', "")
+    for line in (
+        'fewheads_prompt_tokens_total{tier="full"} 10.0',
+        'fewheads_generated_tokens_total{tier="full"} 17.0',
+        'fewheads_first_token_seconds_count{tier="full"} 3.0',
+        'fewheads_token_seconds_count{tier="full"} 3.0',
+        'fewheads_token_seconds_bucket{le="5e-06",tier="full"} 1.0',  # a single token has no time between two
+        'fewheads_text_ends_total{stopped="length",tier="full"} 2.0',
+        'fewheads_text_ends_total{stopped="stop",tier="full"} 1.0',
+        'fewheads_cache_bytes{model="m",version="1"} 896.0',
+    ):
+        assert line in page.splitlines() + rendered(families([now])).splitlines()
+    telemetry = {metric.name for metric in request_metrics(running.counted(NAME))}
+    assert {"fewheads_generated_tokens_total", "fewheads_first_token_seconds_count"} <= telemetry
+    assert running.counted(NAME).failures == {"RunnerError": 2}
+    assert running.repository.find(NAME, "").statistics.runs()["full"].requests == 3
