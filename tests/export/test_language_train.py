@@ -114,13 +114,14 @@ def test_an_interrupted_training_resumes_to_the_same_model(tmp_path):
 
 
 def test_a_model_learns_sums_by_heart(tmp_path):
-    plan = plan_of("tiny", steps=200)
-    plan = replace(plan, recipe=replace(plan.recipe, batch_size=8))
-    train_language("sums", CORPUS, bpe(), plan, tmp_path / "sums", seed=0)
+    plan = plan_of("tiny", steps=80)
+    plan = replace(plan, recipe=replace(plan.recipe, batch_size=8, peak_learning_rate=2e-2))
+    corpus = Corpus(EXAMPLES[4:12], EXAMPLES[:4], "sums")
+    train_language("sums", corpus, bpe(), plan, tmp_path / "sums", seed=0)
     model, tokenizer = load_backbone(tmp_path / "sums"), TextTokenizer.load(tmp_path / "sums")
-    found = {measure.metric: measure.value for measure in evaluate(model, tokenizer, "train", CORPUS.train)}
-    assert found["exact_match"] > 0.5
-    assert found["cross_entropy"] < 0.5
+    found = {measure.metric: measure.value for measure in evaluate(model, tokenizer, "train", corpus.train)}
+    assert (found["exact_match"], found["unparsable"]) == (1, 0)
+    assert found["cross_entropy"] < 0.3
 
 
 def test_examples_that_are_too_long_are_left_out_and_counted(tmp_path):
