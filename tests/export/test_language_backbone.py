@@ -1,7 +1,10 @@
+import sys
+
 import pytest
 import safetensors.torch
 import torch
 
+from edge.errors import UsageError
 from export.errors import CheckpointError
 from export.language.backbone import load_backbone, new_gpt2, save_backbone
 from export.language.decoding import Decoding, complete
@@ -85,6 +88,13 @@ def test_a_broken_directory_is_refused(change, message, tmp_path):
         load_backbone(tmp_path / "model")
     assert message in str(caught.value)
     assert "Give a model of gpt2, gemma, gemma2, gemma3_text, llama as transformers saves it" in str(caught.value)
+
+
+def test_transformers_has_to_be_installed(tmp_path, monkeypatch):
+    save_backbone(tiny_gpt2(), bpe(), tmp_path / "model")
+    monkeypatch.setitem(sys.modules, "transformers", None)  # imports of it fail
+    with pytest.raises(UsageError, match=r"expected an importable package. Install it with pip install 'fewheads\["):
+        load_backbone(tmp_path / "model")
 
 
 def greedy(model, prompt, room):

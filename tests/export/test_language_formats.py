@@ -143,7 +143,7 @@ def test_the_answer_is_read_from_any_completion(solution, answer):
     [
         ("5", None),
         ("####", None),
-        ("#### \n", None),
+        ("#### \n5", None),
         ("#### 1,234,567.5 \n6", "1234567.5"),
         ("####  -7,  50", "-7, 50"),
     ],
