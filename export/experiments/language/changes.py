@@ -10,12 +10,13 @@ import torch
 
 from edge.datatypes import Array
 from export.experiments.language.methods import FROZEN, HEAD
-from export.experiments.language.parts import Experiment, Part
+from export.experiments.language.parts import Experiment
+from export.experiments.language.records import Part
 from export.experiments.language.tasks import Task
 from export.language.answers import same_answer
 
-#: Tokens that rise and fall most, and answers that flip, of which so many are kept.
-_SHOWN = 12
+#: Tokens whose probability changes most, and answers that flip, of which so many are kept.
+_TOKENS, _FLIPS = 16, 12
 _ROWS = 512
 #: Ranks are counted in classes up to these.
 RANKS = (1, 2, 3, 5, 10, 100)
@@ -49,7 +50,7 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
     """The changes by one head on a task's test split.
 
     Attributes:
-        moved: tokens that rise most, then those that fall most.
+        moved: tokens whose probability changes most, those that rise first.
         rises, falls: positions at which the right token has a better, or a worse, rank.
         frozen_ranks, head_ranks: share of the right tokens with a rank of at most each of :data:`RANKS`.
         tokens: the most likely tokens, given the right ones before them.
@@ -72,9 +73,10 @@ def changes_of(experiment: Experiment, task: Task, parts: Sequence[Part]) -> Cha
     """Return what the first head of a task changes; its part and the frozen model's are among the parts."""
     base = experiment.base
     change, ranks, right = _over_positions(experiment, task)
-    order = np.argsort(-change)
-    chosen = [*order[:_SHOWN], *order[-_SHOWN:]]
-    moved = tuple(Moved(base.tokenizer.tokenizer.decode([int(one)]), float(change[one])) for one in chosen)
+    most = np.argsort(-np.abs(change))[:_TOKENS]
+    chosen = most[np.argsort(-change[most])]
+    decoded = [base.tokenizer.tokenizer.decode([int(one)], skip_special_tokens=False) for one in chosen]
+    moved = tuple(Moved(token, float(change[one])) for token, one in zip(decoded, chosen, strict=True))
     frozen, head = (_answers(parts, task, name) for name in (FROZEN.name, HEAD.name))
     pairs = list(zip(task.test, frozen, head, strict=False))
     flips = [
@@ -93,8 +95,8 @@ def changes_of(experiment: Experiment, task: Task, parts: Sequence[Part]) -> Cha
         head_ranks=shares[1],
         tokens=Flips(len(right[0]), int((right[1] & ~right[0]).sum()), int((right[0] & ~right[1]).sum())),
         answers=Flips(len(pairs), len(gained), len(lost)),
-        gained=tuple(gained[:_SHOWN]),
-        lost=tuple(lost[:_SHOWN]),
+        gained=tuple(gained[:_FLIPS]),
+        lost=tuple(lost[:_FLIPS]),
     )
 
 

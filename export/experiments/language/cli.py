@@ -18,7 +18,8 @@ from export.outputs import check_workspace
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
-    from export.experiments.language.parts import Experiment, Part, Settings
+    from export.experiments.language.parts import Experiment
+    from export.experiments.language.records import Part, Settings
     from export.experiments.language.summary import Results
     from export.training.device import DeviceName
     from export.training.watch import Watch
@@ -77,7 +78,8 @@ def compare(
         new_figure(1, 1, without="give --no-plots")
     with loading_torch("loading torch, model and data"):
         from export.experiments.language.methods import METHODS
-        from export.experiments.language.parts import Experiment, Settings
+        from export.experiments.language.parts import Experiment
+        from export.experiments.language.records import Settings
         from export.experiments.language.tasks import read_task
         from export.experiments.settings import digest, keep_settings
         from export.language.backbone import positions_of

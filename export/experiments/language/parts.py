@@ -16,11 +16,11 @@ import numpy as np
 from msgspec.structs import replace
 from torch import nn
 
-from edge.bundles.manifest import Measure
 from edge.errors import Literally
 from edge.files import write_whole
-from export.errors import CheckpointError, TrainingError
+from export.errors import TrainingError
 from export.experiments.language.methods import HEAD, METHODS, Method
+from export.experiments.language.records import Part, Settings, read_part
 from export.experiments.language.tasks import Task
 from export.language.answers import parse_answer
 from export.language.backward import BackwardHead
@@ -38,59 +38,12 @@ from export.training.objective import Objective
 from export.training.observer import Observer
 from export.training.trainer import Trained, train
 
-#: Peak learning rates, the same for every method.
-RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 #: Examples in a batch of a whole model. They have about as many tokens with a loss as the other methods' batches.
 _SEQUENCES = 32
 _ANSWERED_TOGETHER = 100
 _PARTS, _STATES, _HEADS = "parts", "states", "heads"
 #: Is called with the names of a task and a method and a seed before a part is computed; its result watches trainings.
 Before = Callable[[str, str, int], Observer]
-
-
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of all parts.
-
-    Attributes:
-        backbone: SHA-256 of its weights.
-        data: SHA-256 of the files of each task.
-        limit: examples to train on.
-        epochs: passes over them.
-        items: test examples that are answered; the cross-entropy is over all.
-    """
-
-    backbone: str
-    data: dict[str, str]
-    limit: int
-    epochs: int
-    items: int
-    rates: tuple[float, ...] = RATES
-
-
-class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """A method on a task with a seed.
-
-    Attributes:
-        parameters: that were trained.
-        rate: the learning rate that was used; None without training.
-        holdout: cross-entropy by learning rate, of those that were tried; None where the training diverged.
-        losses: sum of the cross-entropies of each test example's tokens, and ``tokens`` their number. Empty for other
-            ways to write texts of the frozen model.
-        answers: to the first test examples; None where a text has none.
-        measures: all metrics on the test split.
-    """
-
-    task: str
-    method: str
-    seed: int
-    parameters: int = 0
-    seconds: float = 0.0
-    rate: float | None = None
-    holdout: dict[str, float | None] = {}
-    losses: tuple[float, ...] = ()
-    tokens: tuple[int, ...] = ()
-    answers: tuple[str | None, ...]
-    measures: tuple[Measure, ...]
 
 
 class Best(NamedTuple):
@@ -116,7 +69,7 @@ class Experiment:
                     continue
                 path = self._path(task, method, seed, ".json")
                 if path.exists():
-                    part = _read(path)
+                    part = read_part(path)
                 else:
                     chosen = rates.get((task.name, method.name))
                     tried = self._settings.rates if chosen is None else (chosen,)
@@ -235,11 +188,3 @@ class Experiment:
 
     def _head_path(self, task: Task, seed: int) -> Path:
         return self._out / _HEADS / f"{task.name}-seed{seed}"
-
-
-def _read(path: Path) -> Part:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Part)
-    except (OSError, msgspec.DecodeError) as error:
-        fix = "Delete it, and give the same command."
-        raise CheckpointError(f"{path}", given=Literally(error), expected="a part", fix=fix) from None

@@ -10,7 +10,7 @@ import numpy as np
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
 from export.experiments.language.methods import ADAPTER, FROZEN, HEAD, METHODS
-from export.experiments.language.parts import Part, Settings
+from export.experiments.language.records import Part, Settings
 from export.experiments.language.tasks import Task
 from export.intervals import RESAMPLES, Difference, item_shares, middle
 from export.language.answers import same_answer
@@ -18,6 +18,8 @@ from export.language.base import BaseIdentity
 from export.processor import Processor
 
 Interval = tuple[float, float]
+#: Differences of equal answers are no larger.
+_ROUNDING = 1e-9
 #: What others are compared with.
 REFERENCES = (FROZEN.name, ADAPTER.name)
 
@@ -119,7 +121,8 @@ def _outcome(cross_entropy: int, exact_match: int) -> str:
 def _counts(values: Sequence[Value], reference: str) -> tuple[int, int, int]:
     """Return on how many tasks a value is lower, and higher, with an interval apart from 0, and the number of tasks."""
     intervals = [value.against[reference].interval for value in values if reference in value.against]
-    return sum(high < 0 for _, high in intervals), sum(low > 0 for low, _ in intervals), len(intervals)
+    lower = sum(high < -_ROUNDING for _, high in intervals)
+    return lower, sum(low > _ROUNDING for low, _ in intervals), len(intervals)
 
 
 def _rows(task: Task, parts: Sequence[Part]) -> Iterator[Row]:
