@@ -322,7 +322,7 @@ class InferenceService:
                 used, identity = tier or call.executor.tier, call.request_id
                 response = self._responses.build(
                     form.model,
-                    call.unsent(answer),
+                    call.unsent(answer) if call.partials else answer,
                     form.output_names,
                     request_id=identity,
                     tier=used,

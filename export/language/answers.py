@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"([+-]?)\$?(\d+(?:\.\d*)?|\.\d+)(?:/(\d+(?:\.\d*)?))?%?", 
 def parse_answer(text: str) -> str | None:
     """Return what follows the first :data:`MARK` on its line, normalised; None without a mark or anything after it."""
     _, mark, rest = text.partition(MARK)
-    line = rest.strip().partition("\n")[0].partition(MARK)[0]
+    line = rest.partition("\n")[0].partition(MARK)[0]
     return normalised(line) or None if mark else None
 
 

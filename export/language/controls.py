@@ -58,3 +58,10 @@ class LowRankAdapter(HiddenModule):
     def forward(self, logits: Tensor, hidden: Tensor) -> Tensor:
         """Return z' [N, V] for z [N, V] and h [N, E]."""
         return torch.addmm(logits, hidden @ self.down.T, self.up.T)
+
+
+def revised_logits(module: nn.Module, logits: Tensor, hidden: Tensor) -> Tensor:
+    """Return what a head or a control makes of logits [N, V], whose states are [N, E]."""
+    both = (logits, hidden) if isinstance(module, HiddenModule) else (logits,)
+    revised: Tensor = module(*both)
+    return revised

@@ -80,7 +80,8 @@ def _generate(
     if decoding.temperature > 0:
         options |= {"temperature": decoding.temperature, "top_k": decoding.top_k, "top_p": 1.0}
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.inference_mode():
-        torch.manual_seed((decoding.seed << 32) + number)
+        # Of a larger seed, torch's generator on the CPU ignores all but 32 bits.
+        torch.manual_seed(int(np.random.SeedSequence((decoding.seed, number)).generate_state(1)[0]))
         generate: Any = model.generate
         found: Tensor = generate(
             input_ids=ids.to(device),

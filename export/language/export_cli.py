@@ -9,7 +9,6 @@ import click
 import msgspec
 
 from edge.cli.output import json_option, print_json, print_table, working
-from export.language.cli import language
 from export.language.formats import read_source, source_of
 from export.loading import loading_torch
 from export.options import replace_option
@@ -19,7 +18,7 @@ _PROMPTS = ("Question: What is 3 + 4?\nAnswer:", "The", "Once upon a time", "1, 
 _MOST_PROMPTS = 12
 
 
-@language.command()
+@click.command()
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--name", required=True, help="Name of the bundle.")
 @click.option(

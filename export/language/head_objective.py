@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edge.datatypes import Array
-from export.language.controls import HiddenModule
+from export.language.controls import revised_logits
 from export.language.hidden import HiddenStates
 from export.training.device import model_device
 from export.training.objective import Score
@@ -109,8 +109,8 @@ class HeadObjective:
     def _losses(self, batch: Batch) -> Tensor:
         with torch.no_grad():
             logits = self._read_out.logits(batch.hidden)
-        both = (logits, batch.hidden) if isinstance(self.model, HiddenModule) else (logits,)
-        return functional.cross_entropy(self.model(*both), batch.targets, reduction="none")
+        revised = revised_logits(self.model, logits, batch.hidden)
+        return functional.cross_entropy(revised, batch.targets, reduction="none")
 
 
 def _batches(states: HiddenStates, rows: Array, batch_size: int, device: torch.device) -> Iterator[Batch]:

@@ -39,7 +39,7 @@ class Encoded(NamedTuple):
 
 
 class TextTokenizer:
-    """A tokenizer of Hugging Face's kind for texts that begin with its own first tokens, and end with ``end``.
+    """A tokenizer of Hugging Face's kind for texts that begin with its own first tokens, once, and end with ``end``.
 
     Args:
         tokenizer: has no truncation or padding.
@@ -76,7 +76,7 @@ class TextTokenizer:
 
     def prompt(self, prompt: str) -> list[int]:
         """Return the tokens of a question, which a model completes."""
-        return self._with_begin(self._plain(prompt_text(prompt)))
+        return self.begin + self._plain(prompt_text(prompt))
 
     def encode(self, example: Example) -> Encoded:
         """Return an example as tokens."""
@@ -84,7 +84,7 @@ class TextTokenizer:
         whole = self._plain(example.text_before + example.completion)
         # A token that spans the boundary is never seen after a prompt, so such texts are encoded in two parts.
         after = whole[len(before) :] if whole[: len(before)] == before else self._plain(example.completion)
-        before = self._with_begin(before)
+        before = self.begin + before
         ids = np.array([*before, *after, self.end], dtype=np.int32)
         return Encoded(ids, np.arange(len(ids)) >= len(before))
 
@@ -96,10 +96,6 @@ class TextTokenizer:
 
     def _plain(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
-
-    def _with_begin(self, ids: list[int]) -> list[int]:
-        # A text that already has the first tokens gets no second ones.
-        return ids if ids[: len(self.begin)] == self.begin else self.begin + ids
 
 
 def train_bpe(texts: Iterable[str], vocabulary: int = 2048) -> TextTokenizer:
