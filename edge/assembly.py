@@ -131,7 +131,8 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
     rest = None
     if settings.http_port is not None:
         rest_api, rest_server = _rest_classes()
-        rest = rest_server(rest_api(inference, metadata, changes, access, settings.max_message_bytes), certificates)
+        api = rest_api(inference, streams, metadata, changes, access, settings.max_message_bytes)
+        rest = rest_server(api, certificates)
     notifier = Notifier()
     supervisor = Supervisor(
         health,

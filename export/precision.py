@@ -45,7 +45,7 @@ def dynamic_int8(model: bytes, *, has_head: bool = True) -> bytes:
     ``model`` is the plain one: ONNX Runtime fuses the rest when it loads, and is no slower than on a fused one.
     Embeddings stay FP32: they cost memory but no time, and would be quantised per tensor. The head stays FP32, too.
     """
-    source = _load(model)
+    source = _without_gemm(_load(model))
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "int8.onnx"
         quantize_dynamic(
@@ -134,6 +134,31 @@ def _checked(model: ModelProto) -> bytes:
     onnx.checker.check_model(model, full_check=True)
     data: bytes = model.SerializeToString()
     return data
+
+
+def _without_gemm(model: ModelProto) -> ModelProto:
+    """Write each Gemm as products and sums: the quantizer transposes its weights even where another node reads them."""
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    for node in nodes:
+        if node.op_type != "Gemm":
+            model.graph.node.append(node)
+            continue
+        values = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+        plain = not values.get("transA") and values.get("alpha", 1) == values.get("beta", 1) == 1
+        assert plain, f"{node.name} is not a layer's product"
+        left, right = node.input[:2]
+        added, output = list(node.input[2:]), node.output[0]
+        product = f"{output}.product" if added else output
+        if values.get("transB"):
+            turned = f"{output}.transposed"
+            made = onnx.helper.make_node("Transpose", [right], [turned], f"{node.name}.transpose", perm=[1, 0])
+            model.graph.node.append(made)
+            right = turned
+        model.graph.node.append(onnx.helper.make_node("MatMul", [left, right], [product], node.name))
+        if added:
+            model.graph.node.append(onnx.helper.make_node("Add", [product, *added], [output], f"{node.name}.add"))
+    return model
 
 
 def _preprocessed(model: ModelProto) -> ModelProto:

@@ -36,14 +36,15 @@ class WholeBatch(Session):
         """The rows of the batch."""
         return sum(rows for _, rows, _ in self._requests)
 
-    def add(self, requests: Sequence[Joining]) -> None:
-        """Add requests to a batch that has not begun."""
+    def add(self, requests: Sequence[Joining]) -> list[Finished]:
+        """Add requests to a batch that has not begun; none of them has ended."""
         inputs = {name: np.concatenate([one.inputs[name] for one in requests]) for name in requests[0].inputs}
         embedded = self._runners.embed.infer(inputs)
         self._states.append(embedded[self._config.state])
         self._prompts.append(embedded[self._config.prompt])
         for key, arrays, options in requests:
             self._requests.append((key, len(next(iter(arrays.values()))), options.limits or self._limits))
+        return []
 
     def step(self) -> list[Finished]:
         """Compute all rows; return all requests once the last row has ended."""

@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 import msgspec
 
-from edge.bundles.fields import FileName, ModelName, Positive, Role, Struct, Text, require
-from edge.bundles.programs import CascadeProgram, GenerateProgram, LoopProgram
+from edge.bundles.fields import FileName, ModelName, Positive, Role, Sha256, Struct, Text, require
+from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
 from edge.datatypes import TensorName, TensorSpec
 from edge.errors import Literally
 
@@ -28,7 +28,7 @@ class FileRecord(Struct, frozen=True):
     """Size and hash of one file, both checked before any of its bytes is used."""
 
     size_bytes: Annotated[int, msgspec.Meta(ge=1)]
-    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
+    sha256: Sha256
 
 
 class Profile(Struct, frozen=True):
@@ -265,7 +265,7 @@ class Manifest(Common, frozen=True, tag=FORMAT_VERSION, tag_field="format_versio
     """``manifest.json`` of version 2, which every manifest in memory is."""
 
     tiers: Annotated[tuple[Tier, ...], msgspec.Meta(min_length=1, max_length=8)]
-    program: CascadeProgram | LoopProgram | GenerateProgram | None = None
+    program: CascadeProgram | LoopProgram | GenerateProgram | HeadProgram | None = None
 
     @property
     def roles(self) -> tuple[Role, ...]:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from edge.bundles.fields import require
 from edge.bundles.manifest import Manifest, TokenizerPreprocess
-from edge.bundles.programs import CascadeProgram, GenerateProgram, LoopProgram
+from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
 from edge.errors import Literally
 
 
@@ -115,8 +115,29 @@ def _check_generate(program: GenerateProgram, manifest: Manifest, subject: str) 
             require(holds, subject, f"{field}, input {one.past!r}", given, expected_cache)
 
 
+def _check_head(program: HeadProgram, manifest: Manifest, subject: str) -> None:
+    """Raise a BundleError if the tensors of the file, or those of the manifest, do not fit the program."""
+    inputs = {spec.name: (spec.datatype, len(spec.shape)) for spec in manifest.inputs}
+    expected = {program.logits: ("FP32", 2), program.alpha: ("FP32", 2)}
+    require(inputs == expected, subject, "head inputs", sorted(inputs), f"{expected}")
+    outputs = [(spec.name, spec.datatype, spec.shape) for spec in manifest.outputs]
+    logits = next(spec.shape for spec in manifest.inputs if spec.name == program.logits)
+    expected_output = [(program.moved, "FP32", logits)]
+    require(outputs == expected_output, subject, "head outputs", outputs, f"{expected_output}")
+    require(manifest.max_batch_size, subject, "head max_batch_size", 0, "a model with batches")
+    field, given, wanted_file = f"files entry for {program.tensors!r}", Literally("nothing"), "the tensors of the head"
+    require(program.tensors in manifest.files, subject, field, given, wanted_file)
+    for tier in manifest.tiers:
+        reads, gives = ({spec.name for spec in specs} for specs in manifest.tensors(tier.artifacts[0])[:2])
+        wanted = {program.logits, program.alpha, program.keys, program.values, program.temperatures}
+        field = f"head file of tier {tier.name!r}"
+        require(reads == wanted, subject, field, sorted(reads), f"the inputs {sorted(wanted)}")
+        require(gives == {program.moved}, subject, field, sorted(gives), f"the output {program.moved!r}")
+
+
 _RULES: Final[Mapping[type, Callable[[Any, Manifest, str], None]]] = {
     CascadeProgram: _check_cascade,
     LoopProgram: _check_loop,
     GenerateProgram: _check_generate,
+    HeadProgram: _check_head,
 }

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from edge.bundles.fields import ModelName, NonNegativeInteger, Positive, Role, Struct
+from edge.bundles.fields import FileName, ModelName, NonNegativeInteger, Positive, Role, Sha256, Struct
 from edge.datatypes import TensorName
 
 
@@ -95,3 +95,36 @@ class GenerateProgram(Struct, frozen=True, kw_only=True, tag="generate", tag_fie
     positions: Positive
     max_tokens: Positive
     end_tokens: Annotated[tuple[NonNegativeInteger, ...], msgspec.Meta(max_length=64)] = ()
+
+
+class Base(Struct, frozen=True):
+    """The generating model that a head belongs to, and the SHA-256 of the first file of its full tier."""
+
+    name: ModelName
+    version: Positive
+    sha256: Sha256
+
+
+class HeadProgram(Struct, frozen=True, kw_only=True, tag="head", tag_field="type"):
+    """A head of backward attention, which moves the logits of a generating model, its ``base`` (paper 004).
+
+    Each of its layers has ``keys`` [groups, width, vocabulary], ``values`` [groups, vocabulary, width] and
+    ``temperatures`` [groups] in the file ``tensors``, an uncompressed .npz with the arrays ``0/keys``, ``0/values``,
+    ``0/temperatures``, ``1/keys`` and so on. The file of the role ``head`` reads them beside ``logits`` (FP32,
+    [-1, vocabulary]) and ``alpha`` (FP32, [-1, 1]), and computes ``moved``: logits + alpha * the sum over the groups of
+    softmax(logits / temperature) values keys.
+    A request to the base that names the head, and no alpha, gets ``usual_alpha``.
+    """
+
+    roles: ClassVar[tuple[Role, ...]] = ("head",)
+
+    base: Base
+    tensors: FileName
+    logits: TensorName
+    alpha: TensorName
+    moved: TensorName
+    keys: TensorName
+    values: TensorName
+    temperatures: TensorName
+    layers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    usual_alpha: float = 1.0

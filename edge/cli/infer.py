@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
+from edge.cli.generation import print_as_it_comes, sampling_options, streams
 from edge.cli.options import connection_options
 from edge.cli.output import json_option, print_json, print_table
 from edge.cli.tensors import read_tensors
@@ -32,6 +33,7 @@ Examples:
   fewheads infer digits --input image=@image.npy
   fewheads infer feedback "a delightful film" --policy deadline --deadline-ms 5
   fewheads infer looped-linear --input @prompt.json --max-loops 12
+  fewheads infer writer "1, 2, 3," --max-tokens 40 --temperature 0.8 --stop . --stream
 
 TEXT may begin with a minus and a number, a space or a parenthesis. Text that looks like an option goes after --.
 
@@ -49,6 +51,12 @@ A looped model also returns stopped, the reason for its end:
   tolerance  the residual of every row is at most the tolerance
   budget     a row used up its loops
   deadline   the policy deadline ended it in time, with the prediction so far
+
+\b
+So does a model that generates text:
+  stop       its end, or a text of --stop
+  length     --max-tokens, or the most tokens of the model
+  deadline   as above
 
 Exit codes: 7 if the server refuses the request, 6 if no server answers in time.
 """
@@ -101,6 +109,10 @@ class _TextCommand(click.Command):
     type=click.FloatRange(0, min_open=True),
     help="Residual at which a row of a looped model ends.  [default: the model's]",
 )
+@sampling_options
+@click.option(
+    "--stream/--no-stream", default=None, help="Print a generated text as it comes.  [default: on a terminal]"
+)
 @click.option(
     "--deadline-ms", type=click.FloatRange(0, min_open=True), help="Limit for the request.  [default: --timeout]"
 )
@@ -125,6 +137,8 @@ def infer(
     policy: str,
     max_loops: int | None,
     tolerance: float | None,
+    sampling: dict[str, Any],
+    stream: bool | None,
     deadline_ms: float | None,
     urls: tuple[str, ...],
     timeout: float,
@@ -132,12 +146,18 @@ def infer(
     as_json: bool,
 ) -> None:
     """Send TEXT, pairs of texts, or tensors to MODEL, and show the outputs and the time of each stage."""
-    from edge.client import Client
+    from edge.client import Client, InferRequest
 
     with Client(urls, timeout, credentials=credentials) as client:
-        specs, _ = client.metadata(model, model_version)
+        specs, outputs = client.metadata(model, model_version)
         inputs = _inputs(model, {spec.name: spec for spec in specs}, [texts, pairs], tensors)
         options: dict[str, Any] = {"tier": tier, "policy": policy, "max_loops": max_loops, "tolerance": tolerance}
+        options |= sampling
+        if streams(model, outputs, stream, as_json):
+            limit = deadline_ms / 1e3 if deadline_ms else None
+            request = InferRequest(model, inputs, version=model_version, timeout_seconds=limit, **options)
+            print_as_it_comes(client, request, timeout)
+            return
         call = partial(client.infer, model, inputs, version=model_version, **options)
         # The first request warms up a server; the second, at the same server, is measured and has the deadline.
         server = call().call.server
@@ -201,7 +221,8 @@ def _show(model: str, columns: Sequence[tuple[str, ...]], result: InferResult, a
         print_json({**facts, "outputs": outputs, "times_ms": times_ms})
         return
     rows = max(len(values) for values in outputs.values())
-    texts = {name: column for name, column in zip(("text", "text_pair"), columns, strict=True) if column}
+    first = "prompt" if "text" in outputs else "text"
+    texts = {name: column for name, column in zip((first, "text_pair"), columns, strict=True) if column}
     how = f", tier {result.tier} ({result.tier_reason})" if result.tier else ""
     how += f", stopped by its {result.stopped}" if result.stopped else ""
     print_table(

@@ -10,7 +10,7 @@ import click
 from edge.bundles import manifest as manifests
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import Manifest
-from edge.bundles.programs import CascadeProgram, GenerateProgram, LoopProgram
+from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
 from edge.cli.options import PATH, connection_options
 from edge.cli.output import json_option, print_json, print_table, remark
 from edge.cli.view import board_facts
@@ -80,7 +80,7 @@ def _bundle(path: Path, manifest: Manifest) -> None:
     click.echo(f"made {made.created} by {made.trainer} from {made.data}, seed {made.seed}, commit {made.git_commit}")
 
 
-def _program(program: CascadeProgram | LoopProgram | GenerateProgram | None) -> None:
+def _program(program: CascadeProgram | LoopProgram | GenerateProgram | HeadProgram | None) -> None:
     """Print how files compute an answer together."""
     if isinstance(program, LoopProgram):
         ends = f"{program.residual} is at most {program.tolerance:g} (tolerance)"
@@ -92,6 +92,12 @@ def _program(program: CascadeProgram | LoopProgram | GenerateProgram | None) -> 
         click.echo(
             f"program generate: text token by token, {program.max_tokens} tokens unless the request says otherwise, "
             f"and {program.positions} with the prompt at most"
+        )
+    elif isinstance(program, HeadProgram):
+        base = program.base
+        click.echo(
+            f"program head: moves the logits of {base.name} {base.version}, in requests to it that name this head; "
+            f"alpha is {program.usual_alpha:g} unless they say otherwise"
         )
     elif program:
         default = " by default" if program.default else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 
@@ -14,6 +15,9 @@ from edge.pb import inference_pb2 as pb
 from edge.protocol import FINAL_RESPONSE, LOOPS, STOPPED, STREAM_PARTIAL, STREAM_RETRY_AFTER_MS
 from edge.serving.wire import from_raw, from_typed, to_raw
 
+#: Parameters of loops and of generated text.
+_INTEGERS = ("max_loops", "max_tokens", "top_k", "seed")
+_FLOATS = ("tolerance", "temperature", "top_p")
 _MAX_RANK = 32  # NumPy 1's limit
 
 
@@ -32,7 +36,14 @@ class InferRequest:
         policy: how the server chooses the tier, for example ``deadline``; empty for its default.
         max_loops: budget of a looped model, the most steps of each row; None for the model's default.
         tolerance: residual at which a row of a looped model ends; None for the model's default.
-        partial_answers: in a stream, whether a looped model also answers after each step.
+        max_tokens: of a generated text; None for the model's default.
+        temperature: at which its tokens are drawn; 0 takes the likeliest, and so does None.
+        top_k: draw from so many of the likeliest tokens; 0 or None for all.
+        top_p: draw from the fewest likeliest tokens whose probabilities sum up to this; None for all.
+        seed: of the draws; None for a new one.
+        stop: texts that end a generated one, which does not include them.
+        partial_answers: in a stream, whether a looped model also answers after each step, and a model that generates
+            text with each piece of it. The last answer has the last piece.
         timings: whether to return the server's stage times.
         timeout_seconds: time limit, all attempts and pauses together. None is the client's default, and no limit in a
             stream.
@@ -51,6 +62,12 @@ class InferRequest:
     policy: str = ""
     max_loops: int | None = None
     tolerance: float | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: Sequence[str] = ()
     partial_answers: bool = False
     timings: bool = False
     timeout_seconds: float | None = None
@@ -75,7 +92,8 @@ class InferResult:
         tier: the tier that computed the answer; empty if the model has only one.
         tier_reason: why it was that tier: ``full``, ``requested``, ``pinned``, ``router``, ``deadline`` or ``load``.
         stopped: why a looped model ended: ``deadline`` if the policy cut a row short, ``budget`` if a row used up its
-            loops, else ``tolerance``; empty for other models.
+            loops, else ``tolerance``; of a generated text ``deadline``, ``length`` if one has the most tokens, else
+            ``stop``; empty for other models.
         final: whether this is the last answer to its request; False for partial answers.
         timings_ns: the server's stage times, if the request has ``timings``.
     """
@@ -163,10 +181,14 @@ def encode(request: InferRequest, *, in_stream: bool = False) -> pb.ModelInferRe
     for name, value in (("tier", request.tier), ("policy", request.policy)):
         if value:
             parameters[name].string_param = value
-    if request.max_loops is not None:
-        parameters["max_loops"].int64_param = request.max_loops
-    if request.tolerance is not None:
-        parameters["tolerance"].double_param = request.tolerance
+    for name in _INTEGERS:
+        if (number := getattr(request, name)) is not None:
+            parameters[name].int64_param = number
+    for name in _FLOATS:
+        if (number := getattr(request, name)) is not None:
+            parameters[name].double_param = number
+    if request.stop:
+        parameters["stop"].string_param = json.dumps([*request.stop])
     if in_stream and request.timeout_seconds is not None:
         parameters["timeout"].int64_param = max(int(checked_timeout(request.timeout_seconds) * 1e6), 1)
     return message

@@ -20,7 +20,7 @@ from edge.bundles.preprocess import load_tokenizer
 from edge.bundles.programs import GenerateProgram
 from edge.datatypes import Array
 from edge.errors import Literally, RunnerError
-from edge.programs.program import Computed, LoopLimits, Options
+from edge.programs.program import AppliedHead, Computed, LoopLimits, Mover, Options
 from edge.programs.sampling import Sampler, Sampling
 from edge.programs.session import Finished, IterativeProgram, Joining, Session
 from edge.protocol import BY_LENGTH, BY_STOP, STOPPED
@@ -121,7 +121,8 @@ class GenerationSession(Session):
         rows = []
         for request, one in zip(requests, inputs, strict=True):
             sampling = request.options.sampling or program.sampling
-            own = [_Row(program, sampling, number) for number in range(len(one[program.ids]))]
+            head, rows_of_one = request.options.head, range(len(one[program.ids]))
+            own = [_Row(program, sampling, number, head) for number in rows_of_one]
             self._requests[request.key] = own
             rows += own
         self._rows += rows
@@ -198,7 +199,14 @@ class GenerationSession(Session):
 
 
 def _append(rows: Sequence[_Row], logits: Array) -> None:
-    """Append a token to each row, from logits [rows, vocabulary]; a row without finite logits fails."""
+    """Append a token to each row, from logits [rows, vocabulary], which heads move; without finite ones a row fails."""
+    headed: dict[Mover, list[int]] = {}
+    for place, row in enumerate(rows):
+        if row.head:
+            headed.setdefault(row.head.head, []).append(place)
+    for head, places in headed.items():
+        alphas = np.array([[rows[place].alpha] for place in places], np.float32)
+        logits[places] = head.move(logits[places], alphas)
     greedy = logits.argmax(axis=1)  # the place of a NaN, if there is one
     finite = np.isfinite(logits[np.arange(len(rows)), greedy]).tolist()
     now_ns = time.perf_counter_ns()
@@ -213,8 +221,10 @@ def _append(rows: Sequence[_Row], logits: Array) -> None:
 class _Row:
     """One text in progress."""
 
-    def __init__(self, program: Generate, sampling: Sampling, number: int) -> None:
+    def __init__(self, program: Generate, sampling: Sampling, number: int, head: AppliedHead | None) -> None:
         from tokenizers.decoders import DecodeStream
+
+        self.head, self.alpha = head, head.alpha if head else 0.0
 
         self._config, self._sampling = program.config, sampling
         self._tokenizer = program.tokenizer

@@ -6,7 +6,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from edge.datatypes import Array
 from edge.programs.sampling import Sampling
@@ -23,12 +23,27 @@ class LoopLimits(NamedTuple):
     tolerance: float
 
 
+class Mover(Protocol):
+    """A head, which moves logits; see :class:`edge.programs.head.Head`."""
+
+    def move(self, logits: Array, alpha: Array) -> Array:
+        """Return new logits [N, vocabulary] for logits of that shape and alphas [N, 1]."""
+
+
+class AppliedHead(NamedTuple):
+    """A head, and how much it moves the logits."""
+
+    head: Mover
+    alpha: float
+
+
 class Options(NamedTuple):
     """How to compute one request. Requests share a run only if they are for the same tier."""
 
     tier: str  # its name, or that of the program's own choice of tiers
     limits: LoopLimits | None = None  # of a loop, or the steps of a text; None takes the manifest's
     sampling: Sampling | None = None  # of generated text; None takes the manifest's
+    head: AppliedHead | None = None  # of generated text
 
     def of_one_request(self) -> Options:
         """Return options with a seed, if tokens are drawn: a request that begins anew must draw the same ones."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -13,13 +14,14 @@ from edge.bundles.fields import Role
 from edge.bundles.golden import check_outputs
 from edge.bundles.manifest import Serving
 from edge.bundles.preprocess import postprocessor, preprocessor
-from edge.bundles.programs import CascadeProgram, GenerateProgram, LoopProgram
+from edge.bundles.programs import Base, CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, Literally
 from edge.programs.cascade import AUTO, Cascade
 from edge.programs.generate import Generate, generator, steps_of
+from edge.programs.head import Head, head_of
 from edge.programs.loop import Loop, LoopRunners, limits_of
-from edge.programs.program import LoopLimits, Options, Program, SingleRun
+from edge.programs.program import AppliedHead, LoopLimits, Options, Program, SingleRun
 from edge.programs.sampling import sampling_of
 from edge.programs.session import IterativeProgram
 from edge.runtimes.build import Loaded
@@ -50,8 +52,9 @@ class Model:
         made: computes a further output, such as a label or a score; None without one.
         optional: the inputs of which a client chooses one or the other.
         chooses: whether the selector decides on requests that name neither a tier nor a policy.
-        checks_values: whether :meth:`wrong_values` looks at inputs at all.
+        checks_values: whether requests are checked for values, too; see :meth:`wrong_values`.
         load_memory_bytes: growth of the process while it was loaded.
+        loaded_at: when it was loaded, in seconds since 1970.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Model:
         self.instances = options.instances
         self.use = UseCount()
         self.load_memory_bytes = load_memory_bytes
+        self.loaded_at = int(time.time())
         self._preprocess = preprocessor(bundle)
         self.made = postprocessor(bundle.manifest)
         texts, computed = (self._preprocess.inputs, self._preprocess.outputs) if self._preprocess else ((), ())
@@ -86,7 +90,7 @@ class Model:
         program = bundle.manifest.program
         self._cascade = program if isinstance(program, CascadeProgram) else None
         self.program = self._program(bundle)
-        self.checks_values = isinstance(program, (LoopProgram, GenerateProgram))
+        self.checks_values = isinstance(self.program, IterativeProgram)
         self.executors = self._executors(options)
         default_policy = self._serving.policy or (ROUTER if self._cascade and self._cascade.default else PINNED)
         self.selector = TierSelector(self.name, self.executors, options.policy or default_policy)
@@ -102,6 +106,8 @@ class Model:
             return Loop(program, {tier: LoopRunners(embeds[tier], step) for tier, step in runners.items()})
         if isinstance(program, GenerateProgram):
             return generator(bundle, program, runners)
+        if isinstance(program, HeadProgram):
+            return head_of(bundle, program, runners)
         return Cascade(program, runners) if program else SingleRun(runners)
 
     def check_steps(self) -> None:
@@ -199,6 +205,29 @@ class Model:
         if error := self.wrong_values(inputs):
             raise error
         return Feeds(inputs, rows)
+
+    def apply_head(self, options: Options, head: Model, alpha: float | None) -> Options:
+        """Return options that apply a head; no alpha is the head's own.
+
+        Raises:
+            InvalidRequest: this model generates no text, or the other one is not a head of it.
+        """
+        config, program = head.manifest.program, self.manifest.program
+        if not isinstance(program, GenerateProgram):
+            raise self._superfluous({"head": head.name}, "none: the model generates no text")
+        file = self.manifest.tiers[0].artifacts[0].file
+        own = Base(name=self.name, version=self.manifest.version, sha256=self.manifest.files[file].sha256)
+        if not isinstance(config, HeadProgram) or config.base != own:
+            of = f"a head of {config.base.name} {config.base.version}" if isinstance(config, HeadProgram) else "no head"
+            expected = f"a head of {self.name} {self.version} with the same weights"
+            fix = "Name a head that was trained for this model; RepositoryIndex lists all."
+            raise self._invalid("parameter 'head'", Literally(f"{head.name!r}, {of}"), expected, fix)
+        alpha = config.usual_alpha if alpha is None else alpha
+        if not math.isfinite(alpha):
+            fix = f"{config.usual_alpha:g} is the default."
+            raise self._invalid("parameter 'alpha'", alpha, "a finite number", fix)
+        assert isinstance(head.program, Head)
+        return options._replace(head=AppliedHead(head.program, alpha))
 
     def wrong_values(self, inputs: Mapping[str, Array]) -> InvalidRequest | None:
         """Return what is wrong with the values of a loop's inputs, or of a prompt's mask; None if nothing is."""

@@ -25,6 +25,7 @@ from edge.errors import (
 )
 from edge.protocol import RETRY_AFTER_MS
 from edge.rest.json_messages import encode
+from edge.rest.openai_errors import PREFIX, openai_error
 from edge.security.access import CALLER, Access
 from edge.security.rate import client_of
 from edge.serving.statuses import STATUSES
@@ -47,10 +48,7 @@ class Endpoints:
         self._max_message_bytes = max_message_bytes
 
     def endpoint(self, handler: Handler, rpc: str) -> Callable[[Request], Awaitable[Response]]:
-        """Return an endpoint that authorizes callers as for an RPC and sends the status of errors.
-
-        An unexpected error goes to the log and not to the client.
-        """
+        """Return an endpoint that authorizes callers as for an RPC and sends the status of errors."""
 
         async def endpoint(request: Request) -> Response:
             try:
@@ -59,16 +57,10 @@ class Endpoints:
                 if isawaitable(answer):
                     answer = await answer
                 return answer if isinstance(answer, Response) else json_response(answer)
-            except RequestError as error:
-                log.debug("%s: %s", request.url.path, error)
-                return json_response({"error": str(error)}, STATUSES[type(error)].http, _headers(error))
             except HTTPException:
                 raise  # to http_error
-            except ClientDisconnect:
-                return Response(status_code=_GONE)
-            except Exception:
-                log.exception("%s failed", request.url.path)
-                return json_response({"error": INTERNAL}, 500)
+            except Exception as error:
+                return failed(request, error)
 
         return endpoint
 
@@ -104,6 +96,18 @@ class Endpoints:
         return HTTPException(413, str(InvalidRequest("body", given=Literally(given), expected=expected, fix=fix)))
 
 
+def failed(request: Request, error: Exception) -> Response:
+    """Return the response for an error; one that is not expected goes to the log and not to the client."""
+    path = request.url.path
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=_GONE)
+    if isinstance(error, RequestError):
+        log.debug("%s: %s", path, error)
+        return _error_response(path, STATUSES[type(error)].http, error, _headers(error))
+    log.error("%s failed", path, exc_info=error)
+    return _error_response(path, 500, INTERNAL)
+
+
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
     """Await some work, and cancel it if the client disconnects. Read the body first."""
     answer = asyncio.ensure_future(work)
@@ -128,19 +132,24 @@ async def _disconnected(request: Request) -> None:
 async def http_error(request: Request, error: Exception) -> Response:
     """Return the response for an unknown path or method, or for an error with a status of HTTP alone."""
     assert isinstance(error, HTTPException)
-    text, path = error.detail, request.url.path
-    headers = dict(error.headers or {})
+    said: object = error.detail
+    path, headers = request.url.path, dict(error.headers or {})
     if error.status_code == 404:
-        text = str(NotFound("path", given=path, expected="one of the protocol's", fix="GET /v2 is one of them."))
+        said = NotFound("path", given=path, expected="one of the protocol's", fix="GET /v2 is one of them.")
     elif error.status_code == 405:
         expected, fix = headers.get("Allow", "another one"), "Use the method that the protocol has for this path."
-        text = str(InvalidRequest(f"method of {path!r}", given=request.method, expected=expected, fix=fix))
-    return json_response({"error": text}, error.status_code, headers)
+        said = InvalidRequest(f"method of {path!r}", given=request.method, expected=expected, fix=fix)
+    return _error_response(path, error.status_code, said, headers)
 
 
 def json_response(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """Return a response of JSON."""
     return Response(encode(content), status, headers, media_type="application/json")
+
+
+def _error_response(path: str, status: int, error: object, headers: dict[str, str] | None = None) -> Response:
+    content = openai_error(status, error) if path.startswith(PREFIX) else {"error": str(error)}
+    return json_response(content, status, headers)
 
 
 def _headers(error: RequestError) -> dict[str, str]:

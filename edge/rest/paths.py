@@ -18,10 +18,12 @@ from edge.rest.endpoint import Endpoints, Handler, http_error, json_response, un
 from edge.rest.infer import JSON_LENGTH, all_binary, check_outputs, infer_request, infer_response
 from edge.rest.json_messages import field, parse, plain
 from edge.rest.messages import load_parameters, log_settings, region, trace_of, trace_setting, values_of
+from edge.rest.openai import OpenAiApi
 from edge.security.access import Access
 from edge.serving.extensions import Extensions
 from edge.serving.inference import InferenceService
 from edge.serving.metadata import Metadata
+from edge.serving.streams import Streams
 from edge.serving.traces import carry
 
 _M = TypeVar("_M", bound=Message)
@@ -41,6 +43,7 @@ class RestApi:
     def __init__(
         self,
         service: InferenceService,
+        streams: Streams,
         metadata: Metadata,
         extensions: Extensions,
         access: Access | None,
@@ -50,6 +53,7 @@ class RestApi:
         self._metadata = metadata
         self._extensions = extensions
         self._endpoints = Endpoints(access, max_message_bytes)
+        self._openai = OpenAiApi(service, streams, metadata, self._endpoints)
         self.application = Starlette(routes=list(self._routes()), exception_handlers={HTTPException: http_error})
         self.application.router.redirect_slashes = False
 
@@ -89,6 +93,9 @@ class RestApi:
             ("GET POST", "/v2/logging", "LogSettings", self._logging),
             ("GET POST", "/v2/trace/setting", "TraceSetting", self._trace),
             ("GET POST", f"{_MODEL}/trace/setting", "TraceSetting", self._trace),
+            ("POST", "/v1/completions", "ModelInfer", self._openai.complete),
+            ("GET", "/v1/models", "RepositoryIndex", self._openai.models),
+            ("GET", "/v1/models/{model}", "ModelMetadata", self._openai.model),
         ]
 
     async def _infer(self, request: Request) -> object:

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import groupby
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 from edge.datatypes import Array
 from edge.errors import DeadlineExceeded, Literally
@@ -70,6 +70,37 @@ class UseCount:
         await asyncio.wrap_future(self._unused)
 
 
+class Use(Protocol):
+    """What a request holds while it needs a model; see :class:`UseCount`."""
+
+    def take(self) -> bool:
+        """Become a user, if that is still possible."""
+
+    def give_back(self) -> None:
+        """Stop being a user."""
+
+
+class BothUses(NamedTuple):
+    """The use of two models at once."""
+
+    first: Use
+    second: Use
+
+    def take(self) -> bool:
+        """Become a user of both, or of none."""
+        if not self.first.take():
+            return False
+        if not self.second.take():
+            self.first.give_back()
+            return False
+        return True
+
+    def give_back(self) -> None:
+        """Stop being a user of both."""
+        self.first.give_back()
+        self.second.give_back()
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """A request on its way through the scheduler.
@@ -91,7 +122,7 @@ class Job:
     partials: PartialAnswers | None = None  # gets one after each step of an iterative program
     priority: int = DEFAULT_PRIORITY
     deadline: float | None = None
-    use: UseCount | None = None  # of the model, held until the run has ended or is ruled out
+    use: Use | None = None  # of the model, held until the run has ended or is ruled out
     statistics: ModelStatistics | None = None
     size: int = 0  # elements that the time of the run grows with; 0 computes it
     size_bytes: int = -1  # of the inputs; -1 computes it

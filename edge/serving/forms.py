@@ -16,6 +16,7 @@ from edge.pb import inference_pb2 as pb
 from edge.programs.program import Options
 from edge.repository.entry import Entry
 from edge.repository.model import Model
+from edge.scheduling.job import Use
 from edge.serving.parameters import Parameters
 
 #: A further form empties the cache.
@@ -44,6 +45,7 @@ class Form(NamedTuple):
     size_bytes: int
     shapes: Hashable  # the key that requests of one run share
     options: Options  # of the full tier
+    use: Use  # of the model, and of a head
 
     def inputs(self, contents: Sequence[bytes]) -> dict[str, Array] | None:
         """Return the inputs in raw contents, without a copy; None where a validation has to say what is wrong."""

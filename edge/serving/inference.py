@@ -22,7 +22,7 @@ from edge.repository.entry import Entry
 from edge.repository.repository import Repository
 from edge.scheduling.answers import Answer, PartialAnswers
 from edge.scheduling.batching import byte_size
-from edge.scheduling.job import Job, expired
+from edge.scheduling.job import BothUses, Job, Use, expired
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import TierExecutor
 from edge.scheduling.tier_selection import PINNED, Demand
@@ -176,7 +176,7 @@ class InferenceService:
         windows: Mapping[str, Window] = {}
         form = self._forms.find(key, self._repository.generation) if key else None
         inputs: Mapping[str, Array] | None = form.inputs(contents) if form else None
-        if form is None or inputs is None or not form.model.use.take():
+        if form is None or inputs is None or not form.use.take():
             form, inputs, windows = self._checked(request, request_id, contents, key, started_ns)
         model = form.model
         call = Call(
@@ -185,7 +185,7 @@ class InferenceService:
             form.rows,
             deliver=self._deliver,
             priority=form.parameters.priority,
-            use=model.use,
+            use=form.use,
             statistics=form.entry.statistics,
             size=form.size,
             size_bytes=form.size_bytes,
@@ -203,9 +203,8 @@ class InferenceService:
     ) -> tuple[Form, Mapping[str, Array], Mapping[str, Window]]:
         """Validate a request, take a use of its model, and cache its form if that determines all but the values."""
         entry, model = self._repository.ready(request.model_name, request.model_version)
-        if not model.use.take():
-            fix = "Send the request again later."
-            raise ModelNotReady(f"model {model.name!r}", given="UNLOADING", expected="READY", fix=fix)
+        use: Use = model.use
+        _take(use, model.name)
         try:
             parameters = parse(request)
             names = requested_outputs(request, model.outputs)
@@ -215,9 +214,14 @@ class InferenceService:
             assembler = model.executors[model.full_tier].assembler
             known = (rows, assembler.size(inputs), byte_size(inputs), assembler.key(inputs))
             options = model.options(parameters.loop, parameters.text)
-            form = Form(entry, model, tensors or (), parameters, names, *known, options)
+            if parameters.head:
+                _, head = self._repository.ready(parameters.head, "")
+                options = model.apply_head(options, head, parameters.alpha)
+                _take(head.use, head.name)
+                use = BothUses(use, head.use)
+            form = Form(entry, model, tensors or (), parameters, names, *known, options, use)
         except BaseException as error:
-            model.use.give_back()
+            use.give_back()
             self._refused(entry, error, request.model_name, request_id, started_ns)
             raise
         if tensors:
@@ -339,6 +343,8 @@ class InferenceService:
                 if STOPPED in answer.facts:
                     call.end = _end_of(call, answer)
                     response.parameters[STOPPED].string_param = call.end.stopped
+                    if isinstance(call.end, TextEnd):
+                        response.parameters[PROMPT_TOKENS].int64_param = call.end.prompt_tokens
                 if form.parameters.timings:
                     for stage in _STAGES:
                         response.parameters[stage].int64_param = getattr(timings, stage)
@@ -386,6 +392,12 @@ class InferenceService:
             entry.statistics.failed(type(error).__name__, time.perf_counter_ns() - started_ns, place)
             if self._traces:
                 self._traces.failed(name, request_id, started_ns, type(error).__name__, CARRIER.get())
+
+
+def _take(use: Use, model: str) -> None:
+    if not use.take():
+        fix = "Send the request again later."
+        raise ModelNotReady(f"model {model!r}", given="UNLOADING", expected="READY", fix=fix)
 
 
 def _end_of(call: Call, answer: Answer) -> End:

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from edge import __version__
-from edge.errors import InvalidRequest, RequestError
+from edge.bundles.manifest import TokenizerPreprocess
+from edge.bundles.programs import GenerateProgram
+from edge.errors import InvalidRequest, Literally, NotFound, RequestError
 from edge.health.health import Health
 from edge.pb import inference_pb2 as pb
 from edge.repository.entry import Entry
+from edge.repository.model import Model
 from edge.repository.repository import Repository
 from edge.scheduling.job import DEFAULT_PRIORITY, PRIORITY_LEVELS
 from edge.scheduling.scheduler import Scheduler
+
+
+class TextModel(NamedTuple):
+    """A model that generates text, and the names of its input and outputs."""
+
+    model: Model
+    prompt: str
+    text: str
+    generated: str  # the number of its tokens
+
 
 #: The protocol extensions that every server has.
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "schedule_policy", "statistics")
@@ -116,6 +131,20 @@ class Metadata:
             entries = [found] if request.version else [entry for entry in entries if entry.name == request.name]
         return pb.ModelStatisticsResponse(model_stats=[_statistics(entry) for entry in entries if entry.version])
 
+    def text_model(self, name: str) -> TextModel:
+        """Return a model that generates text; raise a NotFound if it generates none."""
+        _, model = self._repository.ready(name, "")
+        if found := _text_model(model):
+            return found
+        known = ", ".join(one.model.name for one in self.text_models()) or "none at all"
+        given, fix = Literally("a model that generates no text"), "GET /v1/models lists those that do."
+        raise NotFound(f"model {name!r}", given=given, expected=f"one of: {known}", fix=fix)
+
+    def text_models(self) -> list[TextModel]:
+        """Return the models that generate text and are ready, each in its highest version."""
+        models = {entry.name: entry.model for entry in self._repository if entry.model}
+        return [found for model in models.values() if (found := _text_model(model))]
+
     def repository_index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
         """Return the state of every bundle, or only of the ready ones, with the reason if it is not ready."""
         response = pb.RepositoryIndexResponse()
@@ -124,6 +153,13 @@ class Metadata:
             if state == "READY" or not request.ready:
                 response.models.add(name=entry.name, version=entry.version, state=state, reason=reason)
         return response
+
+
+def _text_model(model: Model) -> TextModel | None:
+    program, step = model.manifest.program, model.manifest.preprocess
+    if not isinstance(program, GenerateProgram) or not isinstance(step, TokenizerPreprocess):
+        return None
+    return TextModel(model, step.input, program.text, program.generated)
 
 
 def _data_type(datatype: str) -> pb.DataType:

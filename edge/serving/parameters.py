@@ -41,10 +41,12 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "top_p": ("double_param", *_INTEGERS),
     "seed": _INTEGERS,
     "stop": ("string_param",),
+    "head": ("string_param",),
+    "alpha": ("double_param", *_INTEGERS),
 }
 #: Those of generated text, and those that are numbers with a fraction.
 _TEXT = ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop")
-_FLOATS = {TOLERANCE, "temperature", "top_p"}
+_FLOATS = {TOLERANCE, "temperature", "top_p", "alpha"}
 _OURS: tuple[str, ...] = tuple(name for name in _KINDS if not name.startswith("triton_"))
 #: Names from other servers and from our own command line.
 _ALIASES = {"deadline": "timeout", "deadline_ms": "timeout"}
@@ -65,6 +67,8 @@ class Parameters(NamedTuple):
     stream_partial: bool = False
     loop: Mapping[str, Any] = MappingProxyType({})  # the limits of a loop
     text: Mapping[str, Any] = MappingProxyType({})  # fields of :class:`edge.programs.sampling.Sampling`
+    head: str = ""  # the name of another model, and how much it moves the logits
+    alpha: float | None = None
 
 
 def parse(request: pb.ModelInferRequest) -> Parameters:
@@ -93,6 +97,9 @@ def parse(request: pb.ModelInferRequest) -> Parameters:
     if priority > PRIORITY_LEVELS:
         expected = f"1, the highest, to {PRIORITY_LEVELS}, or 0"
         raise InvalidRequest("parameter 'priority'", given=priority, expected=expected, fix="0 is the default.")
+    if "alpha" in values and not values.get("head"):
+        fix = "Name a head, or leave it out."
+        raise InvalidRequest("parameter 'alpha'", given=values["alpha"], expected="it beside 'head'", fix=fix)
     timeout_us = values.get("timeout")
     for name in _FLOATS & values.keys():
         values[name] = float(values[name])
@@ -107,6 +114,8 @@ def parse(request: pb.ModelInferRequest) -> Parameters:
         stream_partial=values.get(STREAM_PARTIAL, False),
         loop={name: values[name] for name in (MAX_LOOPS, TOLERANCE) if name in values},
         text={name: values[name] for name in _TEXT if name in values},
+        head=values.get("head", ""),
+        alpha=values.get("alpha"),
     )
 
 

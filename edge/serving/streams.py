@@ -1,4 +1,4 @@
-"""ModelStreamInfer: many requests on one stream, answered in their order.
+"""ModelStreamInfer: many requests on one stream, answered in their order; and the requests of one call over HTTP.
 
 A request for partial answers gets a response for each of them, and all of its responses as soon as they are there.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -45,17 +45,22 @@ class Draining(Exception):
 class _Exchange:
     """One request of a stream, and its responses."""
 
-    def __init__(self, partial: bool) -> None:
-        self.partial = partial  # whether it asks for partial answers
-        self.call: Call | None = None  # once it has had one
-        self.final: pb.ModelStreamInferResponse | None = None
+    def __init__(self, at_once: bool) -> None:
+        self.at_once = at_once  # whether to send responses as they come, as for partial answers, or in their order
+        self.call: Call | None = None  # once it has had a partial answer
+        self.final: pb.ModelStreamInferResponse | Exception | None = None  # an error is raised
         self.task: asyncio.Task[None]
 
 
 class _Outbox:
-    """The exchanges of one stream, and those that have something to send, in turns."""
+    """The exchanges of one stream, and those that have something to send, in turns.
 
-    def __init__(self) -> None:
+    Args:
+        together: whether the first error is raised, or each one sent in place of its response.
+    """
+
+    def __init__(self, *, together: bool = False) -> None:
+        self.together = together
         self.room = asyncio.Semaphore(MAX_IN_FLIGHT)
         self.running: set[_Exchange] = set()
         self.ready: asyncio.Queue[_Exchange | None] = asyncio.Queue()  # None after the last request
@@ -64,7 +69,7 @@ class _Outbox:
     def add(self, exchange: _Exchange) -> None:
         """Add the exchange of the next request."""
         self.running.add(exchange)
-        if not exchange.partial:
+        if not exchange.at_once:
             self._order.append(exchange)
 
     def progressed(self, exchange: _Exchange, call: Call) -> None:
@@ -72,10 +77,10 @@ class _Outbox:
         exchange.call = call
         self.ready.put_nowait(exchange)
 
-    def answered(self, exchange: _Exchange, final: pb.ModelStreamInferResponse) -> None:
-        """Send the last response of an exchange: at once with partial answers, otherwise in the order of requests."""
+    def answered(self, exchange: _Exchange, final: pb.ModelStreamInferResponse | Exception) -> None:
+        """Send the last response of an exchange, or raise its error: at once, or in the order of the requests."""
         exchange.final = final
-        if exchange.partial:
+        if exchange.at_once:
             self.ready.put_nowait(exchange)
         while self._order and self._order[0].final:
             self.ready.put_nowait(self._order.popleft())
@@ -100,8 +105,19 @@ class Streams:
         An error affects only its own request and is returned in the response to it. ``deadline`` is the stream's, in
         ``time.monotonic()`` seconds. Unparseable and Draining are raised once the requests so far are answered.
         """
-        outbox, ended = _Outbox(), False
-        reader = asyncio.create_task(self._read(read, deadline, outbox))
+        outbox = _Outbox()
+        await self._answer(self._read(read, deadline, outbox), write, outbox)
+
+    async def answer_all(self, requests: Sequence[pb.ModelInferRequest], write: Write) -> None:
+        """Answer requests that belong together, as the answers come. Cancelling this cancels all of them.
+
+        The first error is raised, and cancels the other requests. A shutdown does not stop this.
+        """
+        outbox = _Outbox(together=True)
+        await self._answer(self._begin_all(requests, outbox), write, outbox)
+
+    async def _answer(self, reading: Coroutine[Any, Any, None], write: Write, outbox: _Outbox) -> None:
+        reader, ended = asyncio.create_task(reading), False
         self.open += 1
         try:
             while outbox.running or not ended:
@@ -127,6 +143,12 @@ class Streams:
             await write(response)
             outbox.ready.put_nowait(exchange)  # the others first
             await asyncio.sleep(0)  # more answers may come all the time, and other streams have to go on
+        elif isinstance(exchange.final, Exception):
+            error, exchange.final = exchange.final, None  # its traceback refers to frames that refer to the exchange
+            try:
+                raise error
+            finally:
+                del error
         elif exchange.final:
             await write(exchange.final)
             outbox.running.discard(exchange)
@@ -138,13 +160,23 @@ class Streams:
         try:
             while await outbox.room.acquire() and (request := await _until(draining, read)) is not None:
                 streams = STREAM_PARTIAL in request.parameters and request.parameters[STREAM_PARTIAL].bool_param
-                exchange = _Exchange(streams)
-                exchange.task = asyncio.create_task(self._infer(request, deadline, exchange, outbox))
-                outbox.add(exchange)
-                self.in_flight += 1
+                self._begin(request, deadline, _Exchange(streams), outbox)
         finally:
             draining.cancel()
             outbox.ready.put_nowait(None)
+
+    async def _begin_all(self, requests: Sequence[pb.ModelInferRequest], outbox: _Outbox) -> None:
+        for request in requests:
+            await outbox.room.acquire()
+            self._begin(request, None, _Exchange(at_once=True), outbox)
+        outbox.ready.put_nowait(None)
+
+    def _begin(
+        self, request: pb.ModelInferRequest, deadline: float | None, exchange: _Exchange, outbox: _Outbox
+    ) -> None:
+        exchange.task = asyncio.create_task(self._infer(request, deadline, exchange, outbox))
+        outbox.add(exchange)
+        self.in_flight += 1
 
     async def _infer(
         self, request: pb.ModelInferRequest, deadline: float | None, exchange: _Exchange, outbox: _Outbox
@@ -154,20 +186,29 @@ class Streams:
         try:
             told = partial(outbox.progressed, exchange)
             response.infer_response.CopyFrom(await self._service.infer(request, deadline, told))
-        except RequestError as error:
-            log.debug("request %r of a stream to %r: %s", request_id, request.model_name, error)
-            response.error_message = str(error)
-            if isinstance(error, Overloaded) and error.retry_after_ms:
-                response.infer_response.parameters[STREAM_RETRY_AFTER_MS].int64_param = error.retry_after_ms
-        except Exception:
-            log.exception("a request of a stream failed")
-            response.error_message = INTERNAL
-        if response.error_message:
-            response.infer_response.id = request_id
-            response.infer_response.model_name = request.model_name
-            response.infer_response.model_version = request.model_version
+        except Exception as error:
+            if outbox.together:
+                outbox.answered(exchange, error)
+                return
+            _describe(error, response, request, request_id)
         response.infer_response.parameters[FINAL_RESPONSE].bool_param = True
         outbox.answered(exchange, response)
+
+
+def _describe(
+    error: Exception, response: pb.ModelStreamInferResponse, request: pb.ModelInferRequest, request_id: str
+) -> None:
+    """Make a response tell of an error; one that is not expected goes to the log."""
+    answer = response.infer_response
+    answer.id, answer.model_name, answer.model_version = request_id, request.model_name, request.model_version
+    if not isinstance(error, RequestError):
+        log.error("a request of a stream failed", exc_info=error)
+        response.error_message = INTERNAL
+        return
+    log.debug("request %r of a stream to %r: %s", request_id, request.model_name, error)
+    response.error_message = str(error)
+    if isinstance(error, Overloaded) and error.retry_after_ms:
+        answer.parameters[STREAM_RETRY_AFTER_MS].int64_param = error.retry_after_ms
 
 
 async def _until(draining: asyncio.Future[Any], read: Callable[[], Awaitable[T]]) -> T:

@@ -1,1 +1,16 @@
-"""Language models: text formats, tokenizers, training, the heads of paper 004, and export as decoders."""
+"""Language models: frozen backbones, heads of backward attention on them (paper 004), and their controls.
+
+- :mod:`export.language.formats` and :mod:`export.language.answers` read data sets as one text format;
+  ``generate_mathematics.py`` is a script that makes one of them
+- :mod:`export.language.tokenizer` and :mod:`export.language.backbone` make, read and write tokenizers and models
+- :mod:`export.language.objective`, :mod:`export.language.recipes` and :mod:`export.language.train` train small models
+- :mod:`export.language.decoding`, :mod:`export.language.metrics` and :mod:`export.language.evaluate` measure any
+- :mod:`export.language.backward` has the head, :mod:`export.language.folding` its form for inference
+- :mod:`export.language.online_softmax` computes weighted means over the vocabulary in chunks
+- :mod:`export.language.controls` has simpler modules that a head has to beat, :mod:`export.language.finetuned` models
+  that are trained themselves
+- :mod:`export.language.base` has a frozen model as heads see it
+- :mod:`export.language.hidden` keeps the last hidden states of a backbone on disk
+- :mod:`export.language.head_objective` trains a head or a control on them, and
+  :mod:`export.language.head_run` writes and reads heads
+"""

@@ -19,7 +19,7 @@ from export.convert import to_onnx
 TOKENS, LENGTHS, LAST, LOGITS = "tokens", "lengths", "last", "logits"
 #: Name of the attention in the library's registry.
 _NAME = "fewheads"
-_NEVER = -1e9  # a score that no softmax sees; FP16 makes it -infinity
+_NEVER = -3e4  # added to the scores of hidden tokens; FP16 has it, and a softmax makes 0 of it
 
 
 class DecoderGraph(nn.Module):

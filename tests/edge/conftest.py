@@ -55,6 +55,23 @@ def letters(letters_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="session")
+def writer(letters_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
+    """A server of a model that generates text, and of one that does not."""
+    cache = tmp_path_factory.mktemp("cache")
+    with running_server([letters_bundle.path, ORACLE_BUNDLE], cache=cache, arguments=["--http-port=0"]) as ready:
+        yield ready
+
+
+@pytest.fixture(scope="session")
+def slow_writer(letters_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
+    """A server with 40 ms for each token and two seconds for each request."""
+    arguments = ["--http-port=0", "--default-timeout-ms=2000", "--no-admission"]
+    cache = tmp_path_factory.mktemp("cache")
+    with running_server([letters_bundle.path], target="simulated:40", cache=cache, arguments=arguments) as ready:
+        yield ready
+
+
+@pytest.fixture(scope="session")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     directory = tmp_path_factory.mktemp("bundles")
     shutil.copytree(ORACLE_BUNDLE, directory / "oracle")

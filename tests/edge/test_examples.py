@@ -21,7 +21,9 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from edge.__main__ import cli
+from edge.server import Ready
 from tests.support.commands import SECONDS, Done, closed_address
+from tests.support.letters_model import NAME, PROMPT, continued
 from tests.support.models import ORACLE
 
 ROOT = Path(__file__).parent.parent.parent
@@ -62,13 +64,31 @@ def test_asyncio_and_stock_clients(url: str) -> None:
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 @pytest.mark.parametrize("page", ["README.md", "edge/README.md"])
 def test_curl(http_url: str, page: str) -> None:
-    (command,) = re.findall(r"^curl [^']+'[^']+'$", (ROOT / page).read_text(), re.MULTILINE)
+    (command,) = re.findall(r"^curl [^' ]+/v2/[^']+'[^']+'$", (ROOT / page).read_text(), re.MULTILINE)
     command = command.replace("127.0.0.1:8000", http_url).replace("calculator-gate", ORACLE)
     done = run("sh", "-c", f"{command} --silent --fail-with-body")
     assert done.returncode == 0, done.stdout
     shown = json.loads(done.stdout)
     assert shown["outputs"][0]["data"] == [9]
     assert shown["parameters"]["compute_infer_ns"] > 0
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_completions(writer: Ready) -> None:
+    page = (ROOT / "edge" / "README.md").read_text()
+    for ours, theirs in (
+        ("127.0.0.1:8000", f"127.0.0.1:{writer.http_port}"),
+        ("writer", NAME),
+        ("Once upon", PROMPT),
+    ):
+        page = page.replace(ours, theirs)
+    (command,) = re.findall(r"^curl [^' ]+/v1/[^']+'[^']+'$", page, re.MULTILINE)
+    done = run("sh", "-c", f"{command} --silent --fail-with-body")
+    assert json.loads(done.stdout)["choices"][0]["text"] == continued(PROMPT, 40)
+    pytest.importorskip("openai", reason="the second example asks with OpenAI's client")
+    (program,) = re.findall(r"^```python\n(from openai .+?)^```$", page, re.MULTILINE | re.DOTALL)
+    printed = run(sys.executable, "-c", program.replace("seed=1", "temperature=0"))
+    assert (printed.stdout, printed.stderr) == (continued(PROMPT, 40), "")
 
 
 def test_grpcurl_requests(url: str, channel: grpc.Channel) -> None:
@@ -113,9 +133,11 @@ def test_cpp(url: str, closed_url: str, tmp_path: Path) -> None:
 
 def test_options_in_the_pages_exist() -> None:
     context, options, option = click.Context(cli), {}, re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
-    for command in cli.list_commands(context):
-        parameters = cli.get_command(context, command).get_params(context)  # type: ignore[union-attr]
-        options[command] = {name for each in parameters for name in (*each.opts, *each.secondary_opts)}
+    for name in cli.list_commands(context):
+        command = cli.get_command(context, name)
+        own = [command, *getattr(command, "commands", {}).values()]  # of a group, those of its commands, too
+        parameters = [each for one in own for each in one.get_params(context)]
+        options[name] = {option for each in parameters for option in (*each.opts, *each.secondary_opts)}
     of_others = {"--into", "--streaming", "--shared-memory", "--input-data", "--collect-metrics", "--cacert"}
     text = "\n".join((ROOT / page).read_text() for page in ("README.md", "edge/README.md"))
     assert set(option.findall(text)) <= of_others.union(*options.values())

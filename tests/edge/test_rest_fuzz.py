@@ -106,7 +106,7 @@ def test_every_path(http_url: str, examples: int) -> None:
     from edge.rest.paths import RestApi  # its libraries are an extra
 
     nothing: Any = None
-    routes: list[Any] = list(RestApi(nothing, nothing, nothing, None, 0).application.routes)
+    routes: list[Any] = list(RestApi(nothing, nothing, nothing, nothing, None, 0).application.routes)
     paths = sorted((method, route.path) for route in routes for method in route.methods - {"HEAD"})
     assert len(paths) > 20
     words = st.sampled_from([ORACLE, VERSIONED, "1", "3", "a", "%2e%2e", "%00", "%ff"]) | st.integers().map(str)

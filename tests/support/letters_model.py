@@ -80,6 +80,17 @@ def continued(prompt: str, tokens: int = MAX_TOKENS) -> str:
     return "".join(LETTERS[one] for one in ids[len(prompt) :] if one)
 
 
+#: The greedy text after it has no end, and these are its first letters.
+PROMPT, TEXT = "abc", continued("abc", 6)
+#: The most tokens that can follow it.
+MOST = POSITIONS - len(PROMPT)
+
+
+def completion(**fields: Any) -> dict[str, Any]:
+    """Return the body of a request for OpenAI's completions."""
+    return {"model": NAME, "prompt": PROMPT, "temperature": 0, **fields}
+
+
 def spelt(text: str, spelling: Mapping[str, bytes]) -> bytes:
     """Return the bytes of a text."""
     return b"".join(spelling.get(letter, letter.encode()) for letter in text)

@@ -1,0 +1,91 @@
+"""Heads of backward attention: they move the logits of a generating model before the next token is chosen (paper 004).
+
+Keys and values are inputs of the head's graph, which lie on the device from the load on. Another head is another set of
+bound tensors, so that a change of heads between two tokens builds and copies nothing.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from edge.bundles.bundle import Bundle
+from edge.bundles.fields import EXPORT_AGAIN
+from edge.bundles.programs import HeadProgram
+from edge.datatypes import Array
+from edge.errors import BundleError, Literally
+from edge.programs.program import Computed, Options, Program
+from edge.runner import Handle, Runner
+
+
+class HeadLayer(NamedTuple):
+    """The tensors of one layer; see :class:`edge.bundles.programs.HeadProgram`."""
+
+    keys: Array
+    values: Array
+    temperatures: Array
+
+
+class Head(Program):
+    """Moves logits with the head's file of a tier."""
+
+    def __init__(self, config: HeadProgram, runners: Mapping[str, Runner], layers: list[HeadLayer]) -> None:
+        self.config = config
+        self._runners = runners
+        names = (config.keys, config.values, config.temperatures)
+        self._layers: dict[str, list[dict[str, Handle]]] = {
+            tier: [{name: runner.upload(array) for name, array in zip(names, layer, strict=True)} for layer in layers]
+            for tier, runner in runners.items()
+        }
+
+    def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:
+        """Move the logits of a request; see :meth:`Program.compute`."""
+        config = self.config
+        return Computed({config.moved: self.move(inputs[config.logits], inputs[config.alpha], options.tier)})
+
+    def move(self, logits: Array, alpha: Array, tier: str | None = None) -> Array:
+        """Return new logits for logits [N, vocabulary] and alphas [N, 1]; no tier is the full one."""
+        config = self.config
+        tier = tier or next(iter(self._runners))
+        runner = self._runners[tier]
+        for layer in self._layers[tier]:
+            outputs = runner.run({config.logits: logits, config.alpha: alpha, **layer})
+            moved = outputs[config.moved]
+            assert isinstance(moved, np.ndarray), "nothing is kept on the device"
+            logits = moved
+        return logits
+
+    def close(self) -> None:
+        """Drop the tensors on the device; see :meth:`Program.close`."""
+        self._layers = {}
+
+
+def head_of(bundle: Bundle, config: HeadProgram, runners: Mapping[str, Runner]) -> Head:
+    """Return the program of a head bundle, with its tensors on the device.
+
+    Raises:
+        BundleError: the tensors are malformed, or not of the vocabulary.
+    """
+    subject = f"file {bundle.path / config.tensors}"
+    vocabulary = next(spec.shape[1] for spec in bundle.manifest.inputs if spec.name == config.logits)
+    try:
+        with np.load(io.BytesIO(bundle.read(config.tensors)), allow_pickle=False) as arrays:
+            layers = [
+                HeadLayer(*(arrays[f"{layer}/{field}"] for field in HeadLayer._fields))
+                for layer in range(config.layers)
+            ]
+    except (KeyError, ValueError, OSError) as error:
+        expected = f"an .npz with the arrays of {config.layers} layers"
+        raise BundleError(subject, given=Literally(error), expected=expected, fix=EXPORT_AGAIN) from None
+    for number, layer in enumerate(layers):
+        shape = layer.keys.shape
+        fits = len(shape) == 3 and shape[2] == vocabulary and layer.values.shape == (shape[0], shape[2], shape[1])
+        fits = fits and layer.temperatures.shape == shape[:1]
+        if not fits or any(one.dtype != np.float32 or not np.isfinite(one).all() for one in layer):
+            given = Literally(f"layer {number} of {[list(one.shape) for one in layer]}")
+            expected = f"finite FP32 [groups, width, {vocabulary}], [groups, {vocabulary}, width] and [groups]"
+            raise BundleError(subject, given=given, expected=expected, fix=EXPORT_AGAIN)
+    return Head(config, runners, layers)

@@ -1,0 +1,160 @@
+"""OpenAI's completions: a request as messages of ModelInfer, and the answers to them as its documents."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from edge.datatypes import Array
+from edge.errors import InvalidRequest, Literally
+from edge.pb import inference_pb2 as pb
+from edge.programs.generate import PROMPT_TOKENS
+from edge.protocol import BY_STOP, FINAL_RESPONSE, STOPPED, STREAM_PARTIAL
+from edge.rest.json_messages import checked, encode, field, kind_of
+from edge.rest.messages import set_parameters
+from edge.serving.metadata import TextModel
+from edge.serving.wire import from_raw
+
+#: More prompts than this are refused.
+MOST_PROMPTS: Final = 256
+#: What OpenAI documents for requests that set neither.
+_DEFAULTS: Final = {"max_tokens": 16, "temperature": 1.0}
+_INTEGERS: Final = ("max_tokens", "top_k", "seed")
+_NUMBERS: Final = ("temperature", "top_p")
+#: Fields without effect here, and the value of each that asks for none.
+_NEUTRAL: Final[dict[str, object]] = {
+    "n": 1,
+    "best_of": 1,
+    "echo": False,
+    "suffix": "",
+    "logprobs": 0,
+    "logit_bias": {},
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+}
+FIELDS: Final = (
+    *("model", "prompt", *_INTEGERS, *_NUMBERS, "stop", "stream", "stream_options", "include_usage", "user"),
+    *_NEUTRAL,
+)
+
+
+class Completion(NamedTuple):
+    """A request for the texts that follow some prompts.
+
+    Attributes:
+        parameters: of the request for each prompt.
+        include_usage: in a stream, whether its last event has the numbers of tokens.
+    """
+
+    model: str
+    prompts: list[str]
+    parameters: dict[str, Any]
+    stream: bool
+    include_usage: bool
+
+
+def completion_of(document: Mapping[str, Any]) -> Completion:
+    """Return what a body asks for; raise an InvalidRequest for a field that is wrong, or asks for what is not there."""
+    given = {name: value for name, value in document.items() if value is not None}
+    for name in given.keys() - set(FIELDS):
+        known = ", ".join(FIELDS)
+        raise InvalidRequest("field of body", given=name, expected=f"one of: {known}", fix="Correct or remove it.")
+    for name in _NEUTRAL.keys() & given.keys():
+        _check_neutral(name, given[name])
+    field(given, "user", str, default="")
+    parameters: dict[str, Any] = dict(_DEFAULTS)
+    parameters |= {name: checked(given[name], int, f"{name} of body") for name in _INTEGERS if name in given}
+    parameters |= {name: _number(given[name], f"{name} of body") for name in _NUMBERS if name in given}
+    if stops := _stops(given.get("stop", [])):
+        parameters["stop"] = encode(stops).decode()
+    stream = field(given, "stream", bool, default=False)
+    if stream:
+        parameters[STREAM_PARTIAL] = True
+    options = field(given, "stream_options", dict, default={})
+    if "stream_options" in given and (not stream or options.keys() - {"include_usage"}):
+        what = Literally("them without a stream" if not stream else "others than include_usage")
+        fix = "Set stream to true, or leave them out."
+        raise InvalidRequest("stream_options of body", given=what, expected="include_usage of a stream", fix=fix)
+    usage = field(options, "include_usage", bool, "stream_options", default=False)
+    return Completion(field(given, "model", str), _prompts(given.get("prompt")), parameters, stream, usage)
+
+
+def _check_neutral(name: str, value: object) -> None:
+    neutral = _NEUTRAL[name]
+    if value == neutral and (type(value) is bool) == (type(neutral) is bool):
+        return
+    given = value if isinstance(value, bool | int | float | str) else Literally(kind_of(value))
+    expected = f"{encode(neutral).decode()}, the only value that is offered"
+    raise InvalidRequest(f"{name} of body", given=given, expected=expected, fix="Leave it out.")
+
+
+def _number(value: object, subject: str) -> float:
+    return value if type(value) is int else checked(value, float, subject)
+
+
+def _stops(value: object) -> list[str]:
+    if isinstance(value, list):
+        return [checked(one, str, "a text of stop of body") for one in value]
+    return [checked(value, str, "stop of body")]
+
+
+def _prompts(value: object) -> list[str]:
+    values = value if isinstance(value, list) else [value]
+    prompts = [one for one in values if isinstance(one, str)]
+    others = [one for one in values if not isinstance(one, str)]
+    if others or not 1 <= len(prompts) <= MOST_PROMPTS:
+        what = kind_of(others[0]) if others else f"{len(prompts)} prompts"
+        expected = f"a string, or a list of 1 to {MOST_PROMPTS} strings"
+        fix = "Send text; ids of tokens are not offered."
+        raise InvalidRequest("prompt of body", given=Literally(what), expected=expected, fix=fix)
+    return prompts
+
+
+class Answers:
+    """The answers to one completion: each prompt is a request of its own, and has a choice."""
+
+    def __init__(self, completion: Completion, model: TextModel) -> None:
+        self._completion, self._model = completion, model
+        self._id, self._created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
+        self._prompt_tokens = self._generated = 0
+
+    def requests(self) -> list[pb.ModelInferRequest]:
+        """Return a request for each prompt."""
+        return [self._request(number, prompt) for number, prompt in enumerate(self._completion.prompts)]
+
+    def choice(self, response: pb.ModelStreamInferResponse) -> dict[str, Any]:
+        """Return the choice that a response belongs to, with its text; count the tokens of a last response."""
+        answer, names = response.infer_response, self._model
+        tensors: dict[str, Array] = {
+            tensor.name: from_raw(raw, tensor.datatype, tuple(tensor.shape), tensor.name)
+            for tensor, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)
+        }
+        reason = None
+        if answer.parameters[FINAL_RESPONSE].bool_param:
+            self._prompt_tokens += answer.parameters[PROMPT_TOKENS].int64_param
+            self._generated += tensors[names.generated].item()
+            reason = "stop" if answer.parameters[STOPPED].string_param == BY_STOP else "length"
+        text = tensors[names.text].item().decode()
+        number = int(answer.id.rpartition("-")[2])
+        return {"text": text, "index": number, "logprobs": None, "finish_reason": reason}
+
+    def document(self, choices: list[dict[str, Any]], **more: object) -> dict[str, Any]:
+        """Return a body, or an event, with some choices."""
+        about = {"id": self._id, "object": "text_completion", "created": self._created}
+        return {**about, "model": self._completion.model, "choices": choices, **more}
+
+    def usage(self) -> dict[str, int]:
+        """Return the numbers of tokens of all prompts, and of all texts so far."""
+        total = self._prompt_tokens + self._generated
+        return {"prompt_tokens": self._prompt_tokens, "completion_tokens": self._generated, "total_tokens": total}
+
+    def _request(self, number: int, prompt: str) -> pb.ModelInferRequest:
+        message = pb.ModelInferRequest(model_name=self._completion.model, id=f"{self._id}-{number}")
+        tensor = message.inputs.add(name=self._model.prompt, datatype="BYTES", shape=(1, 1))
+        tensor.contents.bytes_contents.append(prompt.encode())
+        for name in (self._model.text, self._model.generated):
+            message.outputs.add(name=name)
+        set_parameters(message.parameters, self._completion.parameters, "the request")
+        return message

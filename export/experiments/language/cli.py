@@ -1,0 +1,154 @@
+"""The command ``fewheads language compare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from edge.cli.output import json_option, print_json, print_table, progress, remark
+from edge.errors import UsageError
+from edge.files import write_whole
+from export.figures import new_figure
+from export.loading import loading_torch
+from export.options import device_option
+from export.outputs import check_workspace
+
+# torch takes seconds to import, so only the command's body does it.
+if TYPE_CHECKING:
+    from export.experiments.language.parts import Experiment
+    from export.experiments.language.records import Part, Settings
+    from export.experiments.language.summary import Results
+    from export.training.device import DeviceName
+    from export.training.watch import Watch
+
+RESULTS, REPORT, CHANGES = "results.json", "report.md", "changes.json"
+
+
+@click.command()
+@click.argument("backbone", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--data",
+    multiple=True,
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="DIRECTORY/MODULE",
+    help="A task: DIRECTORY has train*/MODULE.txt and interpolate/MODULE.txt of the mathematics dataset. Repeatable.",
+)
+@click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="Runs of each, seeds from 0 on.")
+@click.option("--limit", type=click.IntRange(1), default=10_000, show_default=True, help="Examples to train on.")
+@click.option("--epochs", type=click.IntRange(1), default=2, show_default=True, help="Passes over them.")
+@click.option("--items", type=click.IntRange(1), default=300, show_default=True, help="Test examples to answer.")
+@click.option("--plots/--no-plots", default=True, show_default=True, help="Draw PNG pictures; needs matplotlib.")
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory for all results; a comparison with the same options resumes there, with more seeds, too.",
+)
+@device_option
+@json_option
+def compare(
+    backbone: Path,
+    data: tuple[Path, ...],
+    seeds: int,
+    limit: int,
+    epochs: int,
+    items: int,
+    plots: bool,
+    out: Path,
+    device: DeviceName,
+    as_json: bool,
+) -> None:
+    """Compare a head of backward attention on BACKBONE, which stays as it is, with simpler ways to improve it.
+
+    On each task, every way gets the same training data and a learning rate chosen on a hold-out, and is scored once on
+    the test split. Writes results.json and report.md after each part, changes.json, pictures and the heads in the end.
+    """
+    check_workspace(
+        "--out", out, {"BACKBONE": backbone, **{f"--data {one}": one.parent for one in data}}, settings="settings.json"
+    )
+    names = [one.name for one in data]
+    if len({*names}) < len(names):
+        fix = "Give each module once."
+        raise UsageError("--data", given=", ".join(names), expected="modules of different names", fix=fix)
+    if plots:
+        new_figure(1, 1, without="give --no-plots")
+    with loading_torch("loading torch, model and data"):
+        from export.experiments.language.methods import METHODS
+        from export.experiments.language.parts import Experiment
+        from export.experiments.language.records import Settings
+        from export.experiments.language.tasks import read_task
+        from export.experiments.settings import digest, keep_settings
+        from export.language.backbone import positions_of
+        from export.language.base import Base
+        from export.training.watch import Watch
+
+        base = Base(backbone, device)
+        tasks = [read_task(one, base.tokenizer, positions_of(base.model), limit) for one in data]
+        hashes = {one.name: digest(one.parent, f"*/{one.name}.txt") for one in data}
+        settings = Settings(backbone=base.identity.sha256, data=hashes, limit=limit, epochs=epochs, items=items)
+        keep_settings(out, settings)
+    experiment = Experiment(base, tasks, settings, out)
+    number = len(tasks) * sum(seeds if method.is_random else 1 for method in METHODS)
+    parts: list[Part] = []
+    with progress() as bar:
+        working = bar.add_task("comparing", total=None, note="")
+
+        def before(task: str, method: str, seed: int) -> Watch:
+            name = f"{task}, {method}, seed {seed}"
+            bar.reset(working, description=name, total=None)
+            remark(f"{len(parts) + 1} of {number}: {name}")
+            return Watch(name, bar, working, lines=False)
+
+        for part in experiment.parts(seeds, before):
+            parts.append(part)
+            results = _write(experiment, settings, parts, out, missing=number - len(parts))
+    _finish(experiment, results, parts, out, plots=plots)
+    if as_json:
+        print_json(results)
+        return
+    _print(results)
+    remark(f"written: {out / REPORT}")
+
+
+def _write(experiment: Experiment, settings: Settings, parts: list[Part], out: Path, *, missing: int) -> Results:
+    from export.experiments.language.report import report_of
+    from export.experiments.language.summary import Results, rows_of, verdict
+    from export.processor import processor
+
+    rows = rows_of(experiment.tasks, parts)
+    results = Results(experiment.base.identity, settings, missing, verdict(rows), rows, processor())
+    write_whole(out / RESULTS, msgspec.json.format(msgspec.json.encode(results), indent=1))
+    write_whole(out / REPORT, report_of(results, (), ()).encode())
+    return results
+
+
+def _finish(experiment: Experiment, results: Results, parts: list[Part], out: Path, *, plots: bool) -> None:
+    from export.experiments.language.changes import changes_of
+    from export.experiments.language.plot import draw
+    from export.experiments.language.report import report_of
+
+    changes = [changes_of(experiment, task, parts) for task in experiment.tasks]
+    write_whole(out / CHANGES, msgspec.json.format(msgspec.json.encode(changes), indent=1))
+    figures = [draw(one, out).name for one in changes] if plots else []
+    write_whole(out / REPORT, report_of(results, changes, figures).encode())
+
+
+def _print(results: Results) -> None:
+    rows = [
+        (
+            row.task,
+            row.method,
+            row.parameters,
+            row.cross_entropy and row.cross_entropy.value,
+            row.exact_match.value,
+            *row.exact_match.interval,
+        )
+        for row in results.rows
+    ]
+    heads = ("task", "method", "trained parameters", "cross-entropy", "exact match", "from", "to")
+    print_table(f"on {results.base.name}", heads, rows)
+    click.echo(results.verdict)

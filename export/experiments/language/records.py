@@ -1,0 +1,68 @@
+"""Settings and parts of a comparison, as its directory has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from edge.bundles.manifest import Measure
+from edge.errors import Literally
+from export.errors import CheckpointError
+
+#: Peak learning rates, the same for every method.
+RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of all parts.
+
+    Attributes:
+        backbone: SHA-256 of its weights.
+        data: SHA-256 of the files of each task.
+        limit: examples to train on.
+        epochs: passes over them.
+        items: test examples that are answered; the cross-entropy is over all.
+    """
+
+    backbone: str
+    data: dict[str, str]
+    limit: int
+    epochs: int
+    items: int
+    rates: tuple[float, ...] = RATES
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """A method on a task with a seed.
+
+    Attributes:
+        parameters: that were trained.
+        rate: the learning rate that was used; None without training.
+        holdout: cross-entropy by learning rate, of those that were tried; None where the training diverged.
+        losses: sum of the cross-entropies of each test example's tokens, and ``tokens`` their number. Empty for other
+            ways to write texts of the frozen model.
+        answers: to the first test examples; None where a text has none.
+        measures: all metrics on the test split.
+    """
+
+    task: str
+    method: str
+    seed: int
+    parameters: int = 0
+    seconds: float = 0.0
+    rate: float | None = None
+    holdout: dict[str, float | None] = {}
+    losses: tuple[float, ...] = ()
+    tokens: tuple[int, ...] = ()
+    answers: tuple[str | None, ...]
+    measures: tuple[Measure, ...]
+
+
+def read_part(path: Path) -> Part:
+    """Read a part; a CheckpointError says that it is malformed."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Part)
+    except (OSError, msgspec.DecodeError) as error:
+        fix = "Delete it, and give the same command."
+        raise CheckpointError(f"{path}", given=Literally(error), expected="a part", fix=fix) from None

@@ -1,0 +1,109 @@
+"""The report: one table, the verdict, and what the head changes, as Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from export.experiments.language.changes import RANKS, Changes, Flips
+from export.experiments.language.methods import DIMS
+from export.experiments.language.summary import REFERENCES, Results, Row, Value
+from export.intervals import RESAMPLES, Difference
+
+_HEADS = (
+    "task",
+    "method",
+    "seeds",
+    "trained parameters",
+    "cross-entropy",
+    "perplexity",
+    "exact match",
+    *(f"{what} minus the {reference}'s" for reference in REFERENCES for what in ("cross-entropy", "exact match")),
+    "RMSE",
+    "unparsable",
+)
+
+
+def report_of(results: Results, changes: Sequence[Changes], figures: Sequence[str]) -> str:
+    """Return the report.
+
+    Args:
+        figures: file names beside the report.
+    """
+    settings = results.settings
+    rates = ", ".join(f"{rate:g}" for rate in settings.rates)
+    lines = [
+        "# Backward attention on a frozen language model",
+        "",
+        results.verdict,
+        "",
+        f"Written by `fewheads language compare`, on {results.base.name} with weights {results.base.sha256[:12]}. Each "
+        f"method had the same {settings.limit:,} training examples of a task at most, {settings.epochs} times, with "
+        f"d = {DIMS} for the head and about as many parameters for the low-rank adapter. The learning rate is one of "
+        f"{rates}, by the cross-entropy on a hold-out of the training splits, chosen with the first seed. Each was "
+        "then scored once on the test split: the cross-entropy (nats per token) on all examples, answers on the first "
+        f"{settings.items}. Intervals cover 95 % of {RESAMPLES:,} resamples of examples and seeds; differences are of "
+        "the same examples.",
+        "",
+        f"Computed on {results.processor.name} ({results.processor.described}).",
+    ]
+    if results.missing:
+        lines += ["", f"{results.missing} parts are still to be computed."]
+    lines += ["", *_table(_HEADS, [_row(row) for row in results.rows])]
+    if changes:
+        lines += ["", "## What the head changes", "", *_table(_CHANGES, [_changed(one) for one in changes])]
+    for name in figures:
+        lines += ["", f"![{name.removesuffix('.png')}]({name})"]
+    return "\n".join(lines) + "\n"
+
+
+_CHANGES = (
+    "task",
+    "right tokens that rise in rank",
+    "that fall",
+    *(f"rank {most} or better, before → after" for most in RANKS[:3]),
+    "tokens wrong → right",
+    "right → wrong",
+    "answers wrong → right",
+    "right → wrong",
+)
+
+
+def _row(row: Row) -> tuple[str, ...]:
+    loss = row.cross_entropy
+    perplexity = "" if loss is None else _bounds(*(math.exp(one) for one in (loss.value, *loss.interval)))
+    against = [_difference(value, reference) for reference in REFERENCES for value in (loss, row.exact_match)]
+    return (
+        row.task,
+        row.method,
+        str(row.seeds),
+        f"{row.parameters:,}",
+        "" if loss is None else _bounds(loss.value, *loss.interval),
+        perplexity,
+        _bounds(row.exact_match.value, *row.exact_match.interval),
+        *against,
+        *(f"{row.others[name]:.3g}" if name in row.others else "" for name in ("rmse", "unparsable")),
+    )
+
+
+def _changed(one: Changes) -> tuple[str, ...]:
+    ranks = [f"{before:.3f} → {after:.3f}" for before, after in zip(one.frozen_ranks, one.head_ranks, strict=True)]
+    return (one.task, str(one.rises), str(one.falls), *ranks[:3], *_flips(one.tokens), *_flips(one.answers))
+
+
+def _flips(flips: Flips) -> tuple[str, str]:
+    return f"{flips.wrong_to_right} of {flips.of}", str(flips.right_to_wrong)
+
+
+def _difference(value: Value | None, reference: str) -> str:
+    found: Difference | None = None if value is None else value.against.get(reference)
+    return "" if found is None else _bounds(found.value, *found.interval, sign="+")
+
+
+def _bounds(value: float, low: float, high: float, *, sign: str = "") -> str:
+    return f"{value:{sign}.4g} ({low:{sign}.3g} … {high:{sign}.3g})"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    cells = [heads, ["---", "---", *["---:"] * (len(heads) - 2)], *rows]
+    return ["| " + " | ".join(row) + " |" for row in cells]

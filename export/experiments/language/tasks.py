@@ -1,0 +1,65 @@
+"""Modules of the mathematics dataset as tasks: one to train on, to choose with, and to test on each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from edge.errors import Literally
+from export.errors import DataError
+from export.language.evaluate import encode_fitting
+from export.language.formats import Example, Source, read_source
+from export.language.tokenizer import Encoded, TextTokenizer
+from export.language.train import read_corpus
+
+FORMAT, TRAIN, TEST = "mathematics", "train*", "interpolate"
+
+
+class Task(NamedTuple):
+    """A module; examples that do not fit into the language model's positions are left out.
+
+    Attributes:
+        train, holdout: as tokens, from the training splits.
+        test: the examples of the test split, and ``test_rows`` the same as tokens.
+    """
+
+    name: str
+    train: list[Encoded]
+    holdout: list[Encoded]
+    test: tuple[Example, ...]
+    test_rows: list[Encoded]
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens of a completion: a quarter more than the longest right one."""
+        return max(int(row.learnt.sum()) for row in self.test_rows) * 5 // 4
+
+
+def read_task(path: Path, tokenizer: TextTokenizer, positions: int, limit: int) -> Task:
+    """Return the task of DIRECTORY/MODULE, whose files are DIRECTORY/SPLIT/MODULE.txt.
+
+    Args:
+        limit: examples to train on, at most; they are drawn, always the same, from all training splits alike.
+
+    Raises:
+        DataError: a file is missing or malformed, or no example fits.
+    """
+    trains = sorted(path.parent.glob(f"{TRAIN}/{path.name}.txt"))
+    if not trains:
+        fix = "Generate them with export/language/generate_mathematics.py, or correct the path."
+        expected = f"{path.parent}/{TRAIN}/{path.name}.txt"
+        raise DataError(f"--data {path}", given=Literally("no training split"), expected=expected, fix=fix)
+    corpus = read_corpus([Source(FORMAT, str(file)) for file in trains], seed=0)
+    order = np.random.default_rng(0).permutation(len(corpus.train))[:limit]
+    test_file = path.parent / TEST / f"{path.name}.txt"
+    (examples,) = read_source(Source(FORMAT, str(test_file))).values()
+    test = tuple(one for one in examples if len(tokenizer.encode(one).ids) <= positions)
+    return Task(
+        path.name,
+        encode_fitting(tokenizer, [corpus.train[place] for place in order], positions),
+        encode_fitting(tokenizer, corpus.holdout, positions),
+        test,
+        encode_fitting(tokenizer, test, positions),
+    )

@@ -1,0 +1,132 @@
+"""A frozen language model as its heads see it: last states, read-out, embeddings, and an identity."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from torch import Tensor, nn
+
+from export.language.backbone import load_backbone
+from export.language.controls import revised_logits
+from export.language.files import WEIGHTS
+from export.language.head_objective import ReadOut
+from export.language.tokenizer import TextTokenizer
+from export.training.device import DeviceName, device_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_CHUNK_BYTES = 2**20
+
+
+class BaseIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which language model a head is for: the name of its directory, and the SHA-256 of its weights.
+
+    The hash is of the weights' file; of several files, it is of their hashes in the order of their names.
+    """
+
+    name: str
+    sha256: str
+
+
+class LastStates(nn.Module):
+    """From token ids [B, T] to the last hidden states [B, T, E], a :data:`export.language.hidden.Backbone`."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model: Any = model.base_model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return the states from which the next tokens are predicted."""
+        states: Tensor = self.model(ids, use_cache=False).last_hidden_state
+        return states
+
+
+class Base:
+    """A frozen language model with its tokenizer.
+
+    Args:
+        directory: as :func:`export.language.backbone.load_backbone` reads it.
+
+    Attributes:
+        embeddings: of its tokens, [V, E].
+        read_out: from last states to logits.
+
+    Raises:
+        CheckpointError: a file is missing or malformed.
+        UsageError: transformers is not installed, or there is no such device.
+    """
+
+    def __init__(self, directory: str | Path, device: DeviceName = "cpu") -> None:
+        self.directory = Path(directory)
+        self.device = device_of(device)
+        self.model = load_backbone(directory).requires_grad_(False)
+        self.model.to(self.device)  # type: ignore[arg-type]
+        self.tokenizer = TextTokenizer.load(directory)
+        self.identity = identity_of(self.directory)
+        untyped: Any = self.model
+        self.embeddings: Tensor = untyped.get_input_embeddings().weight
+        softcap = getattr(untyped.config, "final_logit_softcapping", None)
+        self.read_out = ReadOut(untyped.get_output_embeddings().weight, softcap)
+
+    @property
+    def vocabulary(self) -> int:
+        """V, the number of logits."""
+        return len(self.read_out.weight)
+
+    @property
+    def width(self) -> int:
+        """E, of a state."""
+        return self.read_out.weight.shape[1]
+
+    @contextmanager
+    def revised(self, module: nn.Module) -> Iterator[PreTrainedModel]:
+        """Return the model with its logits changed by a head or a control, which also writes texts, during the block.
+
+        Args:
+            module: as in :class:`export.language.head_objective.HeadObjective`, on the model's device.
+        """
+        untyped: Any = self.model
+        last = untyped.get_output_embeddings()
+        untyped.set_output_embeddings(_RevisedReadOut(self.read_out, module))
+        if self.read_out.softcap is not None:
+            untyped.config.final_logit_softcapping = None  # the read-out has done it
+        try:
+            yield self.model
+        finally:
+            untyped.set_output_embeddings(last)
+            if self.read_out.softcap is not None:
+                untyped.config.final_logit_softcapping = self.read_out.softcap
+
+
+def identity_of(directory: Path) -> BaseIdentity:
+    """Return the identity of a Hugging Face directory, whose weights are in one or several files."""
+    single = directory / WEIGHTS
+    files = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
+    hashes = [_sha256(file) for file in files]
+    whole = hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+    return BaseIdentity(directory.resolve().name, whole)
+
+
+class _RevisedReadOut(nn.Module):
+    def __init__(self, read_out: ReadOut, module: nn.Module) -> None:
+        super().__init__()
+        self._read_out, self.module = read_out, module
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        rows = hidden.flatten(0, -2)
+        revised = revised_logits(self.module, self._read_out.logits(rows), rows)
+        return revised.reshape(*hidden.shape[:-1], -1)
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while data := file.read(_CHUNK_BYTES):
+            digest.update(data)
+    return digest.hexdigest()

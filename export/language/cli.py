@@ -1,0 +1,207 @@
+"""The commands ``fewheads language train`` and ``fewheads language evaluate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from edge.cli.output import json_option, print_json, print_table, progress
+from edge.errors import UsageError
+from export.language.files import check_language_model
+from export.language.formats import source_of
+from export.loading import loading_torch
+from export.measures import print_measures
+from export.options import device_option, replace_option, tensorboard_option
+from export.outputs import check_name
+from export.training.watch import watching
+
+# torch takes seconds to import, so only the commands' bodies do it.
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edge.bundles.manifest import Measure
+    from export.language.recipes import Size
+    from export.training.device import DeviceName
+
+data_option = click.option(
+    "--data",
+    "data",
+    multiple=True,
+    required=True,
+    metavar="FORMAT:PATH",
+    help="gsm8k:FILE, openmath:FILE_OR_DIRECTORY, mathematics:FILE_OR_DIRECTORY, or calculator:SPLIT. Repeatable.",
+)
+limit_option = click.option("--limit", type=click.IntRange(1), help="Examples of each file, at most.  [default: all]")
+seed_option = click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0), help="Of everything that is drawn."
+)
+
+#: Metrics of the table beside the exact match; --json has all, with their intervals.
+_SHOWN = ("cross_entropy", "perplexity", "rmse", "unparsable", "token_precision", "token_recall", "token_f1")
+
+
+@click.group()
+def language() -> None:
+    """Train and evaluate small language models, as Hugging Face directories."""
+
+
+@language.command()
+@click.argument("name")
+@data_option
+@click.option(
+    "--size",
+    type=click.Choice(["tiny", "small", "gpt2"]),
+    default="small",
+    show_default=True,
+    help="1 million parameters and an hour of a core, GPT-2's 124 million for a GPU, or a tiny one to try it.",
+)
+@click.option(
+    "--tokenizer",
+    default="bpe",
+    show_default=True,
+    metavar="bpe|characters|gpt2|DIRECTORY",
+    help="Trained on the data, GPT-2's own, or that of another model.",
+)
+@click.option(
+    "--vocabulary", type=click.IntRange(1), help="Tokens of a new BPE.  [default: 2048; tiny 512, gpt2 50257]"
+)
+@click.option("--steps", type=click.IntRange(1), help="Of the training.  [default: 10000; tiny 200, gpt2 20000]")
+@limit_option
+@seed_option
+@click.option(
+    "--out",
+    default="runs",
+    show_default=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory for the model, which becomes OUT/NAME. An unfinished run of the same command is resumed.",
+)
+@device_option
+@tensorboard_option
+@replace_option("an earlier model of that name")
+@json_option
+def train(
+    name: str,
+    data: tuple[str, ...],
+    size: Size,
+    tokenizer: str,
+    vocabulary: int | None,
+    steps: int | None,
+    limit: int | None,
+    seed: int,
+    out: Path,
+    device: DeviceName,
+    tensorboard: Path | None,
+    replace: bool,
+    as_json: bool,
+) -> None:
+    """Train a language model NAME on questions and answers.
+
+    A tenth of the data, 512 examples at most, is held out, chooses the best epoch, and measures it. The result is a
+    directory that transformers loads, too, with metrics.json, training.json and log.jsonl beside the model.
+    """
+    directory, sources = out / check_name("NAME", name), [source_of(text) for text in data]
+    if vocabulary and tokenizer != "bpe":
+        raise UsageError("--vocabulary", given=vocabulary, expected="--tokenizer bpe", fix="Leave --vocabulary out.")
+    inputs = {f"--data {one}": Path(one.path) for one in sources if one.format != "calculator"}
+    check_language_model("--out", directory, inputs, replace=replace)
+    with loading_torch("loading torch and data"):
+        from export.language.recipes import plan_of
+        from export.language.train import read_corpus, tokenizer_for, train_language
+
+        plan = plan_of(size, steps=steps)
+        corpus = read_corpus(sources, seed=seed, limit=limit)
+        made = tokenizer_for(corpus, tokenizer, vocabulary or plan.vocabulary)
+    with watching(name) as watch:
+        metrics = train_language(
+            name, corpus, made, plan, directory, seed=seed, device=device, tensorboard=tensorboard, observer=watch
+        )
+    if as_json:
+        print_json({"model": str(directory), "metrics": metrics})
+        return
+    print_measures(name, str(directory), metrics)
+
+
+@language.command()
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@data_option
+@click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--top-k", type=click.IntRange(0), default=0, show_default=True, help="Draw from so many; 0 is all.")
+@click.option("--beams", type=click.IntRange(1), default=1, show_default=True, help="More than 1 is a beam search.")
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1),
+    help="Of a completion.  [default: a quarter more than the longest right one of a file]",
+)
+@click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Examples at once.")
+@limit_option
+@seed_option
+@device_option
+@json_option
+def evaluate(
+    directory: Path,
+    data: tuple[str, ...],
+    temperature: float,
+    top_k: int,
+    beams: int,
+    max_tokens: int | None,
+    batch: int,
+    limit: int | None,
+    seed: int,
+    device: DeviceName,
+    as_json: bool,
+) -> None:
+    """Measure the language model in DIRECTORY on each file of the data.
+
+    DIRECTORY is one of `fewheads language train`, or a model of GPT-2, Gemma or Llama type from Hugging Face.
+    """
+    sources = [source_of(text) for text in data]
+    if top_k and not temperature:
+        fix = "Give --temperature 1, or leave --top-k out."
+        raise UsageError("--top-k", given=top_k, expected="--temperature above 0 beside it", fix=fix)
+    with loading_torch("loading torch and the model"):
+        from export.language.backbone import load_backbone
+        from export.language.decoding import Decoding
+        from export.language.evaluate import evaluate as measures_of
+        from export.language.formats import read_source
+        from export.language.tokenizer import TextTokenizer
+        from export.training.device import device_of
+
+        model = load_backbone(directory)
+        model.to(device_of(device))  # type: ignore[arg-type]
+        tokenizer = TextTokenizer.load(directory)
+        files = {name: examples for source in sources for name, examples in read_source(source, limit).items()}
+    decoding = Decoding(temperature=temperature, top_k=top_k, beams=beams, seed=seed)
+    measures: list[Measure] = []
+    with progress() as bar:
+        task = bar.add_task(directory.name, total=sum(map(len, files.values())), note="")
+        for name, examples in files.items():
+            bar.update(task, note=name)
+            measures += measures_of(
+                model,
+                tokenizer,
+                name,
+                examples,
+                decoding,
+                max_tokens=max_tokens,
+                batch_size=batch,
+                on_batch=lambda size: bar.advance(task, size),
+            )
+    if as_json:
+        print_json({"model": str(directory), "decoding": decoding, "measures": measures})
+        return
+    _print(str(directory), measures)
+
+
+def _print(title: str, measures: Sequence[Measure]) -> None:
+    """Print a row for each file."""
+    found = {(measure.split, measure.metric): measure for measure in measures}
+    rows = []
+    for split in dict.fromkeys(measure.split for measure in measures):
+        right = found[split, "exact_match"]
+        low, high = right.interval or (right.value, right.value)
+        others = [found[split, metric].value if (split, metric) in found else None for metric in _SHOWN]
+        rows.append((split, right.n, right.value, f"{low:.3f} … {high:.3f}", *others))
+    heads = ("data", "items", "exact match", "95 % interval", *(name.replace("_", " ") for name in _SHOWN))
+    print_table(title, heads, rows)

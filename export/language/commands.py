@@ -1,0 +1,13 @@
+"""The group ``fewheads language`` with all its commands."""
+
+from __future__ import annotations
+
+from export.experiments.language.cli import compare
+from export.language.cli import language
+from export.language.export_cli import export
+from export.language.head_cli import head
+
+for command in (head, compare, export):
+    language.add_command(command)
+
+__all__ = ["language"]

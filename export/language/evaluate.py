@@ -1,0 +1,66 @@
+"""All metrics of a language model on examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from edge.bundles.manifest import Measure
+from edge.errors import Literally
+from export.errors import DataError
+from export.language.answers import parse_answer
+from export.language.backbone import positions_of
+from export.language.decoding import GREEDY, Decoding, complete
+from export.language.formats import Example
+from export.language.metrics import answer_measures, token_measures
+from export.language.objective import teacher_forced
+from export.language.tokenizer import Encoded, TextTokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def evaluate(
+    model: PreTrainedModel,
+    tokenizer: TextTokenizer,
+    split: str,
+    examples: Sequence[Example],
+    decoding: Decoding = GREEDY,
+    *,
+    max_tokens: int | None = None,
+    batch_size: int = 32,
+    on_batch: Callable[[int], None] = lambda size: None,
+) -> tuple[Measure, ...]:
+    """Return the metrics of :mod:`export.language.metrics` on examples.
+
+    Those of tokens are without the examples that have more tokens than the model has positions; those of answers are
+    over all examples.
+
+    Args:
+        max_tokens: of a completion; None is a quarter more than the longest right one needs.
+        on_batch: is called with the number of examples of each batch that is completed.
+
+    Raises:
+        DataError: no example fits into the model's positions.
+    """
+    rows = encode_fitting(tokenizer, examples, positions_of(model))
+    limit = max_tokens or max(int(row.learnt.sum()) for row in rows) * 5 // 4
+    prompts = [example.prompt for example in examples]
+    texts = complete(model, tokenizer, prompts, limit, decoding, batch_size=batch_size, on_batch=on_batch)
+    return (
+        *token_measures(split, teacher_forced(model, rows, batch_size)),
+        *answer_measures(split, [parse_answer(text) for text in texts], [example.answer for example in examples]),
+    )
+
+
+def encode_fitting(tokenizer: TextTokenizer, examples: Sequence[Example], positions: int) -> list[Encoded]:
+    """Return examples as tokens, without those that have more tokens than there are positions.
+
+    Raises:
+        DataError: none is left.
+    """
+    rows = [row for example in examples if len((row := tokenizer.encode(example)).ids) <= positions]
+    if not rows:
+        given, expected = Literally(f"{len(examples)}, all longer"), f"some of at most {positions} tokens"
+        raise DataError("examples", given=given, expected=expected, fix="Give a model with more positions.")
+    return rows

@@ -1,0 +1,74 @@
+"""The command ``fewheads language export``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+import msgspec
+
+from edge.cli.output import json_option, print_json, print_table, working
+from export.language.formats import read_source, source_of
+from export.loading import loading_torch
+from export.options import replace_option
+
+#: Prompts to choose golden ones from, if there are no data.
+_PROMPTS = ("Question: What is 3 + 4?\nAnswer:", "The", "Once upon a time", "1, 2, 3,", "Hello", "In the year 2000")
+_MOST_PROMPTS = 12
+
+
+@click.command()
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--name", required=True, help="Name of the bundle.")
+@click.option(
+    "--repository",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory of the bundles; it becomes REPOSITORY/NAME-VERSION.",
+)
+@click.option("--data", multiple=True, metavar="FORMAT:PATH", help="Take golden prompts from there; see `train`.")
+@click.option(
+    "--positions", type=click.IntRange(2), help="Tokens of prompt and text.  [default: the model's, 1024 at most]"
+)
+@click.option("--int8", is_flag=True, help="A tier in INT8, too, for ONNX Runtime on the CPU.")
+@click.option("--version", type=click.IntRange(1), default=1, show_default=True, help="Version of the bundle.")
+@replace_option("an existing bundle of that name and version")
+@json_option
+def export(
+    directory: Path,
+    name: str,
+    repository: Path,
+    data: tuple[str, ...],
+    positions: int | None,
+    int8: bool,
+    version: int,
+    replace: bool,
+    as_json: bool,
+) -> None:
+    """Export a language model in DIRECTORY to a bundle that generates text.
+
+    DIRECTORY is one of `fewheads language train`, or a model of GPT-2, Gemma or Llama type from Hugging Face. The
+    bundle repeats the texts that transformers generates after some prompts, of the data if given.
+    """
+    sources = [source_of(text) for text in data]
+    examples = [one for source in sources for of in read_source(source, _MOST_PROMPTS).values() for one in of]
+    with loading_torch():
+        from export.language.bundle import export_language_model
+    started = time.perf_counter()
+    with working(f"exporting {directory}"):
+        exported = export_language_model(
+            directory,
+            repository,
+            name,
+            prompts=[one.text_before for one in examples[:_MOST_PROMPTS]] or _PROMPTS,
+            int8=int8,
+            positions=positions,
+            version=version,
+            replace=replace,
+        )
+    result = {**msgspec.to_builtins(exported), "seconds": time.perf_counter() - started}
+    if as_json:
+        print_json([result])
+        return
+    print_table("Exported", ("bundle", "largest difference to torch", "ONNX bytes", "seconds"), [list(result.values())])

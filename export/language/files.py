@@ -1,0 +1,35 @@
+"""The files of a language model's directory: those of Hugging Face, and the records of its training. Needs no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edge.errors import Literally, UsageError
+from export.outputs import Inputs, check_run
+from export.runs import CONFIG, LOG, METRICS, TOKENIZER
+
+WEIGHTS, INDEX, GENERATION = "model.safetensors", "model.safetensors.index.json", "generation_config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+#: The record of a training, a :class:`export.runs.RunConfig`.
+TRAINING = "training.json"
+_ALL = {CONFIG, WEIGHTS, GENERATION, TOKENIZER, TOKENIZER_CONFIG, TRAINING, METRICS, LOG}
+
+
+def is_language_model(directory: Path) -> bool:
+    """Return whether a directory has the files that ``fewheads language train`` writes, and no others."""
+    return directory.is_dir() and {entry.name for entry in directory.iterdir()} == _ALL
+
+
+def check_language_model(option: str, directory: Path, inputs: Inputs, *, replace: bool) -> None:
+    """Check the path of a new language model.
+
+    Raises:
+        UsageError: it overlaps an input, cannot be written, holds an earlier model and ``replace`` is not set, or holds
+            something else.
+    """
+    if not is_language_model(directory):
+        check_run(option, directory, inputs, replace=False)
+    elif not replace:
+        fix = "Give --replace to replace it, or another --out."
+        given = Literally("an existing language model")
+        raise UsageError(f"{option} {directory}", given=given, expected="a free path", fix=fix)

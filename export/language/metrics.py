@@ -1,0 +1,97 @@
+"""Metrics of language models, with bootstrap intervals over examples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edge.bundles.manifest import Measure
+from edge.datatypes import Array
+from export.intervals import interval, item_shares, mean, middle
+from export.language.answers import parse_number, same_answer
+from export.language.objective import TeacherForced
+
+
+def token_measures(split: str, forced: TeacherForced) -> tuple[Measure, ...]:
+    """Return cross-entropy (nats per token) and perplexity, and precision, recall and F1 of the most likely tokens.
+
+    The last three are averages over all tokens of the vocabulary that occur among the targets or the predictions, each
+    token with the same weight; a token that is never predicted has precision 0.
+    """
+    examples = int(forced.rows[-1]) + 1
+    sums, counts = (np.bincount(forced.rows, weights) for weights in (forced.losses, None))
+    value = float(forced.losses.mean())
+    low, high = interval(_ratio_of_sums, sums, counts)
+    losses = (
+        Measure("cross_entropy", split, value, examples, interval=(low, high)),
+        Measure(
+            "perplexity", split, float(np.exp(value)), examples, interval=(float(np.exp(low)), float(np.exp(high)))
+        ),
+    )
+    shares = item_shares(examples)
+    tables = [table.astype(np.float64) for table in _token_counts(forced, examples)]
+    whole = _macro(*(table.mean(axis=0) for table in tables))
+    resampled = _macro(*(shares @ table for table in tables))
+    return losses + tuple(
+        Measure(f"token_{name}", split, float(whole[name]), examples, interval=middle(resampled[name]))
+        for name in whole
+    )
+
+
+def answer_measures(split: str, found: Sequence[str | None], right: Sequence[str]) -> tuple[Measure, ...]:
+    """Return the exact match of answers, and for those that should be numbers the errors and the unparsable rate.
+
+    ``mse`` and ``rmse`` are over the answers that are numbers; ``unparsable`` is the share of those that are not.
+
+    Args:
+        found: by :func:`export.language.answers.parse_answer`.
+    """
+    pairs = list(zip(found, right, strict=True))
+    measures = [_mean("exact_match", split, [float(same_answer(*pair)) for pair in pairs])]
+    numbers = [(parse_number(one), wanted) for one, other in pairs if (wanted := parse_number(other)) is not None]
+    if numbers:
+        measures.append(_mean("unparsable", split, [float(one is None) for one, _ in numbers]))
+    squares = np.array([float(one - wanted) ** 2 for one, wanted in numbers if one is not None])
+    if squares.size:
+        measures.append(_mean("mse", split, squares))
+        value, bounds = float(np.sqrt(squares.mean())), interval(_root_mean, squares)
+        measures.append(Measure("rmse", split, value, len(squares), interval=bounds))
+    return tuple(measures)
+
+
+def _mean(metric: str, split: str, values: Sequence[float] | Array) -> Measure:
+    array = np.asarray(values)
+    return Measure(metric, split, float(array.mean()), len(array), interval=interval(mean, array))
+
+
+def _ratio_of_sums(numerators: Array, denominators: Array) -> Array:
+    return np.asarray(numerators.sum(axis=-1) / denominators.sum(axis=-1))
+
+
+def _root_mean(squares: Array) -> Array:
+    return np.sqrt(mean(squares))
+
+
+def _token_counts(forced: TeacherForced, examples: int) -> tuple[Array, Array, Array]:
+    """Return how often each token that occurs is predicted rightly, predicted, and right, [examples, tokens] each."""
+    tokens, places = np.unique(np.concatenate([forced.predicted, forced.targets]), return_inverse=True)
+    predicted, targets = np.split(places, 2)
+    hit = predicted == targets
+    counts = np.zeros((3, examples, len(tokens)), dtype=np.int32)
+    np.add.at(counts[0], (forced.rows[hit], targets[hit]), 1)
+    np.add.at(counts[1], (forced.rows, predicted), 1)
+    np.add.at(counts[2], (forced.rows, targets), 1)
+    return counts[0], counts[1], counts[2]
+
+
+def _macro(hits: Array, predicted: Array, right: Array) -> dict[str, Array]:
+    """Return the averages over the last axis, the tokens; those that do not occur have no weight."""
+    occurs = predicted + right > 0
+    number = occurs.sum(axis=-1)
+
+    def average(denominators: Array, factor: int = 1) -> Array:
+        shares = np.divide(factor * hits, denominators, out=np.zeros_like(hits), where=denominators > 0)
+        return np.asarray(shares.sum(axis=-1) / number)
+
+    return {"precision": average(predicted), "recall": average(right), "f1": average(predicted + right, 2)}

@@ -1,0 +1,162 @@
+"""OpenAI's completions over HTTP: the format of events, refusals, deadlines, clients that leave."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+from edge.bundles.bundle import Bundle, write_bundle
+from edge.launch import running_server
+from edge.server import Ready
+from tests.support import text_model
+from tests.support.http_requests import Heard, ask
+from tests.support.letters_model import FAILING, MAX_BATCH_SIZE, MOST, PROMPT, TEXT, completion
+from tests.support.metrics import gauge, is_at_rest, page_of, wait_until
+from tests.support.models import ORACLE
+from tests.support.secured_servers import tokens_file
+
+COMPLETIONS = "/v1/completions"
+
+
+def address(ready: Ready) -> str:
+    return f"127.0.0.1:{ready.http_port}"
+
+
+def error_of(heard: Heard) -> dict[str, Any]:
+    error = heard.json["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    return dict(error)
+
+
+def test_format_of_events(writer: Ready) -> None:
+    options = {"include_usage": True}
+    heard = ask(address(writer), COMPLETIONS, completion(max_tokens=3, stream=True, stream_options=options))
+    assert (heard.status, heard.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    *events, done, rest = heard.body.decode().split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    documents = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert all(event.startswith("data: {") for event in events)
+    keys = {"id", "object", "created", "model", "choices", "usage"}
+    assert all(document.keys() == keys and document["object"] == "text_completion" for document in documents)
+    assert len({(document["id"], document["created"]) for document in documents}) == 1
+    *texts, usage = documents
+    assert usage["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
+    assert all(document["usage"] is None for document in texts)
+    choices = [choice for document in texts for choice in document["choices"]]
+    assert "".join(choice["text"] for choice in choices) == TEXT[:3]
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["length"]
+    # Without the option, no event has the numbers of tokens.
+    heard = ask(address(writer), COMPLETIONS, completion(max_tokens=3, stream=True))
+    assert b"usage" not in heard.body
+
+
+REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
+    ({"prompt": [1, 2]}, "prompt", "got a whole number, expected a string, or a list of 1 to 256 strings. Send text;"),
+    ({"prompt": [[1], [2]]}, "prompt", "got a list"),
+    ({"prompt": []}, "prompt", "got 0 prompts"),
+    ({"prompt": ["a"] * 257}, "prompt", "got 257 prompts"),
+    ({"prompt": None}, "prompt", "got null"),
+    ({"prompt": ""}, "prompt", "got 0 tokens, expected 1 to 99"),
+    ({"prompt": "a" * 100}, "prompt", "got 100 tokens"),
+    ({"model": None}, "model", "model of body: got nothing"),
+    ({"max_tokens": 0}, "max_tokens", "got 0, expected 1 to 99"),
+    ({"max_tokens": 1.5}, "max_tokens", "got a number, expected a whole number"),
+    ({"temperature": "hot"}, "temperature", "got a string, expected a number"),
+    ({"temperature": float("nan")}, "temperature", "got nan"),
+    ({"seed": -1}, "seed", "got -1"),
+    ({"seed": 2**70}, "seed", "got 1180591620717411303424"),
+    ({"stop": [1]}, "stop", "got a whole number, expected a string"),
+    ({"stop": ["a", ""]}, "stop", "got a text of 0 characters"),
+    ({"stream": "yes"}, "stream", "got a string"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "got them without a stream"),
+    ({"stream": True, "stream_options": {"other": 1}}, "stream_options", "got others than include_usage"),
+    ({"n": 2}, "n", "n of body: got 2, expected 1, the only value that is offered. Leave it out."),
+    ({"n": True}, "n", "got True"),
+    ({"best_of": 3}, "best_of", "got 3"),
+    ({"echo": True}, "echo", "got True, expected false"),
+    ({"suffix": "end"}, "suffix", "got 'end'"),
+    ({"logprobs": 5}, "logprobs", "got 5, expected 0"),
+    ({"logit_bias": {"1": 2}}, "logit_bias", "got an object, expected {}"),
+    ({"presence_penalty": 0.5}, "presence_penalty", "got 0.5"),
+    ({"frequency_penalty": -2}, "frequency_penalty", "got -2"),
+    ({"user": 5}, "user", "got a whole number"),
+    ({"max_token": 5}, None, "field of body: got 'max_token', expected one of: model, prompt, "),
+]
+
+
+def test_refused_fields(writer: Ready) -> None:
+    for fields, param, message in REFUSED:
+        heard = ask(address(writer), COMPLETIONS, completion(**fields))
+        error = error_of(heard)
+        assert (heard.status, error["type"], error["param"]) == (400, "invalid_request_error", param), fields
+        assert message in error["message"], fields
+
+
+def test_other_errors_have_the_same_form(writer: Ready) -> None:
+    for path, body, status, code in (
+        (COMPLETIONS, b"{", 400, "invalid_request"),
+        (COMPLETIONS, completion(model=ORACLE), 404, "model_not_found"),
+        (f"/v1/models/{ORACLE}", None, 404, "model_not_found"),
+        ("/v1/chat/completions", {}, 404, "not_found"),
+        (COMPLETIONS, None, 405, "method_not_allowed"),
+        (COMPLETIONS, completion(prompt=[PROMPT, FAILING]), 500, "internal_error"),
+        (COMPLETIONS, completion(prompt=FAILING, stream=True), 500, "internal_error"),
+    ):
+        heard = ask(address(writer), path, body)
+        assert (heard.status, error_of(heard)["code"]) == (status, code), (path, body)
+    assert wait_until(lambda: is_at_rest(writer))
+
+
+def test_tokens_rates_and_readiness(letters_bundle: Bundle, tmp_path: Path) -> None:
+    tokens = tokens_file(tmp_path / "tokens", asker=["infer"], keeper=["control"])
+    files = text_model.files() | {"lean.onnx": text_model.model("full")}  # it fails its golden check
+    broken = write_bundle(tmp_path / "broken", text_model.manifest(), files)
+    arguments = ["--http-port=0", f"--tokens={tmp_path / 'tokens'}", "--rate-limit=0.01:1"]
+    with running_server([letters_bundle.path, broken.path], cache=tmp_path, arguments=arguments) as ready:
+        for token, body, status, code in (
+            ("", completion(), 401, "invalid_api_key"),
+            (tokens["keeper"], completion(), 403, "permission_denied"),
+            (tokens["asker"], completion(model="sentiment"), 503, "not_ready"),
+            (tokens["asker"], completion(), 200, ""),
+            (tokens["asker"], completion(stream=True), 429, "rate_limit_exceeded"),
+        ):
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            heard = ask(address(ready), COMPLETIONS, body, headers=headers)
+            assert (heard.status, error_of(heard)["code"] if code else "") == (status, code)
+        assert 1 < int(heard.headers["retry-after"]) <= 100
+
+
+def test_deadline_ends_texts(slow_writer: Ready) -> None:
+    endless = completion(max_tokens=MOST)
+    with ThreadPoolExecutor(1) as pool:
+        whole = pool.submit(ask, address(slow_writer), COMPLETIONS, endless, timeout=20)
+        *events, last, rest = ask(address(slow_writer), COMPLETIONS, {**endless, "stream": True}).body.split(b"\n\n")
+    texts = [json.loads(event.removeprefix(b"data: "))["choices"][0]["text"] for event in events]
+    assert TEXT in "".join(texts)
+    error = json.loads(last.removeprefix(b"data: "))["error"]
+    assert (error["code"], "[DONE]" in str(rest)) == ("deadline_exceeded", False)
+    assert (whole.result().status, error_of(whole.result())["code"]) == (504, "deadline_exceeded")
+
+
+def test_disconnecting_makes_room(slow_writer: Ready) -> None:
+    body = json.dumps(completion(max_tokens=MOST, stream=True)).encode()
+    with ExitStack() as stack:
+        streams = []
+        for _ in range(MAX_BATCH_SIZE):  # as many rows as the model computes side by side
+            connection = stack.enter_context(closing(http.client.HTTPConnection(address(slow_writer), timeout=20)))
+            connection.request("POST", COMPLETIONS, body)
+            streams.append(stack.enter_context(connection.getresponse()))
+        assert all(stream.readline().startswith(b"data: {") for stream in streams)  # each has a first text
+        assert gauge(slow_writer, "streams") == MAX_BATCH_SIZE
+        streams[-1].close()
+        connection.close()
+        heard = ask(address(slow_writer), COMPLETIONS, completion(max_tokens=1), timeout=20)
+        assert heard.json["choices"][0]["text"] == TEXT[0]
+        assert gauge(slow_writer, "streams") == MAX_BATCH_SIZE - 1  # the others go on
+    assert wait_until(lambda: is_at_rest(slow_writer), 1)
+    assert re.search(r'fewheads_dropped_requests_total{[^}]*place="running",reason="Cancelled"', page_of(slow_writer))

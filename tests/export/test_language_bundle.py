@@ -1,0 +1,195 @@
+"""Language models as bundles: the decoder's graph beside transformers, whole texts, and heads in requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import msgspec
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.programs import Base, GenerateProgram
+from edge.errors import BundleError, UsageError
+from edge.launch import serving
+from edge.pb.inference_pb2_grpc import GRPCInferenceServiceStub as Stub
+from edge.programs.generate import generator
+from edge.programs.head import head_of as open_head
+from edge.programs.program import Options
+from edge.programs.sampling import Sampling
+from edge.programs.session import Joining
+from edge.runner import DecoderTensors
+from edge.runtimes.build import load_runner
+from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
+from export.language.backward import BackwardHead, HeadConfig
+from export.language.bundle import export_language_model
+from export.language.decoder import LAST, LENGTHS, LOGITS, TOKENS, DecoderGraph, cache_names, decoder_onnx
+from export.language.folding import fold
+from export.language.head_bundle import export_head
+from export.provenance import provenance
+from tests.support.letters_model import LETTERS, text_request, tokenizer_of
+
+PROMPTS = ("abc", "hello", "world", "xyz", "foo", "bar")
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def gpt2(**changes: Any) -> Any:
+    torch.manual_seed(0)
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.3} | changes
+    config = transformers.GPT2Config(vocab_size=len(LETTERS), bos_token_id=0, eos_token_id=0, **sizes)
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+def gemma() -> Any:
+    torch.manual_seed(0)
+    config = transformers.Gemma3TextConfig(
+        vocab_size=27, intermediate_size=48, head_dim=16, sliding_window=3, layer_types=None,
+        sliding_window_pattern=2, **SMALL
+    )  # fmt: skip
+    return transformers.Gemma3ForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("models") / "letters"
+    gpt2().save_pretrained(place)
+    (place / "tokenizer.json").write_bytes(tokenizer_of({}).to_str().encode())
+    return place
+
+
+@pytest.fixture(scope="module")
+def repository(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("repository")
+    export_language_model(directory, place, "letters", prompts=PROMPTS)
+    for number, strength in enumerate((0.0, 40.0)):
+        head = head_of(directory, strength)
+        made = provenance(trainer="a test", data="none", seed=0)
+        export_head(fold(head), place / "letters-1", place, f"head-{number}", provenance=made)
+    return place
+
+
+def head_of(directory: Path, strength: float) -> BackwardHead:
+    torch.manual_seed(1)
+    embeddings = transformers.GPT2LMHeadModel.from_pretrained(directory).transformer.wte.weight.detach()
+    head = BackwardHead(HeadConfig(vocabulary=27, width=32, dims=8, heads=2, layers=2), embeddings)
+    with torch.no_grad():
+        for name, parameter in head.named_parameters():
+            if name.endswith("alpha"):
+                parameter.fill_(strength)
+    return head
+
+
+@contextmanager
+def stub_of(repository: Path) -> Iterator[Stub]:
+    with ExitStack() as stack:
+        ready = stack.enter_context(serving(repository, target="onnxruntime"))
+        yield Stub(stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}")))
+
+
+def test_the_graph_of_shared_keys_and_a_window_computes_the_logits_of_the_library() -> None:
+    model = gemma()
+    ids = torch.randint(0, 27, (2, 9))
+    with torch.no_grad():
+        expected = model(ids).logits.numpy()  # before the attention is replaced
+    graph = DecoderGraph(model)
+    runner = OnnxRuntimeRunner(decoder_onnx(graph), subject="a decoder")
+    decoder = runner.decoder(DecoderTensors(TOKENS, LENGTHS, LAST, LOGITS, tuple(cache_names(graph.layers))))
+    lengths = np.array([2, 5])
+    logits = decoder.add(ids[:, :5].numpy(), lengths)
+    for step in range(5):
+        at = [min(int(length) + step, 9) - 1 for length in lengths]
+        np.testing.assert_allclose(logits, expected[[0, 1], at], rtol=1e-4, atol=1e-5)
+        if step < 4:
+            logits = decoder.step(np.array([int(ids[row, place + 1]) for row, place in enumerate(at)]))
+    runner.close()
+
+
+def test_texts_of_100_prompts_are_those_of_the_library(directory: Path, repository: Path, tmp_path: Path) -> None:
+    bundle = Bundle.open(repository / "letters-1")
+    config = bundle.manifest.program
+    assert isinstance(config, GenerateProgram)
+    model = transformers.GPT2LMHeadModel.from_pretrained(directory).eval()
+    random = np.random.default_rng(0)
+    prompts = [random.integers(1, 27, length) for length in random.integers(1, 30, 100)]
+    runner = load_runner(bundle, "onnxruntime", tmp_path, role="backbone").runner
+    program = generator(bundle, config, {"x1": runner})
+    session, texts = program.session(Options("x1")), {}
+    waiting = list(enumerate(prompts))
+    options = Options("x1", None, Sampling(20))
+    while waiting or session.rows:
+        while waiting and session.rows < 8:  # they join as others leave
+            number, prompt = waiting.pop()
+            inputs = {"ids": prompt[None], "mask": np.ones((1, len(prompt)), np.int64)}
+            session.add([Joining(number, inputs, options)])
+        texts |= {finished.key: finished.computed.outputs["text"][0, 0].decode() for finished in session.step()}
+    for number, prompt in enumerate(prompts):
+        made = model.generate(torch.from_numpy(prompt)[None], do_sample=False, max_new_tokens=20, pad_token_id=0)
+        expected = "".join(LETTERS[token] for token in made[0, len(prompt) :].tolist() if token)
+        assert texts[number] == expected
+    program.close()
+    runner.close()
+
+
+def test_requests_choose_heads_that_move_the_logits_of_their_base(directory: Path, repository: Path) -> None:
+    with (
+        serving(repository, target="onnxruntime") as ready,
+        grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel,
+    ):
+        stub = Stub(channel)
+
+        def ask(prompt: str, **parameters: Any) -> str:
+            response = stub.ModelInfer(text_request(prompt, max_tokens=10, **parameters))
+            return bytes(response.raw_output_contents[0][4:]).decode()
+
+        for prompt in PROMPTS:
+            plain = ask(prompt)
+            assert ask(prompt, head="head-0") == ask(prompt, head="head-1", alpha=0.0) == plain
+            assert ask(prompt, head="head-1") == greedy(directory, prompt, 10) != plain
+
+
+def greedy(directory: Path, prompt: str, tokens: int) -> str:
+    """Return the text of the model and the head in torch, without a cache."""
+    model = transformers.GPT2LMHeadModel.from_pretrained(directory).eval()
+    head = head_of(directory, 40.0)
+    ids = [LETTERS.index(letter) for letter in prompt]
+    with torch.no_grad():
+        for _ in range(tokens):
+            ids.append(int(head(model(torch.tensor([ids])).logits[0, -1:])[0].argmax()))
+            if not ids[-1]:
+                break
+    return "".join(LETTERS[token] for token in ids[len(prompt) :] if token)
+
+
+def test_heads_of_other_weights_and_broken_heads_are_refused(repository: Path, tmp_path: Path) -> None:
+    bundle = Bundle.open(repository / "head-1-1")
+    base = msgspec.structs.replace(bundle.manifest.program.base, sha256="0" * 64)
+    program = msgspec.structs.replace(bundle.manifest.program, base=base)
+    assert isinstance(base, Base)
+    files = {name: bundle.read(name) for name in bundle.manifest.files}
+    manifest = msgspec.structs.replace(bundle.manifest, name="other", program=program)
+    (tmp_path / "r").mkdir()
+    write_bundle(tmp_path / "r" / "other", manifest, files)
+    (tmp_path / "r" / "letters").symlink_to(repository / "letters-1")
+    with (
+        serving(tmp_path / "r", target="onnxruntime") as ready,
+        grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel,
+    ):
+        with pytest.raises(grpc.RpcError) as refused:
+            Stub(channel).ModelInfer(text_request("abc", head="other"))
+        assert "'other', a head of letters 1, expected a head of letters 1 with the same" in refused.value.details()
+    made = provenance(trainer="a test", data="none", seed=0)
+    with pytest.raises(UsageError, match="got no such model, expected a bundle that generates text"):
+        export_head(fold(head_of_any()), repository / "head-1-1", tmp_path, "x", provenance=made)
+    broken = msgspec.structs.replace(bundle.manifest.program, layers=3)
+    with pytest.raises(BundleError, match="the arrays of 3 layers"):
+        open_head(bundle, broken, {})
+
+
+def head_of_any() -> BackwardHead:
+    return BackwardHead(HeadConfig(vocabulary=27, width=32, dims=8), torch.randn(27, 32))

@@ -1,0 +1,339 @@
+"""Heads on language models that stay as they are, what they are compared with, and the comparison."""
+
+import hashlib
+import json
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+import transformers
+from click.testing import CliRunner
+
+from edge.bundles.manifest import Measure
+from edge.errors import UsageError
+from export.errors import CheckpointError, DataError
+from export.experiments.language.changes import Changes
+from export.experiments.language.methods import ADAPTER, FROZEN, HEAD, METHODS
+from export.experiments.language.records import Part
+from export.experiments.language.summary import Results, rows_of, verdict
+from export.experiments.language.tasks import Task, read_task
+from export.language.backbone import new_gpt2, save_backbone
+from export.language.base import Base, LastStates
+from export.language.commands import language
+from export.language.controls import LowRankAdapter, Temperature
+from export.language.decoding import complete
+from export.language.finetuned import trainable, unfrozen, with_lora
+from export.language.formats import Example, Source
+from export.language.head_run import load_head, new_head, train_head
+from export.language.objective import teacher_forced
+from export.language.tokenizer import train_characters
+from export.language.train import read_corpus
+from export.runs import read_config
+from export.training.observer import Observer
+from tests.support.task_data import invoke
+
+WIDTH, LAYERS, POSITIONS = 16, 2, 40
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Directory of a module with sums modulo 10, in two training splits and a test split."""
+    place = tmp_path_factory.mktemp("mathematics")
+    generator = np.random.default_rng(0)
+    pairs = [divmod(int(number), 30) for number in generator.permutation(900)]
+    for split, some in (("train-easy", pairs[:60]), ("train-hard", pairs[60:120]), ("interpolate", pairs[120:150])):
+        path = place / split / "sums.txt"
+        path.parent.mkdir()
+        path.write_text("".join(f"{a} and {b}?\n{(a + b) % 10}\n" for a, b in some))
+    return place
+
+
+@pytest.fixture(scope="module")
+def tokenizer(data):
+    return train_characters(["Question: \nAnswer: #### ?and0123456789"])
+
+
+@pytest.fixture(scope="module")
+def backbone(data, tokenizer, tmp_path_factory):
+    return write_backbone(tmp_path_factory.mktemp("models") / "toy", tokenizer, seed=0)
+
+
+@pytest.fixture(scope="module")
+def base(backbone):
+    return Base(backbone)
+
+
+def write_backbone(path, tokenizer, *, seed):
+    torch.manual_seed(seed)
+    model = new_gpt2(tokenizer.size, WIDTH, LAYERS, 2, POSITIONS, end=tokenizer.end)
+    for weights in model.parameters():
+        weights.data.mul_(4)  # so that logits differ
+    save_backbone(model, tokenizer, path)
+    return path
+
+
+def of_architecture(kind, path, tokenizer):
+    torch.manual_seed(0)
+    shape = {
+        "vocab_size": tokenizer.size, "hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 8, "intermediate_size": 24, "max_position_embeddings": POSITIONS,
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.end),
+    }  # fmt: skip
+    if kind == "llama":
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape))
+    else:
+        config = transformers.Gemma2Config(**shape, final_logit_softcapping=0.5, query_pre_attn_scalar=8)
+        model = transformers.Gemma2ForCausalLM(config)
+    save_backbone(model, tokenizer, path)
+    return Base(path)
+
+
+def random_adapter(base, rank=3):
+    torch.manual_seed(1)
+    adapter = LowRankAdapter(base.vocabulary, base.width, rank)
+    torch.nn.init.normal_(adapter.up)
+    return adapter
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2"])
+def test_a_revised_model_has_the_logits_of_the_module_and_is_itself_again(kind, base, tokenizer, tmp_path):
+    base = base if kind == "gpt2" else of_architecture(kind, tmp_path / kind, tokenizer)
+    ids = torch.arange(12).reshape(2, 6)
+    adapter = random_adapter(base)
+    with torch.no_grad():
+        before = base.model(ids).logits
+        states = LastStates(base.model)(ids)
+        torch.testing.assert_close(base.read_out.logits(states), before)
+        with base.revised(Temperature()) as model:
+            torch.testing.assert_close(model(ids).logits, before)
+        with base.revised(adapter) as model:
+            expected = before + states @ adapter.down.T @ adapter.up.T
+            torch.testing.assert_close(model(ids).logits, expected)
+        assert torch.equal(base.model(ids).logits, before)
+
+
+def test_texts_of_a_revised_model_are_those_of_a_loop_without_a_cache(base):
+    adapter = random_adapter(base)
+    prompts = ["1 and 2?", "13 and 7?"]
+    with base.revised(adapter) as model, torch.no_grad():
+        found = complete(model, base.tokenizer, prompts, 6)
+        for prompt, text in zip(prompts, found, strict=True):
+            ids = base.tokenizer.prompt(prompt)
+            start = len(ids)
+            while len(ids) < start + 6 and base.tokenizer.end not in ids:
+                ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+            assert text == base.tokenizer.decode(ids[start:])
+    assert found != complete(base.model, base.tokenizer, prompts, 6)
+
+
+def test_lora_trains_queries_keys_and_values_alone_and_starts_as_the_model(base, tokenizer, tmp_path):
+    adapted = with_lora(base.model, 2, seed=0)
+    assert trainable(adapted) == 2 * LAYERS * (WIDTH + 3 * WIDTH)
+    assert {name.split(".")[-3] for name, p in adapted.named_parameters() if p.requires_grad} == {"lora_A", "lora_B"}
+    ids = torch.arange(6)[None]
+    torch.testing.assert_close(adapted(ids).logits, base.model(ids).logits)
+    assert trainable(base.model) == 0
+    assert trainable(unfrozen(base.model)) == base.model.num_parameters()
+    llama = of_architecture("llama", tmp_path / "llama", tokenizer)
+    assert trainable(with_lora(llama.model, 1, seed=0)) == 2 * (3 * WIDTH + 16 + 8 + 8)
+
+
+def test_the_command_trains_heads_that_know_their_model(base, backbone, data, tokenizer, tmp_path):
+    out = tmp_path / "head"
+    arguments = ("head", backbone, "--data", f"mathematics:{data}/train-easy", "--dims", 4, "--heads", 2)
+    arguments += ("--latent", 6, "--gated", "--layers", 2, "--steps", 20, "--seeds", 2, "--out", out, "--json")
+    printed = json.loads(invoke(language, *arguments))
+    assert printed["base"] == {
+        "name": "toy",
+        "sha256": hashlib.sha256((backbone / "model.safetensors").read_bytes()).hexdigest(),
+    }
+    names = {measure["metric"] for measure in printed["metrics"]["measures"]}
+    assert names >= {"cross_entropy", "perplexity", "exact_match", "unparsable", "token_f1"}
+    assert {entry.name for entry in tmp_path.iterdir()} == {"head-seed0", "head-seed1", ".states"}
+    heads = [load_head(tmp_path / f"head-seed{seed}", base) for seed in range(2)]
+    assert heads[0].config.gated
+    assert not torch.equal(heads[0].layers[0].key, heads[1].layers[0].key)
+    assert all(layer.alpha != 0 for head in heads for layer in head.layers)
+    assert read_config(tmp_path / "head-seed1").arguments["base"] == printed["base"]
+    log = (tmp_path / "head-seed0" / "log.jsonl").read_text()
+    assert "cross-entropy" in log
+    with pytest.raises(UsageError, match=r"head-seed0: got an existing run, expected a free path"):
+        CliRunner().invoke(language, list(map(str, arguments)), catch_exceptions=False)
+    other = Base(write_backbone(tmp_path / "other", tokenizer, seed=1))
+    with pytest.raises(CheckpointError, match=r"head .*: got a head of toy with weights .*, expected a head of other"):
+        load_head(tmp_path / "head-seed0", other)
+
+
+def test_an_interrupted_head_ends_with_the_same_weights(base, data, tmp_path):
+    class Interrupted(Observer):
+        def on_epoch(self, epoch):
+            if epoch.number == 2:
+                raise KeyboardInterrupt
+
+    corpus = read_corpus([Source("mathematics", str(data / "train-easy"))], seed=0)
+
+    def train(name, **options):
+        head = new_head(base, 0, dims=4)
+        metrics = train_head(head, base, corpus, tmp_path / name, tmp_path / "states", seed=0, steps=8, **options)
+        return metrics, head.state_dict()
+
+    expected, weights = train("whole")
+    assert expected.epochs > 3
+    with pytest.raises(KeyboardInterrupt):
+        train("resumed", observer=Interrupted())
+    found, resumed = train("resumed")
+    assert (found.scores, found.measures) == (expected.scores, expected.measures)
+    assert all(torch.equal(weights[name], resumed[name]) for name in weights)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_head_without_the_identity_of_its_model_is_refused(base, backbone, data, tmp_path):
+    out = tmp_path / "head"
+    source = "calculator:train"
+    invoke(language, "head", backbone, "--data", source, "--limit", 20, "--steps", 1, "--out", out)
+    path = out / "config.json"
+    config = json.loads(path.read_text())
+    del config["arguments"]["base"]
+    path.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="expected the identity of its language model"):
+        load_head(out, base)
+
+
+def test_methods_start_from_the_model_and_have_about_equal_parameters(base):
+    ids = torch.arange(6)[None]
+    expected = base.model(ids).logits
+    counts = {}
+    for method in METHODS:
+        module = method.make(base, 0) if method.make else None
+        counts[method.name] = trainable(module) if module else 0
+        with method.applied(base, module) as model, torch.no_grad():
+            logits = model(ids).logits
+        if "literal" in method.name:
+            torch.testing.assert_close(logits.sum(dim=2), torch.ones(1, 6))
+        else:
+            torch.testing.assert_close(logits, expected)
+    assert counts[ADAPTER.name] == pytest.approx(counts[HEAD.name], rel=0.02)
+
+
+def test_a_task_has_a_test_split_and_training_splits_apart(base, data, tokenizer):
+    task = read_task(data / "sums", tokenizer, POSITIONS, 50)
+    assert (len(task.train), len(task.holdout), len(task.test)) == (50, 12, 30)
+    assert task.test[0].prompt == (data / "interpolate" / "sums.txt").read_text().splitlines()[0]
+    tokens = [{tuple(row.ids.tolist()) for row in rows} for rows in (task.train, task.holdout, task.test_rows)]
+    assert all(not one & other for one, other in ((tokens[0], tokens[1]), (tokens[0], tokens[2])))
+    assert len(read_task(data / "sums", tokenizer, 35, 50).test) < 30
+    with pytest.raises(DataError, match=r"got no training split, expected .*train\*/products.txt"):
+        read_task(data / "products", tokenizer, POSITIONS, 50)
+
+
+@pytest.fixture(scope="module")
+def compared(backbone, data, tmp_path_factory):
+    """Directory of a comparison with two seeds, and what the command printed."""
+    out = tmp_path_factory.mktemp("compared") / "out"
+    return out, comparison(backbone, data, out)
+
+
+def comparison(backbone, data, out, *options, seeds=2):
+    arguments = ("--limit", 40, "--epochs", 1, "--items", 10, "--seeds", seeds, "--out", out, "--json", *options)
+    return msgspec.json.decode(invoke(language, "compare", backbone, "--data", data / "sums", *arguments), type=Results)
+
+
+def test_one_command_compares_all_methods_and_resumes(compared, backbone, data):
+    out, printed = compared
+    assert printed == msgspec.json.decode((out / "results.json").read_bytes(), type=Results)
+    assert [row.method for row in printed.rows] == [method.name for method in METHODS]
+    assert {row.seeds for row in printed.rows} == {1, 2}
+    report = (out / "report.md").read_text()
+    assert printed.verdict in report
+    assert "still to be computed" not in report
+    assert "![sums-changes](sums-changes.png)" in report
+    assert (out / "sums-changes.png").read_bytes().startswith(b"\x89PNG")
+    parts = out / "parts"
+    assert all(path.suffix == ".json" for path in parts.iterdir())
+    tried = json.loads((parts / "sums-backward-attention-seed0.json").read_text())
+    kept = json.loads((parts / "sums-backward-attention-seed1.json").read_text())
+    best = min(tried["holdout"], key=tried["holdout"].get)
+    assert (len(tried["holdout"]), [*kept["holdout"]]) == (5, [best])
+    times = {path: path.stat().st_mtime_ns for path in parts.iterdir()}
+    lost = parts / "sums-LoRA-r-1-seed1.json"
+    lost.unlink()
+    again = comparison(backbone, data, out, "--no-plots")
+    assert again.rows == printed.rows
+    assert {path for path in parts.iterdir() if path.stat().st_mtime_ns != times[path]} == {lost}
+    with pytest.raises(UsageError, match="got items 10, expected items 11"):
+        comparison(backbone, data, out, "--items", 11)
+    with pytest.raises(UsageError, match="--data: got 'sums, sums', expected modules of different names"):
+        comparison(backbone, data, out, "--data", data / "sums")
+
+
+def test_changes_explain_the_differences(compared, base, data):
+    out, _ = compared
+    (changes,) = msgspec.json.decode((out / "changes.json").read_bytes(), type=tuple[Changes, ...])
+    parts = {
+        name: json.loads((out / "parts" / f"sums-{name}-seed0.json").read_text())
+        for name in ("frozen-model", "backward-attention")
+    }
+    matches = [
+        next(measure["value"] for measure in part["measures"] if measure["metric"] == "exact_match")
+        for part in parts.values()
+    ]
+    answers, tokens = changes.answers, changes.tokens
+    assert (answers.wrong_to_right - answers.right_to_wrong) / answers.of == pytest.approx(matches[1] - matches[0])
+    gain = changes.head_ranks[0] - changes.frozen_ranks[0]
+    assert (tokens.wrong_to_right - tokens.right_to_wrong) / tokens.of == pytest.approx(gain)
+    assert changes.rises + changes.falls <= tokens.of == sum(parts["frozen-model"]["tokens"])
+    assert all(one.change >= other.change for one, other in pairwise(changes.moved))
+    head = load_head(out / "heads" / "sums-seed0", base)
+    task = read_task(data / "sums", base.tokenizer, POSITIONS, 40)
+    with base.revised(head) as model:
+        forced = teacher_forced(model, task.test_rows)
+    assert (forced.predicted == forced.targets).mean() == pytest.approx(changes.head_ranks[0])
+    assert sum(parts["backward-attention"]["losses"]) == pytest.approx(forced.losses.sum())
+
+
+def make_task(items):
+    return Task("toy", [], [], tuple(Example(str(one), "", "1") for one in range(items)), [])
+
+
+def make_part(method, seed, losses, right):
+    answers = tuple("1" if one else "2" for one in right)
+    return Part(
+        task="toy", method=method.name, seed=seed, losses=tuple(losses), tokens=(2,) * len(losses), answers=answers,
+        measures=(Measure("rmse", "test", float(seed), 2),),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("shift", "outcome"), [(-0.2, "wins"), (0.2, "loses"), (0.0, "makes no difference")])
+def test_the_verdict_follows_from_paired_differences(shift, outcome):
+    generator = np.random.default_rng(0)
+    losses, right = generator.exponential(2, 200), generator.random(200) < 0.5
+    parts = [make_part(FROZEN, 0, losses, right)]
+    for seed in range(3):
+        noise = generator.normal(0, 0.01, 200)
+        parts += [make_part(HEAD, seed, losses + 2 * shift + noise - noise.mean(), right)]
+        parts += [make_part(ADAPTER, seed, losses, right)]
+    rows = rows_of([make_task(200)], parts)
+    text = verdict(rows)
+    for reference in (FROZEN, ADAPTER):
+        assert f"Against the {reference.name}, backward attention {outcome}" in text
+    row = next(row for row in rows if row.method == HEAD.name)
+    assert (row.seeds, row.others) == (3, {"rmse": 1.0})
+    difference = row.cross_entropy.against[FROZEN.name]
+    assert difference.value == pytest.approx(shift, abs=1e-9)
+    low, high = difference.interval
+    assert high - low < 0.01 < np.subtract(*row.cross_entropy.interval[::-1])
+
+
+def test_intervals_resample_seeds_and_verdicts_may_differ_by_metric():
+    generator = np.random.default_rng(0)
+    right = generator.random(300) < 0.3
+    parts = [make_part(FROZEN, 0, np.full(300, 2.0), right)]
+    for seed, level in enumerate((2.2, 2.4, 2.6)):
+        parts.append(make_part(HEAD, seed, np.full(300, level), right | (generator.random(300) < 0.3)))
+    rows = rows_of([make_task(300)], parts)
+    row = rows[1]
+    assert row.cross_entropy.interval == pytest.approx((1.1, 1.3))  # of resampled seeds alone
+    assert "backward attention wins in exact match and loses in the other" in verdict(rows)
+    assert verdict(rows[:1]) == "Nothing is compared yet."

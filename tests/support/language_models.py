@@ -1,0 +1,29 @@
+"""Language models that are small enough for tests, and the tokenizer for them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from export.language.backbone import new_gpt2
+from export.language.formats import Example
+from export.language.tokenizer import TextTokenizer, train_bpe
+
+EXAMPLES = tuple(Example(f"What is {a} plus {b}?", "", str(a + b)) for a in range(6) for b in range(6))
+
+
+@cache
+def bpe() -> TextTokenizer:
+    return train_bpe((one.text_before + one.completion for one in EXAMPLES), 300)
+
+
+def tiny_gpt2(seed=0, positions=64):
+    """Return a random model for :func:`bpe`, whose logits differ enough that no rounding changes their order."""
+    torch.manual_seed(seed)
+    model = new_gpt2(bpe().size, 16, 2, 2, positions, end=bpe().end).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter *= 10
+    return model
