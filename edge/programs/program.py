@@ -48,7 +48,7 @@ class Options(NamedTuple):
     def of_one_request(self) -> Options:
         """Return options with a seed, if tokens are drawn: a request that begins anew must draw the same ones."""
         sampling = self.sampling
-        if sampling is None or not sampling.temperature or sampling.seed is not None:
+        if not sampling or not sampling.temperature or sampling.seed is not None:
             return self
         return self._replace(sampling=sampling._replace(seed=secrets.randbits(63)))
 

@@ -49,9 +49,9 @@ class Call(Job):
     trace_context: Any  # the caller's trace, if requests are traced
 
     def unsent(self, answer: Answer) -> Answer:
-        """Return an answer without the texts that earlier partial answers had; the reader takes every answer once."""
+        """Return an answer of a stream without the texts that earlier ones had; its reader takes every answer once."""
         growing = self.executor.program.growing
-        if self.partials is None or not growing:
+        if not growing:
             return answer
         outputs = dict(answer.outputs)
         for name in growing:

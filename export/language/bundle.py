@@ -23,6 +23,7 @@ from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.convert import OPSET, golden_of, largest_difference
 from export.exported import FULL, Exported
 from export.language.backbone import load_backbone
+from export.language.base import BaseIdentity, identity_of
 from export.language.decoder import LAST, LENGTHS, LOGITS, TOKENS, DecoderGraph, cache_names, decoder_onnx
 from export.precision import dynamic_int8, fused, half
 from export.provenance import provenance
@@ -139,13 +140,18 @@ def export_language_model(
         tiers=tuple(tiers),
         golden=_GOLDEN,
         files={},
-        provenance=provenance(trainer=directory.resolve().name, data="see the model", seed=None),
+        provenance=provenance(trainer=origin_of(identity_of(directory)), data="see the model", seed=None),
         preprocess=tokenize,
         program=program,
     )
     written = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
     onnx_bytes = sum(len(data) for file, data in files.items() if file.endswith(".onnx"))
     return Exported(str(written.path), largest, onnx_bytes)
+
+
+def origin_of(identity: BaseIdentity) -> str:
+    """Return how the record of a bundle names the language model that it was made from."""
+    return f"{identity.name}, weights {identity.sha256}"
 
 
 def _tokenizer_of(directory: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""The command ``fewheads language export``."""
+"""The commands ``fewheads language export`` and ``fewheads language export-head``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from edge.cli.output import json_option, print_json, print_table, working
+from export.exported import Exported
 from export.language.formats import read_source, source_of
 from export.loading import loading_torch
 from export.options import replace_option
@@ -17,22 +18,28 @@ from export.options import replace_option
 _PROMPTS = ("Question: What is 3 + 4?\nAnswer:", "The", "Once upon a time", "1, 2, 3,", "Hello", "In the year 2000")
 _MOST_PROMPTS = 12
 
-
-@click.command()
-@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--name", required=True, help="Name of the bundle.")
-@click.option(
+_name_option = click.option("--name", required=True, help="Name of the bundle.")
+_repository_option = click.option(
     "--repository",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
     help="Directory of the bundles; it becomes REPOSITORY/NAME-VERSION.",
 )
+_version_option = click.option(
+    "--version", type=click.IntRange(1), default=1, show_default=True, help="Version of the bundle."
+)
+
+
+@click.command()
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@_name_option
+@_repository_option
 @click.option("--data", multiple=True, metavar="FORMAT:PATH", help="Take golden prompts from there; see `train`.")
 @click.option(
     "--positions", type=click.IntRange(2), help="Tokens of prompt and text.  [default: the model's, 1024 at most]"
 )
 @click.option("--int8", is_flag=True, help="A tier in INT8, too, for ONNX Runtime on the CPU.")
-@click.option("--version", type=click.IntRange(1), default=1, show_default=True, help="Version of the bundle.")
+@_version_option
 @replace_option("an existing bundle of that name and version")
 @json_option
 def export(
@@ -67,6 +74,61 @@ def export(
             version=version,
             replace=replace,
         )
+    _print(exported, started, as_json=as_json)
+
+
+@click.command("export-head")
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--backbone",
+    required=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Directory of the language model that the head was trained on.",
+)
+@click.option(
+    "--base",
+    required=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Bundle of that model, of `fewheads language export`.",
+)
+@_name_option
+@_repository_option
+@_version_option
+@replace_option("an existing bundle of that name and version")
+@json_option
+def export_head(
+    run: Path, backbone: Path, base: Path, name: str, repository: Path, version: int, replace: bool, as_json: bool
+) -> None:
+    """Export a head in RUN, of `fewheads language head`, to a bundle of its own.
+
+    A server that has loaded it and its base applies it to requests to the base that name it as `head`.
+    """
+    with loading_torch():
+        from export.language.base import Base
+        from export.language.folding import fold
+        from export.language.head_bundle import export_head as write_head
+        from export.language.head_run import load_head
+        from export.runs import METRICS, RunMetrics, decode, read_config
+
+        model = Base(backbone, "cpu")
+        head = load_head(run, model)
+    started = time.perf_counter()
+    with working(f"exporting {run}"):
+        exported = write_head(
+            fold(head),
+            base,
+            repository,
+            name,
+            identity=model.identity,
+            provenance=read_config(run).provenance,
+            measures=decode(run / METRICS, RunMetrics).measures,
+            version=version,
+            replace=replace,
+        )
+    _print(exported, started, as_json=as_json)
+
+
+def _print(exported: Exported, started: float, *, as_json: bool) -> None:
     result = {**msgspec.to_builtins(exported), "seconds": time.perf_counter() - started}
     if as_json:
         print_json([result])

@@ -21,6 +21,8 @@ from edge.programs.program import Options
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.convert import OPSET, golden_of, largest_difference, to_onnx
 from export.exported import FULL, Exported
+from export.language.base import BaseIdentity
+from export.language.bundle import origin_of
 from export.language.folding import Folded, FoldedHead
 from export.runtimes import allowed_tolerance, worst_tolerance
 
@@ -43,6 +45,7 @@ def export_head(
     repository: str | Path,
     name: str,
     *,
+    identity: BaseIdentity,
     provenance: Provenance,
     measures: Sequence[Measure] = (),
     version: int = 1,
@@ -53,9 +56,10 @@ def export_head(
     Args:
         layers: of :func:`export.language.folding.fold`.
         base: bundle of the language model that the head was trained on.
+        identity: of that model.
 
     Raises:
-        UsageError: the base generates no text, or has another vocabulary.
+        UsageError: the base generates no text, or was made from another model.
         GoldenError: ONNX Runtime's logits differ from torch's.
     """
     manifest = Bundle.open(base, models=False).manifest
@@ -65,9 +69,9 @@ def export_head(
     first = manifest.tiers[0].artifacts[0]
     logits = next(spec for spec in manifest.tensors(first).outputs if spec.name == manifest.program.logits)
     vocabulary = layers[0].keys.shape[2]
-    if logits.shape[1] != vocabulary:
-        fix = "Give the base that the head was trained on."
-        raise UsageError(f"base {base}", given=logits.shape[1], expected=f"{vocabulary} tokens, the head's", fix=fix)
+    if manifest.provenance.trainer != (origin := origin_of(identity)) or logits.shape[1] != vocabulary:
+        given, fix = Literally(manifest.provenance.trainer), "Give a bundle of the head's own model."
+        raise UsageError(f"base {base}", given=given, expected=f"a bundle of {origin}", fix=fix)
     data = to_onnx(FoldedHead(), dict(zip(_INPUTS, map(torch.from_numpy, _example()), strict=True)), [_MOVED], _INPUTS)
     part = golden_of(FoldedHead(), dict(zip(_INPUTS, _example(), strict=True)), [_MOVED])
     difference = largest_difference(data, part, worst_tolerance(part, "fp32"), _FILE)

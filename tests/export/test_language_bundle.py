@@ -28,6 +28,7 @@ from edge.runner import DecoderTensors
 from edge.runtimes.build import load_runner
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.language.backward import BackwardHead, HeadConfig
+from export.language.base import BaseIdentity, identity_of
 from export.language.bundle import export_language_model
 from export.language.decoder import LAST, LENGTHS, LOGITS, TOKENS, DecoderGraph, cache_names, decoder_onnx
 from export.language.folding import fold
@@ -69,8 +70,8 @@ def repository(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     export_language_model(directory, place, "letters", prompts=PROMPTS)
     for number, strength in enumerate((0.0, 40.0)):
         head = head_of(directory, strength)
-        made = provenance(trainer="a test", data="none", seed=0)
-        export_head(fold(head), place / "letters-1", place, f"head-{number}", provenance=made)
+        made, identity = provenance(trainer="a test", data="none", seed=0), identity_of(directory)
+        export_head(fold(head), place / "letters-1", place, f"head-{number}", identity=identity, provenance=made)
     return place
 
 
@@ -119,15 +120,16 @@ def test_texts_of_100_prompts_are_those_of_the_library(directory: Path, reposito
     prompts = [random.integers(1, 27, length) for length in random.integers(1, 30, 100)]
     runner = load_runner(bundle, "onnxruntime", tmp_path, role="backbone").runner
     program = generator(bundle, config, {"x1": runner})
-    session, texts = program.session(Options("x1")), {}
+    session, ended = program.session(Options("x1")), []
     waiting = list(enumerate(prompts))
     options = Options("x1", None, Sampling(20))
     while waiting or session.rows:
         while waiting and session.rows < 8:  # they join as others leave
             number, prompt = waiting.pop()
             inputs = {"ids": prompt[None], "mask": np.ones((1, len(prompt)), np.int64)}
-            session.add([Joining(number, inputs, options)])
-        texts |= {finished.key: finished.computed.outputs["text"][0, 0].decode() for finished in session.step()}
+            ended += session.add([Joining(number, inputs, options)])
+        ended += session.step()
+    texts = {finished.key: finished.computed.outputs["text"][0, 0].decode() for finished in ended}
     for number, prompt in enumerate(prompts):
         made = model.generate(torch.from_numpy(prompt)[None], do_sample=False, max_new_tokens=20, pad_token_id=0)
         expected = "".join(LETTERS[token] for token in made[0, len(prompt) :].tolist() if token)
@@ -183,9 +185,11 @@ def test_heads_of_other_weights_and_broken_heads_are_refused(repository: Path, t
         with pytest.raises(grpc.RpcError) as refused:
             Stub(channel).ModelInfer(text_request("abc", head="other"))
         assert "'other', a head of letters 1, expected a head of letters 1 with the same" in refused.value.details()
-    made = provenance(trainer="a test", data="none", seed=0)
+    made, identity = provenance(trainer="a test", data="none", seed=0), BaseIdentity("another", "0" * 64)
+    with pytest.raises(UsageError, match=r"weights \w+, expected a bundle of another, weights 000"):
+        export_head(fold(head_of_any()), repository / "letters-1", tmp_path, "x", identity=identity, provenance=made)
     with pytest.raises(UsageError, match="got no such model, expected a bundle that generates text"):
-        export_head(fold(head_of_any()), repository / "head-1-1", tmp_path, "x", provenance=made)
+        export_head(fold(head_of_any()), repository / "head-1-1", tmp_path, "x", identity=identity, provenance=made)
     broken = msgspec.structs.replace(bundle.manifest.program, layers=3)
     with pytest.raises(BundleError, match="the arrays of 3 layers"):
         open_head(bundle, broken, {})

@@ -35,7 +35,7 @@ def check_requests_that_join_and_leave(loop: Loop, seed: int) -> None:
             session.drop(int(random.choice(list(given))))
         ended += session.step()
     assert len(ended) > 30
-    for key, computed in ended:
+    for key, computed, _ in ended:
         values, limits = given[key]  # type: ignore[index]
         needed = np.where(values == ENDLESS, limits.max_loops, np.ceil(-np.log2(limits.tolerance)))
         loops = np.minimum(needed, limits.max_loops)
