@@ -65,7 +65,8 @@ def compare(
     """Compare a head of backward attention on BACKBONE, which stays as it is, with simpler ways to improve it.
 
     On each task, every way gets the same training data and a learning rate chosen on a hold-out, and is scored once on
-    the test split. Writes results.json and report.md after each part, changes.json, pictures and the heads in the end.
+    the test split. Writes results.json and report.md after each part, the heads, and in the end changes.json and
+    pictures.
     """
     check_workspace(
         "--out", out, {"BACKBONE": backbone, **{f"--data {one}": one.parent for one in data}}, settings="settings.json"

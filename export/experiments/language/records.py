@@ -11,7 +11,7 @@ from edge.errors import Literally
 from export.errors import CheckpointError
 
 #: Peak learning rates, the same for every method.
-RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+RATES = (2e-4, 1e-3, 5e-3, 2.5e-2, 1e-1)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
