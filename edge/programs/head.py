@@ -7,6 +7,7 @@ bound tensors, so that a change of heads between two tokens builds and copies no
 from __future__ import annotations
 
 import io
+import zipfile
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -77,15 +78,16 @@ def head_of(bundle: Bundle, config: HeadProgram, runners: Mapping[str, Runner]) 
                 HeadLayer(*(arrays[f"{layer}/{field}"] for field in HeadLayer._fields))
                 for layer in range(config.layers)
             ]
-    except (KeyError, ValueError, OSError) as error:
+    except (KeyError, ValueError, OSError, zipfile.BadZipFile) as error:
         expected = f"an .npz with the arrays of {config.layers} layers"
         raise BundleError(subject, given=Literally(error), expected=expected, fix=EXPORT_AGAIN) from None
     for number, layer in enumerate(layers):
         shape = layer.keys.shape
         fits = len(shape) == 3 and shape[2] == vocabulary and layer.values.shape == (shape[0], shape[2], shape[1])
         fits = fits and layer.temperatures.shape == shape[:1]
+        fits = fits and bool((layer.temperatures > 0).all())
         if not fits or any(one.dtype != np.float32 or not np.isfinite(one).all() for one in layer):
             given = Literally(f"layer {number} of {[list(one.shape) for one in layer]}")
-            expected = f"finite FP32 [groups, width, {vocabulary}], [groups, {vocabulary}, width] and [groups]"
+            expected = f"finite FP32 [groups, width, {vocabulary}], [groups, {vocabulary}, width] and [groups], above 0"
             raise BundleError(subject, given=given, expected=expected, fix=EXPORT_AGAIN)
     return Head(config, runners, layers)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.fields import Role
-from edge.errors import BackendError, BundleError, FewheadsError, UsageError
+from edge.errors import BackendError, BundleError, UsageError
 from edge.instruments.memory import MemorySampler
 from edge.repository.budget import MemoryBudget
 from edge.repository.model import Model
@@ -141,11 +141,12 @@ class Loader:
             for tier, role in ((tier.name, role) for tier in bundle.manifest.tiers for role in bundle.manifest.roles):
                 load = partial(load_with, runtime, bundle, self._cache, tier, role)
                 files[tier, role] = self._device.call(load)
-            grown = max(memory.process_rss_bytes() - before, 0)
-            model = Model(bundle, files, grown, options=self._options)
+            # A head uploads its tensors, which only the thread of the device may do.
+            model = self._device.call(partial(Model, bundle, files, options=self._options))
+            model.load_memory_bytes = max(memory.process_rss_bytes() - before, 0)
             self._device.call(model.check_steps)
             self._device.call(model.measure)
-        except FewheadsError:
+        except BaseException:
             for loaded in files.values():
                 self._device.call(loaded.runner.close)
             raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -32,6 +31,8 @@ from edge.scheduling.tier_selection import DEADLINE, PINNED, ROUTER, TierSelecto
 
 #: Runs of each tier after it is loaded, for a first estimate of its latency.
 _MEASURED_RUNS = 3
+#: A head is trained for an alpha of 1; much larger ones only make infinities.
+_MOST_ALPHA = 1000
 
 
 class Feeds(NamedTuple):
@@ -61,7 +62,7 @@ class Model:
         self,
         bundle: Bundle,
         files: Mapping[tuple[str, Role], Loaded],
-        load_memory_bytes: int,
+        load_memory_bytes: int = 0,
         *,
         options: ServingOptions = ServingOptions(),  # noqa: B008 - it is frozen
     ) -> None:
@@ -91,6 +92,10 @@ class Model:
         self._cascade = program if isinstance(program, CascadeProgram) else None
         self.program = self._program(bundle)
         self.checks_values = isinstance(self.program, IterativeProgram)
+        self._vocabulary = 0
+        if isinstance(program, GenerateProgram):
+            logits = bundle.manifest.tensors(bundle.manifest.tiers[0].artifacts[0]).outputs
+            self._vocabulary = next(spec.shape[1] for spec in logits if spec.name == program.logits)
         self.executors = self._executors(options)
         default_policy = self._serving.policy or (ROUTER if self._cascade and self._cascade.default else PINNED)
         self.selector = TierSelector(self.name, self.executors, options.policy or default_policy)
@@ -111,9 +116,9 @@ class Model:
         return Cascade(program, runners) if program else SingleRun(runners)
 
     def check_steps(self) -> None:
-        """Raise a GoldenError if a loop of a fixed number of steps, or a text, does not reproduce the golden set."""
+        """Raise a GoldenError if a loop of a fixed number of steps, a text or a head does not repeat the golden set."""
         program, limits = self.manifest.program, None
-        if not isinstance(self.program, IterativeProgram):
+        if not isinstance(self.program, (IterativeProgram, Head)):
             return
         if isinstance(program, LoopProgram):
             limits = LoopLimits(program.max_loops, -1.0)  # no residual is below 0
@@ -223,9 +228,9 @@ class Model:
             fix = "Name a head that was trained for this model; RepositoryIndex lists all."
             raise self._invalid("parameter 'head'", Literally(f"{head.name!r}, {of}"), expected, fix)
         alpha = config.usual_alpha if alpha is None else alpha
-        if not math.isfinite(alpha):
+        if not abs(alpha) <= _MOST_ALPHA:
             fix = f"{config.usual_alpha:g} is the default."
-            raise self._invalid("parameter 'alpha'", alpha, "a finite number", fix)
+            raise self._invalid("parameter 'alpha'", alpha, f"-{_MOST_ALPHA} to {_MOST_ALPHA}", fix)
         assert isinstance(head.program, Head)
         return options._replace(head=AppliedHead(head.program, alpha))
 
@@ -235,7 +240,11 @@ class Model:
             fix = "A loop would never settle; replace the values that are missing."
             return self._invalid(f"input {wrong[0]!r}", Literally("NaN or Inf"), "finite numbers", fix)
         if isinstance(self.program, Generate):
-            mask = inputs[self.program.mask]
+            ids, mask = inputs[self.program.ids], inputs[self.program.mask]
+            if ids.shape != mask.shape or not 0 <= ids.min() <= ids.max() < self._vocabulary:
+                expected = f"as many as {self.program.mask!r} has, from 0 to {self._vocabulary - 1}"
+                fix = "Use the model's tokenizer, or send text."
+                return self._invalid(f"input {self.program.ids!r}", Literally("other token ids"), expected, fix)
             lengths = mask.sum(axis=1, keepdims=True)
             if lengths.min(initial=1) < 1 or not np.array_equal(mask, np.arange(mask.shape[1]) < lengths):
                 expected, fix = "ones, at least one, and then zeros in each row", "Put the padding behind the prompt."

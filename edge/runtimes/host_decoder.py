@@ -11,7 +11,7 @@ from edge.datatypes import NUMPY_TYPES, Array, TensorSpec
 from edge.runner import DecoderTensors, Runner
 
 #: Tokens of a row that the cache has room for at first; it doubles as rows grow.
-_FEWEST_PLACES = 32
+FEWEST_PLACES = 32
 
 
 class StepRun(Protocol):
@@ -89,7 +89,7 @@ class HostDecoder:
             for group in self._groups:
                 group.past[:, target, :, :length] = group.past[:, source, :, :length]
         self._rows = rows
-        if not rows and self._places > _FEWEST_PLACES:
+        if not rows and self._places > FEWEST_PLACES:
             self._resize(1, 0)
 
     def step(self, tokens: Array) -> Array:
@@ -124,7 +124,7 @@ class HostDecoder:
 
     def _resize(self, capacity: int, places: int) -> None:
         """Replace the arrays by ones for so many rows, and at least so many places, with the present rows."""
-        self._places = max(_FEWEST_PLACES, 1 << max(places - 1, 0).bit_length())
+        self._places = max(FEWEST_PLACES, 1 << max(places - 1, 0).bit_length())
         old, self._lengths = self._lengths, np.zeros((capacity, 1), np.int64)
         self._lengths[: self._rows] = old[: self._rows]
         self._tokens, self._last = (np.zeros((capacity, 1), np.int64) for _ in range(2))  # a step has one token

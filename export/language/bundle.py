@@ -19,6 +19,7 @@ from edge.datatypes import Array, TensorSpec
 from edge.errors import Literally, UsageError
 from edge.programs.generate import Generate
 from edge.programs.program import Options
+from edge.runtimes.host_decoder import FEWEST_PLACES
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.convert import OPSET, golden_of, largest_difference
 from export.exported import FULL, Exported
@@ -40,6 +41,8 @@ _TOKENIZER, _GOLDEN, _STEP_GOLDEN = "tokenizer.json", "golden.npz", "backbone.go
 #: Longer texts are refused before they are tokenized; no usual token has more bytes on average.
 _BYTES_PER_TOKEN = 16
 _DEFAULT_TOKENS = 64
+#: Protocol Buffers, and so an ONNX file, end at 2 GiB; the graph needs some of it.
+_MOST_ONNX_BYTES = 2**31 - 2**24
 #: Golden prompts: those whose greedy texts are clearest, because other machines round otherwise.
 _GOLDEN_ROWS = 4
 
@@ -68,6 +71,11 @@ def export_language_model(
         GoldenError: ONNX Runtime's logits or texts differ from torch's.
     """
     model = load_backbone(directory)
+    size_bytes = 4 * sum(one.numel() for one in model.parameters())
+    if size_bytes > _MOST_ONNX_BYTES:
+        fix = "Take a smaller model: a bundle's ONNX file contains its weights."
+        given = Literally(f"{size_bytes:,} bytes of weights in FP32")
+        raise UsageError(f"{directory}", given=given, expected=f"at most {_MOST_ONNX_BYTES:,}", fix=fix)
     definition = _tokenizer_of(directory)
     config = model.config.get_text_config()
     most = int(config.max_position_embeddings)
@@ -179,11 +187,10 @@ def _tensors(graph: DecoderGraph, vocabulary: int) -> dict[str, tuple[TensorSpec
 
 
 def _profile(graph: DecoderGraph, positions: int) -> dict[str, Profile]:
-    most = 1 << (positions - 1).bit_length()  # the places of a cache
+    most = max(FEWEST_PLACES, 1 << (positions - 1).bit_length())  # the places of a cache
     column = Profile(min=(1, 1), opt=(1, 1), max=(MAX_BATCH_SIZE, 1))
-    places = [
-        (rows, graph.key_heads, length, graph.width) for rows, length in ((1, 1), (1, 64), (MAX_BATCH_SIZE, most))
-    ]
+    sizes = ((1, 1), (1, min(64, most)), (MAX_BATCH_SIZE, most))
+    places = [(rows, graph.key_heads, length, graph.width) for rows, length in sizes]
     found = {
         TOKENS: Profile(min=(1, 1), opt=(1, 1), max=(MAX_BATCH_SIZE, positions - 1)),
         LENGTHS: column,
@@ -225,13 +232,24 @@ def _references(model: Any, tokenizer: Tokenizer, prompts: Sequence[str], progra
     found = []
     for prompt in prompts:
         ids = tokenizer.encode(prompt).ids
+        room = program.positions - len(ids)
+        if room < 1:
+            continue
+        tokens = min(program.max_tokens, room)
         made = model.generate(
-            torch.tensor([ids]), do_sample=False, max_new_tokens=program.max_tokens, return_dict_in_generate=True,
+            torch.tensor([ids]), do_sample=False, max_new_tokens=tokens, return_dict_in_generate=True,
             output_logits=True, attention_mask=torch.ones(1, len(ids), dtype=torch.int64), pad_token_id=0,
         )  # fmt: skip
         best = torch.cat(made.logits).topk(2, dim=1).values
         lead = float((best[:, 0] - best[:, 1]).min())
         found.append(_Reference(prompt, ids, made.sequences[0, len(ids) :].tolist(), lead))
+    if not found:
+        expected = f"some of less than {program.positions} tokens"
+        given, fix = (
+            Literally("prompts that leave no room for a text"),
+            "Give --data with shorter ones, or --positions.",
+        )
+        raise UsageError("golden prompts", given=given, expected=expected, fix=fix)
     return sorted(found, key=lambda one: -one.lead)[:_GOLDEN_ROWS]
 
 
