@@ -22,7 +22,7 @@ MOST_PROMPTS: Final = 256
 #: What OpenAI documents for requests that set neither.
 _DEFAULTS: Final = {"max_tokens": 16, "temperature": 1.0}
 _INTEGERS: Final = ("max_tokens", "top_k", "seed")
-_NUMBERS: Final = ("temperature", "top_p")
+_NUMBERS: Final = ("temperature", "top_p", "alpha")
 #: Fields without effect here, and the value of each that asks for none.
 _NEUTRAL: Final[dict[str, object]] = {
     "n": 1,
@@ -35,7 +35,7 @@ _NEUTRAL: Final[dict[str, object]] = {
     "frequency_penalty": 0,
 }
 FIELDS: Final = (
-    *("model", "prompt", *_INTEGERS, *_NUMBERS, "stop", "stream", "stream_options", "include_usage", "user"),
+    *("model", "prompt", *_INTEGERS, *_NUMBERS, "head", "stop", "stream", "stream_options", "include_usage", "user"),
     *_NEUTRAL,
 )
 
@@ -67,6 +67,8 @@ def completion_of(document: Mapping[str, Any]) -> Completion:
     parameters: dict[str, Any] = dict(_DEFAULTS)
     parameters |= {name: checked(given[name], int, f"{name} of body") for name in _INTEGERS if name in given}
     parameters |= {name: _number(given[name], f"{name} of body") for name in _NUMBERS if name in given}
+    if head := field(given, "head", str, default=""):
+        parameters["head"] = head
     if stops := _stops(given.get("stop", [])):
         parameters["stop"] = encode(stops).decode()
     stream = field(given, "stream", bool, default=False)

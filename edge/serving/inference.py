@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from edge.datatypes import Array
-from edge.errors import DeadlineExceeded, InvalidRequest, Literally, ModelNotReady, Overloaded
+from edge.errors import DeadlineExceeded, InvalidRequest, Literally, ModelNotReady, Overloaded, RequestError
 from edge.instruments.logs import ABOUT, About
 from edge.instruments.snapshot import End, LoopEnd, TextEnd
 from edge.pb import inference_pb2 as pb
@@ -19,6 +19,7 @@ from edge.programs.loop import RESIDUAL
 from edge.programs.program import TIER as TIER_FACT
 from edge.protocol import BY_BUDGET, BY_DEADLINE, BY_LENGTH, BY_STOP, BY_TOLERANCE, LOOPS, STOPPED, STREAM_PARTIAL
 from edge.repository.entry import Entry
+from edge.repository.model import Model
 from edge.repository.repository import Repository
 from edge.scheduling.answers import Answer, PartialAnswers
 from edge.scheduling.batching import byte_size
@@ -215,7 +216,7 @@ class InferenceService:
             known = (rows, assembler.size(inputs), byte_size(inputs), assembler.key(inputs))
             options = model.options(parameters.loop, parameters.text)
             if parameters.head:
-                _, head = self._repository.ready(parameters.head, "")
+                head = self._head(parameters.head)
                 options = model.apply_head(options, head, parameters.alpha)
                 _take(head.use, head.name)
                 use = BothUses(use, head.use)
@@ -227,6 +228,14 @@ class InferenceService:
         if tensors:
             self._forms.remember(key, form)
         return form, inputs, windows
+
+    def _head(self, name: str) -> Model:
+        """Return the model that a request names as its head; its errors speak of the head."""
+        try:
+            return self._repository.ready(name, "")[1]
+        except RequestError as error:
+            subject, given = f"head {name!r}", error.given
+            raise type(error)(subject, given=given, expected=error.expected, fix=error.fix) from None
 
     def _set_deadline(self, call: Call, deadline: float | None) -> float | None:
         """Set a call's deadline to the client's or the server's, and return the server's limit if that is earlier."""
