@@ -12,8 +12,9 @@ from edge.datatypes import Array
 from edge.programs.sampling import Sampling
 from edge.runner import OverlappingRunner, Runner
 
-#: The fact that names the tier that answered a row.
+#: Facts of a row: the tier that answered it, and the number of tokens of its text.
 TIER: Final = "tier"
+TOKENS: Final = "tokens"
 
 
 class LoopLimits(NamedTuple):
@@ -66,9 +67,12 @@ class Program(ABC):
 
     Attributes:
         growing: outputs, texts [rows, 1], that only get longer from one partial answer to the next.
+        per_token: outputs [rows, tokens] of which the same is true, and what is behind the last token of a row, whose
+            number is the fact ``tokens``.
     """
 
     growing: tuple[str, ...] = ()
+    per_token: Mapping[str, float] = MappingProxyType({})
 
     @property
     def cache_bytes(self) -> int | None:

@@ -14,9 +14,10 @@ from edge.errors import DeadlineExceeded, InvalidRequest, Literally, ModelNotRea
 from edge.instruments.logs import ABOUT, About
 from edge.instruments.snapshot import End, LoopEnd, TextEnd
 from edge.pb import inference_pb2 as pb
-from edge.programs.generate import FIRST_TOKEN_NS, LAST_TOKEN_NS, PROMPT_TOKENS, TOKENS
+from edge.programs.generate import FIRST_TOKEN_NS, LAST_TOKEN_NS, PROMPT_TOKENS
 from edge.programs.loop import RESIDUAL
 from edge.programs.program import TIER as TIER_FACT
+from edge.programs.program import TOKENS
 from edge.protocol import BY_BUDGET, BY_DEADLINE, BY_LENGTH, BY_STOP, BY_TOLERANCE, LOOPS, STOPPED, STREAM_PARTIAL
 from edge.repository.entry import Entry
 from edge.repository.model import Model
@@ -31,7 +32,7 @@ from edge.security.access import CALLER
 from edge.security.rate import RateLimit
 from edge.serving.call import Call, Reply, Told
 from edge.serving.forms import Form, Forms, take_apart, tensors_of
-from edge.serving.parameters import TIER, TIER_REASON, parse
+from edge.serving.parameters import TIER, TIER_REASON, parse, with_logprobs
 from edge.serving.responses import ResponseBuilder
 from edge.serving.shared_memory import SharedMemory, Window, output_windows
 from edge.serving.traces import CARRIER, Traces
@@ -208,13 +209,14 @@ class InferenceService:
         _take(use, model.name)
         try:
             parameters = parse(request)
-            names = requested_outputs(request, model.outputs)
+            names = requested_outputs(request, model.outputs, model.on_request)
+            names, text = with_logprobs(names, parameters.text, model.on_request)
             windows = output_windows(request, self._shared_memory)
             inputs, rows = model.prepare(decode_inputs(request, contents, model.inputs, self._shared_memory))
             tensors = tensors_of(request, contents, inputs) if key and not windows else None
             assembler = model.executors[model.full_tier].assembler
             known = (rows, assembler.size(inputs), byte_size(inputs), assembler.key(inputs))
-            options = model.options(parameters.loop, parameters.text)
+            options = model.options(parameters.loop, text)
             if parameters.head:
                 head = self._head(parameters.head)
                 options = model.apply_head(options, head, parameters.alpha)
