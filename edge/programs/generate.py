@@ -19,7 +19,7 @@ from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import TokenizerPreprocess
 from edge.bundles.preprocess import load_tokenizer
 from edge.bundles.programs import GenerateProgram
-from edge.datatypes import Array, TensorSpec
+from edge.datatypes import Array, TensorSpec, byte_size
 from edge.errors import Literally, RunnerError
 from edge.programs.program import TOKENS, AppliedHead, Computed, LoopLimits, Mover, Options
 from edge.programs.sampling import Sampler, Sampling, log_probability
@@ -76,6 +76,11 @@ class Generate(IterativeProgram):
         )
         self.growing = (config.text,)
         self._runners = runners
+        past = {one.past for one in config.cache}
+        self._token_bytes = {
+            tier: sum(byte_size(spec.datatype, spec.shape[1::2]) for spec in runner.inputs if spec.name in past)
+            for tier, runner in runners.items()
+        }
         self._idle: dict[str, deque[DeviceDecoder]] = {tier: deque() for tier in runners}
         self._decoders: list[weakref.ref[DeviceDecoder]] = []  # of all threads
 
@@ -84,6 +89,12 @@ class Generate(IterativeProgram):
         """Memory of the keys and values, of texts in progress and of those that there is room for."""
         decoders = [reference() for reference in tuple(self._decoders)]
         return sum(decoder.cache_bytes for decoder in decoders if decoder)
+
+    def most_cache_bytes(self, inputs: Mapping[str, Array], options: Options) -> int:
+        """Return the bytes for prompts and ``max_tokens``; see :meth:`Program.most_cache_bytes`."""
+        most = (options.sampling or self.sampling).max_tokens
+        tokens = np.minimum(inputs[self.mask].sum(axis=1) + most, self.config.positions).sum()
+        return int(tokens) * self._token_bytes[options.tier]
 
     def decoder(self, tier: str) -> DeviceDecoder:
         """Return a decoder without rows, an idle one if there is one."""

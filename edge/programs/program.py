@@ -79,6 +79,10 @@ class Program(ABC):
         """Memory of the keys and values of the texts in progress; None if it generates none."""
         return None
 
+    def most_cache_bytes(self, inputs: Mapping[str, Array], options: Options) -> int:
+        """Return the size of the keys and values of a request's texts at their greatest length; 0 if it has none."""
+        return 0
+
     @abstractmethod
     def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:
         """Compute one request, or several whose inputs were joined; raise as :meth:`edge.runner.Runner.infer`."""

@@ -24,6 +24,7 @@ from edge.repository.model import Model
 from edge.repository.repository import Repository
 from edge.scheduling.answers import Answer, PartialAnswers
 from edge.scheduling.batching import byte_size
+from edge.scheduling.cache_budget import CacheBudget
 from edge.scheduling.job import BothUses, Job, Use, expired
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import TierExecutor
@@ -55,6 +56,7 @@ class InferenceService:
     Args:
         default_timeout_seconds: the limit for requests without a deadline; None sets none.
         shared_memory: the registered regions; None if the server does not allow shared memory.
+        cache: the memory for keys and values that requests may reserve; None sets no limit.
 
     Attributes:
         limited: whether callers have a rate limit, so that transports must name them.
@@ -70,6 +72,7 @@ class InferenceService:
         shared_memory: SharedMemory | None = None,
         limit: RateLimit | None = None,
         traces: Traces | None = None,
+        cache: CacheBudget | None = None,
     ) -> None:
         self._repository = repository
         self._scheduler = scheduler
@@ -78,6 +81,7 @@ class InferenceService:
         self._limit = limit
         self.limited = limit is not None
         self._traces = traces
+        self._cache = cache
         self.traced = traces is not None
         self._responses = ResponseBuilder()
         self._forms = Forms()
@@ -270,9 +274,22 @@ class InferenceService:
             choice = model.selector.choose(parameters.tier, parameters.policy, lambda: self._demand(call))
             call.executor, call.tier_reason, call.best_effort = choice
             call.options = call.options._replace(tier=choice.executor.tier)
+        if self._cache:
+            self._reserve(call, self._cache)
         call.queued_ns = time.perf_counter_ns()
         call.timings.compute_input_ns = call.queued_ns - call.started_ns
         return self._scheduler.submit(call)
+
+    def _reserve(self, call: Call, cache: CacheBudget) -> None:
+        """Reserve the memory of a call's keys and values until it has ended, or raise an Overloaded."""
+        size_bytes = call.executor.program.most_cache_bytes(call.inputs, call.options)
+        if not size_bytes:
+            return
+        reservation = cache.reserve(call.form.model.name, size_bytes)
+        if not reservation:
+            raise cache.refusal(size_bytes, self._scheduler.finish_seconds(call))
+        assert call.use
+        call.use = BothUses(call.use, reservation)
 
     def _demand(self, call: Call) -> Demand:
         now = time.monotonic()
