@@ -27,6 +27,7 @@ from edge.rpc.inference_servicer import InferenceServicer
 from edge.rpc.limits import MAX_STREAMS, Limits
 from edge.rpc.telemetry_servicer import TelemetryServicer
 from edge.runtimes.table import choose
+from edge.scheduling.cache_budget import CacheBudget
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import ServingOptions
 from edge.security.access import Access
@@ -103,6 +104,7 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
         shared_memory=shared_memory,
         limit=RateLimit(settings.rate_limit) if settings.rate_limit else None,
         traces=traces,
+        cache=CacheBudget(settings.cache_mib * 1024**2) if settings.cache_mib else None,
     )
     metadata = Metadata(
         repository,

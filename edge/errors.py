@@ -177,7 +177,7 @@ class Overloaded(RequestError):
     """The queue is full, the deadline cannot be met, or another limit of the server is reached.
 
     Attributes:
-        cause: the limit of the queue, ``requests``, ``bytes`` or ``deadline``; empty for other limits.
+        cause: the limit of the queue, ``requests``, ``bytes`` or ``deadline``, or ``cache``; empty for other limits.
         retry_after_ms: when there may be room; 0 if unknown.
     """
 

@@ -17,6 +17,9 @@ FINAL_RESPONSE: Final = "triton_final_response"
 STREAM_PARTIAL: Final = "stream_partial"
 #: Of a looped model: the output, and the fact of each row, with the loops that it took.
 LOOPS: Final = "loops"
+#: Of generated text: the parameter and the output of the tokens' log-probabilities, and the output of their ids.
+LOGPROBS: Final = "logprobs"
+TOKEN_IDS: Final = "token_ids"
 #: The parameter of a response, and the fact of each row, that says why its loop stopped; empty while it is in progress.
 STOPPED: Final = "stopped"
 #: Reasons: its residual, its budget of loops, or its deadline; of a text its end or a stop text, or its tokens.

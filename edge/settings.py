@@ -101,6 +101,14 @@ class Settings:
     max_queue_bytes: int = setting(
         DEFAULT_MAX_QUEUE_BYTES, "Total size of the tensors of waiting requests.", least=1, most=_MAX_INT64
     )
+    cache_mib: int | None = setting(
+        None,
+        "Limit, all models together, on the keys and values of the tokens that texts in progress and waiting may have; "
+        "requests beyond it are refused.",
+        least=1,
+        most=_MAX_INT32,
+        unset="none",
+    )
     instances: int | None = setting(
         None, "Runs in parallel.", least=1, most=MAX_INSTANCES, unset="the number of cores on a CPU, 1 on a GPU"
     )

@@ -9,6 +9,7 @@ from edge.bundles.fields import require
 from edge.bundles.manifest import Manifest, TokenizerPreprocess
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
 from edge.errors import Literally
+from edge.protocol import LOGPROBS, TOKEN_IDS
 
 
 def check_program(manifest: Manifest, subject: str) -> None:
@@ -73,6 +74,8 @@ def _check_generate(program: GenerateProgram, manifest: Manifest, subject: str) 
     expected = {program.text: ("BYTES", (-1, 1)), program.generated: ("INT32", (-1, 1))}
     holds = outputs == expected and len(expected) == 2
     require(holds, subject, "generate outputs", sorted(outputs), f"{expected}")
+    holds = not {LOGPROBS, TOKEN_IDS} & {*outputs}
+    require(holds, subject, "generate outputs", sorted(outputs), f"other names than {LOGPROBS!r} and {TOKEN_IDS!r}")
     require(manifest.max_batch_size, subject, "generate max_batch_size", 0, "a model with batches")
     step = manifest.preprocess
     names = {spec.name for spec in manifest.inputs}

@@ -47,6 +47,8 @@ _OPTIONS = (
     ),
     click.option("--seed", type=click.IntRange(0, _MOST_INT64), help="Seed of the draws.  [default: a new one]"),
     click.option("--stop", multiple=True, metavar="TEXT", help="Text that ends the generated one; repeatable."),
+    click.option("--head", default="", metavar="NAME", help="Model that moves the logits.  [default: none]"),
+    click.option("--alpha", type=float, help="How much the head moves them.  [default: the head's]"),
 )
 
 
@@ -62,10 +64,18 @@ def sampling_options(command: F) -> F:
         top_p: float | None,
         seed: int | None,
         stop: tuple[str, ...],
+        head: str,
+        alpha: float | None,
         **options: Any,
     ) -> Any:
-        sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-        return command(*arguments, sampling={**sampling, "seed": seed, "stop": stop}, **options)
+        sampling: dict[str, Any] = {
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+        }
+        sampling |= {"seed": seed, "stop": stop, "head": head, "alpha": alpha}
+        return command(*arguments, sampling=sampling, **options)
 
     return added(_OPTIONS, with_sampling)  # type: ignore[return-value]
 

@@ -34,6 +34,7 @@ Examples:
   fewheads infer feedback "a delightful film" --policy deadline --deadline-ms 5
   fewheads infer looped-linear --input @prompt.json --max-loops 12
   fewheads infer writer "1, 2, 3," --max-tokens 40 --temperature 0.8 --stop . --stream
+  fewheads infer writer "1, 2, 3," --head writer-head --alpha 0.5
 
 TEXT may begin with a minus and a number, a space or a parenthesis. Text that looks like an option goes after --.
 

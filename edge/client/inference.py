@@ -15,9 +15,10 @@ from edge.pb import inference_pb2 as pb
 from edge.protocol import FINAL_RESPONSE, LOOPS, STOPPED, STREAM_PARTIAL, STREAM_RETRY_AFTER_MS
 from edge.serving.wire import from_raw, from_typed, to_raw
 
-#: Parameters of loops and of generated text.
+#: Parameters of loops and of generated text, and one of all requests.
+_FLAGS = ("timings", "logprobs")
 _INTEGERS = ("max_loops", "max_tokens", "top_k", "seed")
-_FLOATS = ("tolerance", "temperature", "top_p")
+_FLOATS = ("tolerance", "temperature", "top_p", "alpha")
 _MAX_RANK = 32  # NumPy 1's limit
 
 
@@ -42,6 +43,9 @@ class InferRequest:
         top_p: draw from the fewest likeliest tokens whose probabilities sum up to this; None for all.
         seed: of the draws; None for a new one.
         stop: texts that end a generated one, which does not include them.
+        head: name of a model that moves the logits of the one that generates text; empty for none.
+        alpha: how much it moves them; None for the head's own.
+        logprobs: whether to return the tokens of a generated text and their log-probabilities, too.
         partial_answers: in a stream, whether a looped model also answers after each step, and a model that generates
             text with each piece of it. The last answer has the last piece.
         timings: whether to return the server's stage times.
@@ -68,6 +72,9 @@ class InferRequest:
     top_p: float | None = None
     seed: int | None = None
     stop: Sequence[str] = ()
+    head: str = ""
+    alpha: float | None = None
+    logprobs: bool = False
     partial_answers: bool = False
     timings: bool = False
     timeout_seconds: float | None = None
@@ -176,10 +183,11 @@ def encode(request: InferRequest, *, in_stream: bool = False) -> pb.ModelInferRe
         parameters["priority"].int64_param = request.priority
     if request.partial_answers:
         parameters[STREAM_PARTIAL].bool_param = True
-    if request.timings:
-        parameters["timings"].bool_param = True
-    for name, value in (("tier", request.tier), ("policy", request.policy)):
-        if value:
+    for name in _FLAGS:
+        if getattr(request, name):
+            parameters[name].bool_param = True
+    for name in ("tier", "policy", "head"):
+        if value := getattr(request, name):
             parameters[name].string_param = value
     for name in _INTEGERS:
         if (number := getattr(request, name)) is not None:

@@ -10,6 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -18,23 +19,37 @@ from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import TokenizerPreprocess
 from edge.bundles.preprocess import load_tokenizer
 from edge.bundles.programs import GenerateProgram
-from edge.datatypes import Array
+from edge.datatypes import Array, TensorSpec, byte_size
 from edge.errors import Literally, RunnerError
-from edge.programs.program import AppliedHead, Computed, LoopLimits, Mover, Options
-from edge.programs.sampling import Sampler, Sampling
+from edge.programs.program import TOKENS, AppliedHead, Computed, LoopLimits, Mover, Options
+from edge.programs.sampling import Sampler, Sampling, log_probability
 from edge.programs.session import Finished, IterativeProgram, Joining, Session
-from edge.protocol import BY_LENGTH, BY_STOP, STOPPED
+from edge.protocol import BY_LENGTH, BY_STOP, LOGPROBS, STOPPED, TOKEN_IDS
 from edge.runner import DecoderTensors, DeviceDecoder, Runner
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 #: Facts of each row: when its first and its last token so far were chosen, by ``time.perf_counter_ns()``, and the
-#: numbers of tokens of its text and of its prompt.
+#: number of tokens of its prompt.
 FIRST_TOKEN_NS: Final = "first_token_ns"
 LAST_TOKEN_NS: Final = "last_token_ns"
-TOKENS: Final = "tokens"
 PROMPT_TOKENS: Final = "prompt_tokens"
+#: The outputs, beside those of the manifest, of requests that ask for log-probabilities.
+BY_TOKEN: Final = (TensorSpec(LOGPROBS, "FP32", (-1, -1)), TensorSpec(TOKEN_IDS, "INT64", (-1, -1)))
+
+
+class Pieces:
+    """The pieces of a text, token by token."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        from tokenizers.decoders import DecodeStream
+
+        self._tokenizer, self._stream = tokenizer, DecodeStream(skip_special_tokens=True)
+
+    def add(self, token: int) -> str:
+        """Return what a token adds to the text: nothing if it is special, or ends in the middle of a character."""
+        return self._stream.step(self._tokenizer, token) or ""
 
 
 class Generate(IterativeProgram):
@@ -43,6 +58,8 @@ class Generate(IterativeProgram):
     Args:
         ids, mask: names of the inputs.
     """
+
+    per_token = MappingProxyType({LOGPROBS: 0.0, TOKEN_IDS: -1})
 
     def __init__(
         self, config: GenerateProgram, runners: Mapping[str, Runner], tokenizer: Tokenizer, ids: str, mask: str
@@ -59,6 +76,11 @@ class Generate(IterativeProgram):
         )
         self.growing = (config.text,)
         self._runners = runners
+        past = {one.past for one in config.cache}
+        self._token_bytes = {
+            tier: sum(byte_size(spec.datatype, spec.shape[1::2]) for spec in runner.inputs if spec.name in past)
+            for tier, runner in runners.items()
+        }
         self._idle: dict[str, deque[DeviceDecoder]] = {tier: deque() for tier in runners}
         self._decoders: list[weakref.ref[DeviceDecoder]] = []  # of all threads
 
@@ -67,6 +89,12 @@ class Generate(IterativeProgram):
         """Memory of the keys and values, of texts in progress and of those that there is room for."""
         decoders = [reference() for reference in tuple(self._decoders)]
         return sum(decoder.cache_bytes for decoder in decoders if decoder)
+
+    def most_cache_bytes(self, inputs: Mapping[str, Array], options: Options) -> int:
+        """Return the bytes for prompts and ``max_tokens``; see :meth:`Program.most_cache_bytes`."""
+        most = (options.sampling or self.sampling).max_tokens
+        tokens = np.minimum(inputs[self.mask].sum(axis=1) + most, self.config.positions).sum()
+        return int(tokens) * self._token_bytes[options.tier]
 
     def decoder(self, tier: str) -> DeviceDecoder:
         """Return a decoder without rows, an idle one if there is one."""
@@ -179,7 +207,10 @@ class GenerationSession(Session):
             FIRST_TOKEN_NS: np.array([row.first_ns for row in rows]),
             LAST_TOKEN_NS: np.array([row.last_ns for row in rows]),
         }
-        return Computed({config.text: texts, config.generated: generated}, facts, float(generated.max()))
+        outputs: dict[str, Array] = {config.text: texts, config.generated: generated}
+        if rows[0].logprobs is not None:
+            outputs |= _by_token(rows)
+        return Computed(outputs, facts, float(generated.max()))
 
     def _leave(self, leaving: list[int]) -> None:
         """Drop some rows, in ascending order; others from the end move into the gaps."""
@@ -198,6 +229,15 @@ class GenerationSession(Session):
             self._decoder = None
 
 
+def _by_token(rows: Sequence[_Row]) -> dict[str, Array]:
+    """Return log-probabilities and ids of the tokens so far, with zeros and -1 behind the last one of a row."""
+    shape = len(rows), max(len(row.tokens) for row in rows)
+    logprobs, ids = np.zeros(shape, np.float32), np.full(shape, -1, np.int64)
+    for place, row in enumerate(rows):
+        logprobs[place, : len(row.tokens)], ids[place, : len(row.tokens)] = row.logprobs, row.tokens
+    return {LOGPROBS: logprobs, TOKEN_IDS: ids}
+
+
 def _append(rows: Sequence[_Row], logits: Array) -> None:
     """Append a token to each row, from logits [rows, vocabulary], which heads move; without finite ones a row fails."""
     headed: dict[Mover, list[int]] = {}
@@ -212,7 +252,10 @@ def _append(rows: Sequence[_Row], logits: Array) -> None:
     now_ns = time.perf_counter_ns()
     for place, (row, token) in enumerate(zip(rows, greedy.tolist(), strict=True)):
         if finite[place]:
-            row.append(token if row.greedy else row.choose(logits[place]), now_ns)
+            chosen = token if row.greedy else row.choose(logits[place])
+            if row.logprobs is not None:
+                row.logprobs.append(log_probability(logits[place], chosen))
+            row.append(chosen, now_ns)
         else:
             given, fix = Literally("logits that are not finite"), "Usual causes are FP16 and a broken export."
             row.error = RunnerError("decoder", given=given, expected="finite logits to choose a token from", fix=fix)
@@ -222,16 +265,13 @@ class _Row:
     """One text in progress."""
 
     def __init__(self, program: Generate, sampling: Sampling, number: int, head: AppliedHead | None) -> None:
-        from tokenizers.decoders import DecodeStream
-
         self.head, self.alpha = head, head.alpha if head else 0.0
-
         self._config, self._sampling = program.config, sampling
-        self._tokenizer = program.tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._pieces = Pieces(program.tokenizer)
         sampler = Sampler(sampling, number)
         self.greedy, self.choose = sampler.greedy, sampler.choose
         self.tokens: list[int] = []
+        self.logprobs: list[float] | None = [] if sampling.logprobs else None  # of the tokens, if they are to be sent
         self.text = ""
         self.stopped = ""
         self.error: RunnerError | None = None
@@ -250,8 +290,7 @@ class _Row:
         if token in self._config.end_tokens:
             self.stopped = BY_STOP
             return
-        piece = self._stream.step(self._tokenizer, token)
-        if piece:
+        if piece := self._pieces.add(token):
             self._add(piece)
         if self.stopped:
             return

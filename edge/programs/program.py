@@ -12,8 +12,9 @@ from edge.datatypes import Array
 from edge.programs.sampling import Sampling
 from edge.runner import OverlappingRunner, Runner
 
-#: The fact that names the tier that answered a row.
+#: Facts of a row: the tier that answered it, and the number of tokens of its text.
 TIER: Final = "tier"
+TOKENS: Final = "tokens"
 
 
 class LoopLimits(NamedTuple):
@@ -66,14 +67,21 @@ class Program(ABC):
 
     Attributes:
         growing: outputs, texts [rows, 1], that only get longer from one partial answer to the next.
+        per_token: outputs [rows, tokens] of which the same is true, and what is behind the last token of a row, whose
+            number is the fact ``tokens``.
     """
 
     growing: tuple[str, ...] = ()
+    per_token: Mapping[str, float] = MappingProxyType({})
 
     @property
     def cache_bytes(self) -> int | None:
         """Memory of the keys and values of the texts in progress; None if it generates none."""
         return None
+
+    def most_cache_bytes(self, inputs: Mapping[str, Array], options: Options) -> int:
+        """Return the size of the keys and values of a request's texts at their greatest length; 0 if it has none."""
+        return 0
 
     @abstractmethod
     def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:

@@ -27,6 +27,7 @@ class Sampling(NamedTuple):
         top_p: draw from the fewest likeliest tokens whose probabilities sum up to this, after ``top_k``.
         seed: of the draws; None is a new one for each request.
         stop: texts that end the generated text, which does not include them.
+        logprobs: whether to return the tokens and their log-probabilities, too.
     """
 
     max_tokens: int
@@ -35,6 +36,7 @@ class Sampling(NamedTuple):
     top_p: float = 1.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    logprobs: bool = False
 
 
 def sampling_of(config: GenerateProgram, model: str, given: Mapping[str, Any]) -> Sampling:
@@ -70,6 +72,12 @@ def _require(model: str, name: str, value: float, least: float, most: float, *, 
     expected = f"above {least} and at most {most}" if open_below else f"{least} to {most}"
     fix = "Leave it out for the default, or give a number in this range."
     raise InvalidRequest(f"parameter {name!r} of {model!r}", given=value, expected=expected, fix=fix)
+
+
+def log_probability(logits: Array, token: int) -> float:
+    """Return the logarithm of a token's probability for logits [vocabulary], at a temperature of 1."""
+    shifted = logits - logits.max()
+    return float(shifted[token] - np.log(np.exp(shifted).sum(dtype=np.float64)))
 
 
 class Sampler:

@@ -17,7 +17,7 @@ from edge.bundles.programs import Base, CascadeProgram, GenerateProgram, HeadPro
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, Literally
 from edge.programs.cascade import AUTO, Cascade
-from edge.programs.generate import Generate, generator, steps_of
+from edge.programs.generate import BY_TOKEN, Generate, generator, steps_of
 from edge.programs.head import Head, head_of
 from edge.programs.loop import Loop, LoopRunners, limits_of
 from edge.programs.program import AppliedHead, LoopLimits, Options, Program, SingleRun
@@ -50,6 +50,7 @@ class Model:
         executors: the tiers, and the router under ``auto``, as the scheduler sees them.
         inputs: the tensors that a client may send, by name: the graph's inputs and the text that replaces some of them.
         outputs: the tensors that a client may request, by name.
+        on_request: those of them that are sent only to clients that ask for them.
         made: computes a further output, such as a label or a score; None without one.
         optional: the inputs of which a client chooses one or the other.
         chooses: whether the selector decides on requests that name neither a tier nor a policy.
@@ -86,6 +87,10 @@ class Model:
         made = [self.made.output] if self.made else []
         self.inputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*texts, *bundle.manifest.inputs)}
         self.outputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*bundle.manifest.outputs, *made)}
+        self.on_request: tuple[str, ...] = ()
+        if isinstance(bundle.manifest.program, GenerateProgram):
+            self.outputs |= {spec.name: spec for spec in BY_TOKEN}
+            self.on_request = tuple(spec.name for spec in BY_TOKEN)
         self.optional = {*(spec.name for spec in texts), *computed}
         self._serving = bundle.manifest.serving or Serving()
         program = bundle.manifest.program

@@ -5,37 +5,51 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from edge.datatypes import Array
 from edge.errors import InvalidRequest, Literally
 from edge.pb import inference_pb2 as pb
-from edge.programs.generate import PROMPT_TOKENS
-from edge.protocol import BY_STOP, FINAL_RESPONSE, STOPPED, STREAM_PARTIAL
+from edge.programs.generate import PROMPT_TOKENS, Pieces
+from edge.protocol import BY_STOP, FINAL_RESPONSE, LOGPROBS, STOPPED, STREAM_PARTIAL, TOKEN_IDS
 from edge.rest.json_messages import checked, encode, field, kind_of
 from edge.rest.messages import set_parameters
 from edge.serving.metadata import TextModel
 from edge.serving.wire import from_raw
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 #: More prompts than this are refused.
 MOST_PROMPTS: Final = 256
 #: What OpenAI documents for requests that set neither.
 _DEFAULTS: Final = {"max_tokens": 16, "temperature": 1.0}
 _INTEGERS: Final = ("max_tokens", "top_k", "seed")
-_NUMBERS: Final = ("temperature", "top_p")
+_NUMBERS: Final = ("temperature", "top_p", "alpha")
 #: Fields without effect here, and the value of each that asks for none.
 _NEUTRAL: Final[dict[str, object]] = {
     "n": 1,
     "best_of": 1,
     "echo": False,
     "suffix": "",
-    "logprobs": 0,
     "logit_bias": {},
     "presence_penalty": 0,
     "frequency_penalty": 0,
 }
 FIELDS: Final = (
-    *("model", "prompt", *_INTEGERS, *_NUMBERS, "stop", "stream", "stream_options", "include_usage", "user"),
+    *(
+        "model",
+        "prompt",
+        *_INTEGERS,
+        *_NUMBERS,
+        "head",
+        "stop",
+        "logprobs",
+        "stream",
+        "stream_options",
+        "include_usage",
+        "user",
+    ),
     *_NEUTRAL,
 )
 
@@ -45,6 +59,7 @@ class Completion(NamedTuple):
 
     Attributes:
         parameters: of the request for each prompt.
+        logprobs: whether choices have the tokens and their log-probabilities.
         include_usage: in a stream, whether its last event has the numbers of tokens.
     """
 
@@ -53,6 +68,7 @@ class Completion(NamedTuple):
     parameters: dict[str, Any]
     stream: bool
     include_usage: bool
+    logprobs: bool
 
 
 def completion_of(document: Mapping[str, Any]) -> Completion:
@@ -67,6 +83,8 @@ def completion_of(document: Mapping[str, Any]) -> Completion:
     parameters: dict[str, Any] = dict(_DEFAULTS)
     parameters |= {name: checked(given[name], int, f"{name} of body") for name in _INTEGERS if name in given}
     parameters |= {name: _number(given[name], f"{name} of body") for name in _NUMBERS if name in given}
+    if head := field(given, "head", str, default=""):
+        parameters["head"] = head
     if stops := _stops(given.get("stop", [])):
         parameters["stop"] = encode(stops).decode()
     stream = field(given, "stream", bool, default=False)
@@ -78,7 +96,17 @@ def completion_of(document: Mapping[str, Any]) -> Completion:
         fix = "Set stream to true, or leave them out."
         raise InvalidRequest("stream_options of body", given=what, expected="include_usage of a stream", fix=fix)
     usage = field(options, "include_usage", bool, "stream_options", default=False)
-    return Completion(field(given, "model", str), _prompts(given.get("prompt")), parameters, stream, usage)
+    prompts, logprobs = _prompts(given.get("prompt")), _logprobs(given.get("logprobs"))
+    return Completion(field(given, "model", str), prompts, parameters, stream, usage, logprobs)
+
+
+def _logprobs(value: object) -> bool:
+    if value is None:
+        return False
+    if checked(value, int, "logprobs of body") not in (0, 1):
+        expected = "0 or 1: the likeliest other tokens are not offered"
+        raise InvalidRequest("logprobs of body", given=value, expected=expected, fix="Ask for the chosen tokens.")
+    return True
 
 
 def _check_neutral(name: str, value: object) -> None:
@@ -119,6 +147,7 @@ class Answers:
         self._completion, self._model = completion, model
         self._id, self._created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
         self._prompt_tokens = self._generated = 0
+        self._spellings = [_Spelling(model.tokenizer) for _ in completion.prompts] if completion.logprobs else []
 
     def requests(self) -> list[pb.ModelInferRequest]:
         """Return a request for each prompt."""
@@ -138,7 +167,8 @@ class Answers:
             reason = "stop" if answer.parameters[STOPPED].string_param == BY_STOP else "length"
         text = tensors[names.text].item().decode()
         number = int(answer.id.rpartition("-")[2])
-        return {"text": text, "index": number, "logprobs": None, "finish_reason": reason}
+        spelt = self._spellings[number].spell(tensors) if self._spellings else None
+        return {"text": text, "index": number, "logprobs": spelt, "finish_reason": reason}
 
     def document(self, choices: list[dict[str, Any]], **more: object) -> dict[str, Any]:
         """Return a body, or an event, with some choices."""
@@ -154,7 +184,25 @@ class Answers:
         message = pb.ModelInferRequest(model_name=self._completion.model, id=f"{self._id}-{number}")
         tensor = message.inputs.add(name=self._model.prompt, datatype="BYTES", shape=(1, 1))
         tensor.contents.bytes_contents.append(prompt.encode())
-        for name in (self._model.text, self._model.generated):
+        by_token = (LOGPROBS, TOKEN_IDS) if self._completion.logprobs else ()
+        for name in (self._model.text, self._model.generated, *by_token):
             message.outputs.add(name=name)
         set_parameters(message.parameters, self._completion.parameters, "the request")
         return message
+
+
+class _Spelling:
+    """The tokens of one choice as text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._pieces, self._length = Pieces(tokenizer), 0
+
+    def spell(self, tensors: Mapping[str, Array]) -> dict[str, Any]:
+        """Return the tokens of a response in OpenAI's form, with the place of each in the text."""
+        tokens = [self._pieces.add(token) for token in tensors[TOKEN_IDS][0].tolist()]
+        offsets = []
+        for token in tokens:
+            offsets.append(self._length)
+            self._length += len(token)
+        chosen = tensors[LOGPROBS][0].tolist()
+        return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": None, "text_offset": offsets}

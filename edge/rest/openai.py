@@ -53,7 +53,7 @@ class OpenAiApi:
 
         async def write(response: pb.ModelStreamInferResponse) -> None:
             choice = answers.choice(response)
-            if choice["text"] or choice["finish_reason"]:
+            if choice["text"] or choice["finish_reason"] or (choice["logprobs"] and choice["logprobs"]["tokens"]):
                 await send(answers.document([choice], **more))
 
         await self._streams.answer_all(answers.requests(), write)

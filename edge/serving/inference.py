@@ -10,18 +10,21 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from edge.datatypes import Array
-from edge.errors import DeadlineExceeded, InvalidRequest, Literally, ModelNotReady, Overloaded
+from edge.errors import DeadlineExceeded, InvalidRequest, Literally, ModelNotReady, Overloaded, RequestError
 from edge.instruments.logs import ABOUT, About
 from edge.instruments.snapshot import End, LoopEnd, TextEnd
 from edge.pb import inference_pb2 as pb
-from edge.programs.generate import FIRST_TOKEN_NS, LAST_TOKEN_NS, PROMPT_TOKENS, TOKENS
+from edge.programs.generate import FIRST_TOKEN_NS, LAST_TOKEN_NS, PROMPT_TOKENS
 from edge.programs.loop import RESIDUAL
 from edge.programs.program import TIER as TIER_FACT
+from edge.programs.program import TOKENS
 from edge.protocol import BY_BUDGET, BY_DEADLINE, BY_LENGTH, BY_STOP, BY_TOLERANCE, LOOPS, STOPPED, STREAM_PARTIAL
 from edge.repository.entry import Entry
+from edge.repository.model import Model
 from edge.repository.repository import Repository
 from edge.scheduling.answers import Answer, PartialAnswers
 from edge.scheduling.batching import byte_size
+from edge.scheduling.cache_budget import CacheBudget
 from edge.scheduling.job import BothUses, Job, Use, expired
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import TierExecutor
@@ -30,7 +33,7 @@ from edge.security.access import CALLER
 from edge.security.rate import RateLimit
 from edge.serving.call import Call, Reply, Told
 from edge.serving.forms import Form, Forms, take_apart, tensors_of
-from edge.serving.parameters import TIER, TIER_REASON, parse
+from edge.serving.parameters import TIER, TIER_REASON, parse, with_logprobs
 from edge.serving.responses import ResponseBuilder
 from edge.serving.shared_memory import SharedMemory, Window, output_windows
 from edge.serving.traces import CARRIER, Traces
@@ -53,6 +56,7 @@ class InferenceService:
     Args:
         default_timeout_seconds: the limit for requests without a deadline; None sets none.
         shared_memory: the registered regions; None if the server does not allow shared memory.
+        cache: the memory for keys and values that requests may reserve; None sets no limit.
 
     Attributes:
         limited: whether callers have a rate limit, so that transports must name them.
@@ -68,6 +72,7 @@ class InferenceService:
         shared_memory: SharedMemory | None = None,
         limit: RateLimit | None = None,
         traces: Traces | None = None,
+        cache: CacheBudget | None = None,
     ) -> None:
         self._repository = repository
         self._scheduler = scheduler
@@ -76,6 +81,7 @@ class InferenceService:
         self._limit = limit
         self.limited = limit is not None
         self._traces = traces
+        self._cache = cache
         self.traced = traces is not None
         self._responses = ResponseBuilder()
         self._forms = Forms()
@@ -207,15 +213,16 @@ class InferenceService:
         _take(use, model.name)
         try:
             parameters = parse(request)
-            names = requested_outputs(request, model.outputs)
+            names = requested_outputs(request, model.outputs, model.on_request)
+            names, text = with_logprobs(names, parameters.text, model.on_request)
             windows = output_windows(request, self._shared_memory)
             inputs, rows = model.prepare(decode_inputs(request, contents, model.inputs, self._shared_memory))
             tensors = tensors_of(request, contents, inputs) if key and not windows else None
             assembler = model.executors[model.full_tier].assembler
             known = (rows, assembler.size(inputs), byte_size(inputs), assembler.key(inputs))
-            options = model.options(parameters.loop, parameters.text)
+            options = model.options(parameters.loop, text)
             if parameters.head:
-                _, head = self._repository.ready(parameters.head, "")
+                head = self._head(parameters.head)
                 options = model.apply_head(options, head, parameters.alpha)
                 _take(head.use, head.name)
                 use = BothUses(use, head.use)
@@ -227,6 +234,14 @@ class InferenceService:
         if tensors:
             self._forms.remember(key, form)
         return form, inputs, windows
+
+    def _head(self, name: str) -> Model:
+        """Return the model that a request names as its head; its errors speak of the head."""
+        try:
+            return self._repository.ready(name, "")[1]
+        except RequestError as error:
+            subject, given = f"head {name!r}", error.given
+            raise type(error)(subject, given=given, expected=error.expected, fix=error.fix) from None
 
     def _set_deadline(self, call: Call, deadline: float | None) -> float | None:
         """Set a call's deadline to the client's or the server's, and return the server's limit if that is earlier."""
@@ -259,9 +274,22 @@ class InferenceService:
             choice = model.selector.choose(parameters.tier, parameters.policy, lambda: self._demand(call))
             call.executor, call.tier_reason, call.best_effort = choice
             call.options = call.options._replace(tier=choice.executor.tier)
+        if self._cache:
+            self._reserve(call, self._cache)
         call.queued_ns = time.perf_counter_ns()
         call.timings.compute_input_ns = call.queued_ns - call.started_ns
         return self._scheduler.submit(call)
+
+    def _reserve(self, call: Call, cache: CacheBudget) -> None:
+        """Reserve the memory of a call's keys and values until it has ended, or raise an Overloaded."""
+        size_bytes = call.executor.program.most_cache_bytes(call.inputs, call.options)
+        if not size_bytes:
+            return
+        reservation = cache.reserve(call.form.model.name, size_bytes)
+        if not reservation:
+            raise cache.refusal(size_bytes, self._scheduler.finish_seconds(call))
+        assert call.use
+        call.use = BothUses(call.use, reservation)
 
     def _demand(self, call: Call) -> Demand:
         now = time.monotonic()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from edge import __version__
 from edge.bundles.manifest import TokenizerPreprocess
@@ -10,11 +10,15 @@ from edge.bundles.programs import GenerateProgram
 from edge.errors import InvalidRequest, Literally, NotFound, RequestError
 from edge.health.health import Health
 from edge.pb import inference_pb2 as pb
+from edge.programs.generate import Generate
 from edge.repository.entry import Entry
 from edge.repository.model import Model
 from edge.repository.repository import Repository
 from edge.scheduling.job import DEFAULT_PRIORITY, PRIORITY_LEVELS
 from edge.scheduling.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 
 class TextModel(NamedTuple):
@@ -24,6 +28,7 @@ class TextModel(NamedTuple):
     prompt: str
     text: str
     generated: str  # the number of its tokens
+    tokenizer: Tokenizer
 
 
 #: The protocol extensions that every server has.
@@ -159,7 +164,8 @@ def _text_model(model: Model) -> TextModel | None:
     program, step = model.manifest.program, model.manifest.preprocess
     if not isinstance(program, GenerateProgram) or not isinstance(step, TokenizerPreprocess):
         return None
-    return TextModel(model, step.input, program.text, program.generated)
+    assert isinstance(model.program, Generate)
+    return TextModel(model, step.input, program.text, program.generated, model.program.tokenizer)
 
 
 def _data_type(datatype: str) -> pb.DataType:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -12,7 +12,7 @@ import msgspec
 
 from edge.errors import InvalidRequest, Literally
 from edge.pb import inference_pb2 as pb
-from edge.protocol import STREAM_PARTIAL
+from edge.protocol import LOGPROBS, STREAM_PARTIAL
 from edge.scheduling.job import DEFAULT_PRIORITY, PRIORITY_LEVELS
 
 #: Also the parameters of the response that name the tier that answered, and the reason for its choice.
@@ -41,11 +41,12 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "top_p": ("double_param", *_INTEGERS),
     "seed": _INTEGERS,
     "stop": ("string_param",),
+    LOGPROBS: ("bool_param",),
     "head": ("string_param",),
     "alpha": ("double_param", *_INTEGERS),
 }
 #: Those of generated text, and those that are numbers with a fraction.
-_TEXT = ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop")
+_TEXT = ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop", LOGPROBS)
 _FLOATS = {TOLERANCE, "temperature", "top_p", "alpha"}
 _OURS: tuple[str, ...] = tuple(name for name in _KINDS if not name.startswith("triton_"))
 #: Names from other servers and from our own command line.
@@ -117,6 +118,20 @@ def parse(request: pb.ModelInferRequest) -> Parameters:
         head=values.get("head", ""),
         alpha=values.get("alpha"),
     )
+
+
+def with_logprobs(
+    names: list[str], text: Mapping[str, Any], on_request: Collection[str]
+) -> tuple[list[str], Mapping[str, Any]]:
+    """Return the outputs to send, and the parameters of generated text.
+
+    The parameter ``logprobs`` adds the outputs that are sent ``on_request``, and the name of one of them sets it.
+    """
+    if text.get(LOGPROBS):
+        return [*names, *(name for name in on_request if name not in names)], text
+    if any(name in on_request for name in names):
+        return names, {**text, LOGPROBS: True}
+    return names, text
 
 
 def _stops(given: str) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -147,8 +147,10 @@ def _bytes_array(elements: Iterable[bytes], shape: tuple[int, ...]) -> Array:
     return array.reshape(shape)
 
 
-def requested_outputs(request: pb.ModelInferRequest, specs: Mapping[str, TensorSpec]) -> list[str]:
-    """Return the names of the outputs to send, in the request's order; all of them if it names none."""
+def requested_outputs(
+    request: pb.ModelInferRequest, specs: Mapping[str, TensorSpec], on_request: Collection[str] = ()
+) -> list[str]:
+    """Return the names of the outputs to send, in the request's order; without any, all but those ``on_request``."""
     names: list[str] = []
     for output in request.outputs:
         subject = f"output {output.name!r}"
@@ -161,7 +163,7 @@ def requested_outputs(request: pb.ModelInferRequest, specs: Mapping[str, TensorS
             fix = "Request the output itself and rank it on the client."
             raise Unsupported(subject, given="classification", expected="no such parameter", fix=fix)
         names.append(output.name)
-    return names or list(specs)
+    return names or [name for name in specs if name not in on_request]
 
 
 def _repeated(subject: str) -> InvalidRequest:

@@ -16,7 +16,6 @@ from edge.errors import InvalidRequest, ModelNotReady, RunnerError
 from edge.instruments.metrics import ModelNow
 from edge.pb import inference_pb2 as pb
 from edge.serving.call import Call
-from edge.serving.wire import to_raw
 from edge.telemetry.metrics import families
 from edge.telemetry.telemetry import request_metrics
 from tests.support.inference_service import Running, running_service
@@ -28,6 +27,7 @@ from tests.support.letters_model import (
     NAME,
     POSITIONS,
     continued,
+    ids_request,
     spelt,
     text_of,
     text_request,
@@ -157,18 +157,9 @@ async def test_cancelled_stream_leaves_and_an_unloaded_model_ends_its_texts(runn
     assert text_of(await running.infer(text_request("abc"))) == continued("abc")
 
 
-def with_ids(ids: Any, mask: Any) -> pb.ModelInferRequest:
-    request = pb.ModelInferRequest(model_name=NAME)
-    for name, values in (("ids", ids), ("mask", mask)):
-        array = np.array(values, np.int64)
-        request.inputs.add(name=name, datatype="INT64", shape=array.shape)
-        request.raw_input_contents.append(to_raw(array, "INT64"))
-    return request
-
-
 async def test_bad_input_is_refused(running: Running) -> None:
     mask = "input 'mask' of 'letters': got another mask, expected ones, at least one, and then zeros in each row. Put"
-    good = with_ids([[1, 2], [3, 0]], [[1, 1], [1, 0]])
+    good = ids_request([[1, 2], [3, 0]], [[1, 1], [1, 0]])
     assert len((await running.infer(good)).outputs) == 2
     for request, message in (
         (text_request("a" * POSITIONS), f"text in input 'prompt': got {POSITIONS} tokens, expected 1 to 99. Shorten"),
@@ -180,11 +171,11 @@ async def test_bad_input_is_refused(running: Running) -> None:
         (text_request("a", temprature=1.0), "parameter name: got 'temprature', expected 'temperature'"),
         (text_request("a", max_loops=3), "'max_loops' of 'letters': got 3, expected none: the model is not a loop"),
         (text_request("a", stream_partial=True), "parameter 'stream_partial': got it on an RPC with one response"),
-        (with_ids([[1, 2], [3, 0]], [[1, 1], [0, 0]]), mask),  # in a form that is known
-        (with_ids([[1, 2, 3]], [[1, 0, 1]]), mask),
-        (with_ids([[1, 2, 3]], [[1, 2, 0]]), mask),
-        (with_ids([[1]], [[2**40]]), mask),
-        (with_ids(np.ones((1, POSITIONS)), np.ones((1, POSITIONS))), "input 'ids' shape of 'letters': got [1, 100]"),
+        (ids_request([[1, 2], [3, 0]], [[1, 1], [0, 0]]), mask),  # in a form that is known
+        (ids_request([[1, 2, 3]], [[1, 0, 1]]), mask),
+        (ids_request([[1, 2, 3]], [[1, 2, 0]]), mask),
+        (ids_request([[1]], [[2**40]]), mask),
+        (ids_request(np.ones((1, POSITIONS)), np.ones((1, POSITIONS))), "input 'ids' shape of 'letters': got [1, 100]"),
     ):
         with pytest.raises(InvalidRequest, match=re.escape(message)):
             await running.infer(request)

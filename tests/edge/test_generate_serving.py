@@ -20,6 +20,7 @@ from tests.support.http_requests import Heard, ask, tensor
 from tests.support.letters_model import (
     BYTES,
     FAILING,
+    LETTERS,
     MAX_BATCH_SIZE,
     NAME,
     POSITIONS,
@@ -97,7 +98,30 @@ def test_stock_client_gets_texts(client: triton.InferenceServerClient) -> None:
     assert text(client, "abc", stop='["zz", "ux", "uo"]') == ["flx"]
     assert text(client, "a" * (POSITIONS - 4) + "f", max_tokens=99) == [continued("a" * (POSITIONS - 4) + "f", 99)]
     metadata = client.get_model_metadata(NAME)
-    assert {output.name: output.datatype for output in metadata.outputs} == {"text": "BYTES", "generated": "INT32"}
+    outputs = {"text": "BYTES", "generated": "INT32", "logprobs": "FP32", "token_ids": "INT64"}
+    assert {output.name: output.datatype for output in metadata.outputs} == outputs
+
+
+def test_stock_client_gets_log_probabilities(client: triton.InferenceServerClient) -> None:
+    names = ("token_ids", "logprobs")
+    outputs = [triton.InferRequestedOutput(name) for name in names]
+    for asked in ({"outputs": outputs}, {"parameters": {"logprobs": True}}):
+        result = client.infer(NAME, inputs("abc", "yb"), client_timeout=20, **asked)
+        ids, logprobs = (result.as_numpy(name) for name in names)
+        assert [LETTERS[token] for token in ids[0]] == [*continued("abc")]
+        assert (ids[1].tolist(), logprobs[1, 1:].any()) == ([0, *[-1] * (len(ids[0]) - 1)], False)
+        assert ((logprobs[0] < -0.3) & (logprobs[0] > -1.2)).all()
+    answers: Queue[Any] = Queue()
+    client.start_stream(lambda result, error: answers.put(error or result))
+    client.async_stream_infer(NAME, inputs("abc"), parameters={"stream_partial": True, "logprobs": True})
+    found: list[int] = []
+    while True:
+        result = answers.get(timeout=20)
+        found += result.as_numpy("token_ids")[0].tolist()
+        if result.get_response().parameters["triton_final_response"].bool_param:
+            break
+    client.stop_stream()
+    assert found == ids[0].tolist()
 
 
 def test_streams_add_up_to_the_texts_of_single_requests(client: triton.InferenceServerClient) -> None:

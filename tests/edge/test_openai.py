@@ -24,7 +24,7 @@ def client(writer: Ready) -> Iterator[Any]:
 
 
 def test_stock_client_gets_texts(client: Any) -> None:
-    answer = client.completions.create(**completion(max_tokens=6, user="somebody", n=1, echo=False, logprobs=0))
+    answer = client.completions.create(**completion(max_tokens=6, user="somebody", n=1, echo=False))
     (choice,) = answer.choices
     assert (choice.text, choice.index, choice.finish_reason, choice.logprobs) == (TEXT, 0, "length", None)
     assert (answer.object, answer.model, answer.id[:5]) == ("text_completion", NAME, "cmpl-")

@@ -72,6 +72,13 @@ def cache(datatype: str, *shape: int) -> Change:
             "generate outputs: got ['generated'], expected {'generated': ('INT32'",
         ),
         (
+            lambda manifest: changed(
+                program(text="logprobs")(manifest),
+                outputs=(TensorSpec("logprobs", "BYTES", (-1, 1)), *manifest.outputs[1:]),
+            ),
+            "generate outputs: got ['generated', 'logprobs'], expected other names than 'logprobs' and 'token_ids'",
+        ),
+        (
             lambda manifest: changed(manifest, preprocess=None),
             "generate preprocess: got another one, expected a tokenizer for the manifest's inputs, ids and mask",
         ),

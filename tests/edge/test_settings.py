@@ -38,6 +38,7 @@ VALUES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...], str]] = {
     "max_queue_size": ((1, 2**31 - 1), (0, 2**31), "1 to 2147483647"),
     "max_queue_bytes": ((1, 2**63 - 1), (0, 2**63), "1 to 9223372036854775807"),
     "instances": ((1, 64), (0, 65), "1 to 64"),
+    "cache_mib": ((None, 1, 2**31 - 1), (0, 2**31), "1 to 2147483647"),
     "max_queue_delay_us": ((0, 1_000_000), (-1, 1_000_001), "0 to 1000000"),
     "default_timeout_ms": ((0, INF), (-1.0, NAN), "0 or more"),
     "drain_seconds": ((0, INF), (-0.1, -INF, NAN), "0 or more"),

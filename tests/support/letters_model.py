@@ -22,6 +22,7 @@ from edge.datatypes import TensorSpec
 from edge.pb import inference_pb2 as pb
 from edge.programs.generate import Generate, generator
 from edge.runtimes.build import load_runner
+from edge.serving.wire import to_raw
 from tests.support.models import graph_of, manifest_of, serialized
 
 NAME = "letters"
@@ -70,11 +71,11 @@ GRAPH = """letters (int64[N, T] tokens, int64[N, 1] lengths, int64[N, 1] last,
 }"""
 
 
-def continued(prompt: str, tokens: int = MAX_TOKENS) -> str:
-    """Return the text that follows a prompt."""
+def continued(prompt: str, tokens: int = MAX_TOKENS, *, shift: int = 0) -> str:
+    """Return the text that follows a prompt; a head may add ``shift`` to each of its letters."""
     ids = [LETTERS.index(letter) for letter in prompt]
     while len(ids) < len(prompt) + tokens and len(ids) < POSITIONS:
-        ids.append(sum(ids) % len(LETTERS))
+        ids.append((sum(ids) + shift) % len(LETTERS))
         if not ids[-1]:
             break
     return "".join(LETTERS[one] for one in ids[len(prompt) :] if one)
@@ -230,3 +231,14 @@ def text_request(*prompts: str | bytes, **parameters: Any) -> pb.ModelInferReque
         kind = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}[type(value)]
         setattr(message.parameters[name], kind, value)
     return message
+
+
+def ids_request(ids: Any, mask: Any, **parameters: Any) -> pb.ModelInferRequest:
+    """Return a request for the texts that follow ids of tokens, whose form a server remembers."""
+    request = text_request(**parameters)
+    request.ClearField("inputs")
+    for name, values in (("ids", ids), ("mask", mask)):
+        array = np.array(values, np.int64)
+        request.inputs.add(name=name, datatype="INT64", shape=array.shape)
+        request.raw_input_contents.append(to_raw(array, "INT64"))
+    return request
