@@ -143,19 +143,19 @@ class GenerationSession(Session):
         inputs = [request.inputs for request in requests]
         ids, mask = (np.concatenate([one[name] for one in inputs]) for name in (program.ids, program.mask))
         lengths = mask.sum(axis=1)
-        decoder = self._decoder or program.decoder(self._tier)
-        logits = decoder.add(ids, lengths)
-        self._decoder = decoder
-        rows = []
+        joining: dict[object, list[_Row]] = {}
         for request, one in zip(requests, inputs, strict=True):
             sampling = request.options.sampling or program.sampling
             head, rows_of_one = request.options.head, range(len(one[program.ids]))
-            own = [_Row(program, sampling, number, head) for number in rows_of_one]
-            self._requests[request.key] = own
-            rows += own
-        self._rows += rows
+            joining[request.key] = [_Row(program, sampling, number, head) for number in rows_of_one]
+        rows = [row for own in joining.values() for row in own]
         for row, length in zip(rows, lengths.tolist(), strict=True):
             row.prompt_tokens = length
+        decoder = self._decoder or program.decoder(self._tier)
+        logits = decoder.add(ids, lengths)
+        self._decoder = decoder
+        self._rows += rows
+        self._requests |= joining
         _append(rows, logits)
         return self._finished()
 
@@ -246,11 +246,17 @@ def _append(rows: Sequence[_Row], logits: Array) -> None:
             headed.setdefault(row.head.head, []).append(place)
     for head, places in headed.items():
         alphas = np.array([[rows[place].alpha] for place in places], np.float32)
-        logits[places] = head.move(logits[places], alphas)
+        try:
+            logits[places] = head.move(logits[places], alphas)
+        except RunnerError as error:  # of these rows alone
+            for place in places:
+                rows[place].error = error
     greedy = logits.argmax(axis=1)  # the place of a NaN, if there is one
     finite = np.isfinite(logits[np.arange(len(rows)), greedy]).tolist()
     now_ns = time.perf_counter_ns()
     for place, (row, token) in enumerate(zip(rows, greedy.tolist(), strict=True)):
+        if row.error:
+            continue
         if finite[place]:
             chosen = token if row.greedy else row.choose(logits[place])
             if row.logprobs is not None:
@@ -258,7 +264,8 @@ def _append(rows: Sequence[_Row], logits: Array) -> None:
             row.append(chosen, now_ns)
         else:
             given, fix = Literally("logits that are not finite"), "Usual causes are FP16 and a broken export."
-            row.error = RunnerError("decoder", given=given, expected="finite logits to choose a token from", fix=fix)
+            subject = f"head with alpha {row.alpha:g}" if row.head else "decoder"
+            row.error = RunnerError(subject, given=given, expected="finite logits to choose a token from", fix=fix)
 
 
 class _Row:
