@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -12,7 +11,7 @@ from edge.datatypes import NUMPY_TYPES, Array, TensorSpec, byte_size
 from edge.errors import InvalidRequest
 from edge.runner import DecoderTensors, LoopTensors, Tensor, check_feeds
 from edge.runtimes.cuda import Device, Memory
-from edge.runtimes.host_decoder import HostDecoder, infer_into
+from edge.runtimes.tensorrt_decoder import DecoderBuffers, TensorRtDecoder
 from edge.runtimes.tensorrt_device import SharedDevice
 from edge.runtimes.tensorrt_engine import Engine, Enqueued, Shape, TensorRtError
 from edge.runtimes.tensorrt_loop import LoopBuffers, TensorRtLoop
@@ -150,9 +149,14 @@ class TensorRtRunner(TensorRtModel):
                 self._loops.append(buffers)
             return TensorRtLoop(self, buffers)
 
-    def decoder(self, tensors: DecoderTensors) -> HostDecoder:
-        """Return a decoder without rows; see :meth:`edge.runner.Runner.decoder`."""
-        return HostDecoder(self.infer, partial(infer_into, self), (*self.inputs, *self.outputs), tensors)
+    def decoder(self, tensors: DecoderTensors) -> TensorRtDecoder:
+        """Return a decoder without rows; see :meth:`edge.runner.Runner.decoder`. It reuses a dropped one's buffers."""
+        with self.working() as (shared, engine):
+            buffers = next((one for one in self._decoders if one.free and one.tensors == tensors), None)
+            if not buffers:
+                buffers = DecoderBuffers(self, shared, engine, tensors)
+                self._decoders.append(buffers)
+            return TensorRtDecoder(self, buffers, self._check_indices)
 
     def _allocate(self, shared: SharedDevice, engine: Engine) -> None:
         sizes, mapped_bytes = engine.largest(), self._mapped_bytes
@@ -160,7 +164,8 @@ class TensorRtRunner(TensorRtModel):
             mapped_bytes = MAPPED_BYTES if shared.device.facts.integrated else 0
         self._slots = [_Slot(shared.device, sizes, mapped_bytes, self.own) for _ in range(SLOTS)]
         self._loops: list[LoopBuffers] = []
-        self._held = (self._slots, self._loops)
+        self._decoders: list[DecoderBuffers] = []
+        self._held = (self._slots, self._loops, self._decoders)
 
     def _start(self, feeds: Mapping[str, Tensor], keep: Collection[str]) -> PendingRun:
         check_feeds(self, feeds, keep, self.subject)
