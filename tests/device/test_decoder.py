@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from edge.bundles.bundle import Bundle
@@ -17,9 +18,9 @@ from edge.runner import DecoderTensors, DeviceDecoder
 from edge.runtimes.build import load_runner
 from edge.runtimes.host_decoder import HostDecoder, infer_into
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from edge.runtimes.tensorrt_decoder import TensorRtDecoder
 from edge.runtimes.tensorrt_device import shared_device
 from edge.runtimes.tensorrt_runner import TensorRtRunner
+from tests.device.engines import engine, loaded
 from tests.device.software import SoftwareDriver
 from tests.support.commands import answer, fewheads
 from tests.support.letters_model import MAX_BATCH_SIZE, NAME, write_letters_bundle
@@ -118,3 +119,146 @@ def test_rows_that_join_and_leave_have_the_logits_of_a_decoder_on_the_host(
         leaving = [place for place, length in enumerate(both.lengths) if random.random() < 0.15 or length > 90]
         if leaving:
             both.leave(*leaving)
+
+
+def test_steps_copy_tokens_and_logits_alone_whatever_the_length_of_the_cache(
+    runner: TensorRtRunner, software: SoftwareDriver
+) -> None:
+    both = Both(runner.decoder(TENSORS))
+    counted = []
+    for lengths in ((3, 2), (60, 60)):
+        both.join(*lengths)
+        for _ in range(3):  # the third one launches a graph, whose copy of the logits is no call
+            before = copies(software)
+            both.step()
+            counted.append([after - earlier for earlier, after in zip(before, copies(software), strict=True)])
+    # To the device: none, it reads the host's memory. Back: logits, in the second step for a graph, too. Within: one
+    # copy of each row's new key, and one of its new value.
+    assert counted == [[0, 1, 0, 4], [0, 2, 0, 4], [0, 0, 0, 4], [0, 1, 0, 8], [0, 2, 0, 8], [0, 0, 0, 8]]
+    before = copies(software)
+    both.leave(0)
+    assert copies(software) == [*before[:3], before[3] + 2]
+
+
+def copies(software: SoftwareDriver) -> list[int]:
+    ways = (("cuMemcpyHtoD", "cuMemcpyHtoDAsync"), ("cuMemcpyDtoH", "cuMemcpyDtoHAsync"))
+    ways += (("cuMemcpyDtoD", "cuMemcpyDtoDAsync"), ("cuMemcpy3D", "cuMemcpy3DAsync"))
+    return [sum(map(software.calls, names)) for names in ways]
+
+
+def test_the_cache_grows_with_the_places_up_to_those_of_the_profile_and_is_freed(
+    runner: TensorRtRunner, software: SoftwareDriver
+) -> None:
+    decoder = runner.decoder(TENSORS)
+    assert decoder.cache_bytes == 0
+    both, sizes = Both(decoder), []
+    empty = software.live()["bytes"]
+    both.join(31, 3)
+    for _ in range(66):
+        sizes.append(decoder.cache_bytes)
+        both.step()
+    both.leave(1)
+    assert sorted(set(sizes)) == [FEWEST_PLACES * PLACE_BYTES, 64 * PLACE_BYTES, MOST_PLACES * PLACE_BYTES]
+    assert sizes[1:3] == [sizes[0], 2 * sizes[0]]  # a row of 32 tokens fills 32 places
+    assert software.live()["bytes"] == empty + decoder.cache_bytes
+    both.leave(0)
+    assert decoder.cache_bytes == 0
+    assert software.live()["bytes"] == empty
+
+
+def test_memory_of_a_dropped_decoder_is_reused(runner: TensorRtRunner, software: SoftwareDriver) -> None:
+    lives = []
+    for _ in range(3):
+        decoder = runner.decoder(TENSORS)
+        other = runner.decoder(TENSORS)
+        for one in (decoder, other):
+            both = Both(one)
+            both.join(40)
+            both.step()
+        lives.append(software.live()["bytes"])
+        del decoder, other, one, both
+    assert lives == lives[:1] * 3
+    with pytest.raises(InvalidRequest, match=r"rows of model .*letters.*: got \[5, 3\], expected at most \[4, 99\]"):
+        runner.decoder(TENSORS).add(np.ones((5, 3), np.int64), np.full(5, 3))
+
+
+def test_a_row_whose_cache_has_no_numbers_leaves_none_behind(runner: TensorRtRunner) -> None:
+    decoder = runner.decoder(TENSORS)
+    both = Both(decoder)
+    both.join(9, 9)
+    device = shared_device().device
+    with device:
+        for address in decoder._buffers.cache.addresses().values():
+            device.upload(address, np.full(FEWEST_PLACES, np.nan, np.float32))  # the row at place 0
+    both.leave(0)
+    both.step()
+    both.join(2)
+    assert np.isfinite(decoder.step(np.array([1, 1]))).all()
+
+
+def test_a_cache_in_fp16_has_the_same_logits(bundle: Bundle, runner: TensorRtRunner) -> None:
+    profile = bundle.manifest.tensors(bundle.manifest.tiers[0].artifacts[0]).profile
+    shapes = {name: (one.min, one.opt, one.max) for name, one in profile.items()}
+    smaller = loaded(engine(in_fp16((bundle.path / "decoder.onnx").read_bytes()), shapes))
+    try:
+        both = Both(runner.decoder(TENSORS), smaller.decoder(TENSORS))
+        both.join(3, 40, 1)
+        for _ in range(30):
+            both.step()
+        both.leave(1)
+        both.step()
+        whole, halved = (decoder.cache_bytes for decoder in both.decoders)
+        assert halved == whole // 2
+    finally:
+        smaller.close()
+
+
+def in_fp16(model: bytes) -> bytes:
+    """Return a decoder with keys and values in FP16, which it computes with in FP32."""
+    changed = onnx.load_from_string(model)
+    graph, half = changed.graph, onnx.TensorProto.FLOAT16
+    for node in graph.node:
+        for names in (node.input, node.output):
+            for place, name in enumerate(names):
+                if name.startswith(("past_", "new_")):
+                    names[place] = f"{name}_whole"
+    for tensor in (*graph.input, *graph.output):
+        name = tensor.name
+        if name.startswith(("past_", "new_")):
+            tensor.type.tensor_type.elem_type = half
+            ends, kind = ([name], [f"{name}_whole"]), 1
+            if name.startswith("past_"):
+                graph.node.insert(0, onnx.helper.make_node("Cast", *ends, to=kind))
+            else:
+                graph.node.append(onnx.helper.make_node("Cast", *reversed(ends), to=half))
+    content: bytes = changed.SerializeToString()
+    return content
+
+
+def test_a_failure_in_any_call_leaves_a_decoder_that_can_be_dropped(
+    bundle: Bundle, cache: Path, software: SoftwareDriver
+) -> None:
+    failed: dict[str, int] = {}
+    for function in ("cuMemAlloc", "cuMemsetD8Async", "cuMemcpy3DAsync", "cuMemcpyDtoHAsync", "cuGraphLaunch"):
+        for nth in (1, 2, 3, 7):
+            runner = runner_of(bundle, cache)
+            try:
+                both = Both(on_host(bundle), runner.decoder(TENSORS), seed=nth)
+                both.join(3)
+                software.fail(function, 2, nth, times=2)
+                try:
+                    both.decoders[1].add(np.ones((2, 40), np.int64), np.array([40, 2]))
+                except RunnerError:
+                    failed[function] = failed.get(function, 0) + 1
+                    software.clear()
+                    both.step()  # the decoder is as before
+                    both.join(70)
+                    both.step()
+                software.clear()
+                both = Both(on_host(bundle), runner.decoder(TENSORS), seed=nth)
+                both.join(3, 40)
+                for _ in range(4):
+                    both.step()
+            finally:
+                runner.close()
+    assert failed == {"cuMemAlloc": 2, "cuMemsetD8Async": 4, "cuMemcpy3DAsync": 4, "cuMemcpyDtoHAsync": 1}
