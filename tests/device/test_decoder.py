@@ -12,8 +12,11 @@ import onnx
 import pytest
 
 from edge.bundles.bundle import Bundle
+from edge.bundles.programs import GenerateProgram
 from edge.datatypes import Array
 from edge.errors import InvalidRequest, RunnerError
+from edge.programs.generate import generator
+from edge.programs.program import Options
 from edge.runner import DecoderTensors, DeviceDecoder
 from edge.runtimes.build import load_runner
 from edge.runtimes.host_decoder import HostDecoder, infer_into
@@ -23,7 +26,7 @@ from edge.runtimes.tensorrt_runner import TensorRtRunner
 from tests.device.engines import engine, loaded
 from tests.device.software import SoftwareDriver
 from tests.support.commands import answer, fewheads
-from tests.support.letters_model import MAX_BATCH_SIZE, NAME, write_letters_bundle
+from tests.support.letters_model import MAX_BATCH_SIZE, NAME, continued, inputs_of, write_letters_bundle
 
 TENSORS = DecoderTensors(
     "tokens", "lengths", "last", "logits", tuple((f"past_{kind}", f"new_{kind}") for kind in ("key", "value"))
@@ -152,7 +155,7 @@ def test_the_cache_grows_with_the_places_up_to_those_of_the_profile_and_is_freed
     decoder = runner.decoder(TENSORS)
     assert decoder.cache_bytes == 0
     both, sizes = Both(decoder), []
-    empty = software.live()["bytes"]
+    empty = software.live()
     both.join(31, 3)
     for _ in range(66):
         sizes.append(decoder.cache_bytes)
@@ -160,10 +163,10 @@ def test_the_cache_grows_with_the_places_up_to_those_of_the_profile_and_is_freed
     both.leave(1)
     assert sorted(set(sizes)) == [FEWEST_PLACES * PLACE_BYTES, 64 * PLACE_BYTES, MOST_PLACES * PLACE_BYTES]
     assert sizes[1:3] == [sizes[0], 2 * sizes[0]]  # a row of 32 tokens fills 32 places
-    assert software.live()["bytes"] == empty + decoder.cache_bytes
+    assert software.live()["bytes"] == empty["bytes"] + decoder.cache_bytes
     both.leave(0)
     assert decoder.cache_bytes == 0
-    assert software.live()["bytes"] == empty
+    assert software.live() == empty  # nor is there a graph for memory that is freed
 
 
 def test_memory_of_a_dropped_decoder_is_reused(runner: TensorRtRunner, software: SoftwareDriver) -> None:
@@ -235,12 +238,12 @@ def in_fp16(model: bytes) -> bytes:
     return content
 
 
-def test_a_failure_in_any_call_leaves_a_decoder_that_can_be_dropped(
+def test_a_prompt_that_fails_leaves_the_decoder_as_before(
     bundle: Bundle, cache: Path, software: SoftwareDriver
 ) -> None:
     failed: dict[str, int] = {}
-    for function in ("cuMemAlloc", "cuMemsetD8Async", "cuMemcpy3DAsync", "cuMemcpyDtoHAsync", "cuGraphLaunch"):
-        for nth in (1, 2, 3, 7):
+    for function in ("cuMemAlloc", "cuMemsetD8Async", "cuMemcpy3DAsync", "cuMemcpyDtoHAsync"):
+        for nth in (1, 2, 3):
             runner = runner_of(bundle, cache)
             try:
                 both = Both(on_host(bundle), runner.decoder(TENSORS), seed=nth)
@@ -261,4 +264,13 @@ def test_a_failure_in_any_call_leaves_a_decoder_that_can_be_dropped(
                     both.step()
             finally:
                 runner.close()
-    assert failed == {"cuMemAlloc": 2, "cuMemsetD8Async": 4, "cuMemcpy3DAsync": 4, "cuMemcpyDtoHAsync": 1}
+    assert failed == {"cuMemAlloc": 2, "cuMemsetD8Async": 3, "cuMemcpy3DAsync": 3, "cuMemcpyDtoHAsync": 1}
+
+
+def test_texts_are_those_of_the_letters(bundle: Bundle, runner: TensorRtRunner) -> None:
+    assert isinstance(bundle.manifest.program, GenerateProgram)
+    program = generator(bundle, bundle.manifest.program, {"full": runner})
+    prompts = ["abc", "de", "k", "qrstu"]
+    outputs = program.compute(inputs_of(*prompts), Options("full")).outputs
+    assert [text.decode() for text in outputs["text"][:, 0]] == list(map(continued, prompts))
+    program.close()
