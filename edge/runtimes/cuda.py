@@ -42,6 +42,14 @@ class DeviceFacts(NamedTuple):
     integrated: bool  # shares the processor's memory
 
 
+class Slices(NamedTuple):
+    """Slices of equal lines in device memory."""
+
+    address: int
+    pitch: int  # bytes from a line to the next, at most those of the device's MAX_PITCH
+    lines: int  # from a slice to the next
+
+
 class Memory:
     """Memory of the device, of the host, or of both. Only :meth:`free` frees it."""
 
@@ -132,6 +140,20 @@ class Device:
     def copy(self, target: int, source: int, size_bytes: int, stream: Any) -> None:
         """Enqueue a copy within the device."""
         self._driver.memcpy_dtod_async(target, source, size_bytes, stream)
+
+    def copy_slices(self, target: Slices, source: Slices, shape: tuple[int, int, int], stream: Any) -> None:
+        """Enqueue one copy within the device.
+
+        Args:
+            shape: bytes of each line, lines of each slice, and slices.
+        """
+        copy = self._driver.Memcpy3D()
+        copy.width_in_bytes, copy.height, copy.depth = shape
+        copy.set_dst_device(target.address)
+        copy.dst_pitch, copy.dst_height = target[1:]
+        copy.set_src_device(source.address)
+        copy.src_pitch, copy.src_height = source[1:]
+        copy(stream)
 
     def clear(self, address: int, size_bytes: int, stream: Any) -> None:
         """Enqueue a fill with zeros."""

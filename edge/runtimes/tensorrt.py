@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from edge.bundles.programs import GenerateProgram
 from edge.errors import BackendError, Literally, UsageError
 from edge.instruments.board import read_board
 from edge.runner import Runner
@@ -94,7 +95,14 @@ class TensorRt(_Engines):
         assert built, "an isolated build"
         rebuild = f"Build it on this device: {self.build_command(source)} --replace"
         limits = built.report.index_limits if built.report else {}
-        return TensorRtRunner(built.data, self.flavor, subject=source.subject, rebuild=rebuild, index_limits=limits)
+        return TensorRtRunner(
+            built.data,
+            self.flavor,
+            subject=source.subject,
+            rebuild=rebuild,
+            index_limits=limits,
+            preallocates=not isinstance(source.bundle.manifest.program, GenerateProgram),
+        )
 
 
 class TensorRtRtx(_Engines):

@@ -172,8 +172,12 @@ class Engine:
             self._output_shapes[profile, shapes] = found
         return found
 
-    def enqueue(self, *work: Enqueued, after: After | None = None) -> None:
-        """Enqueue runs, and ``after`` behind each; raise a TensorRtError or a CudaError if one is rejected."""
+    def enqueue(self, *work: Enqueued, after: After | None = None, recurs: bool = True) -> None:
+        """Enqueue runs, and ``after`` behind each; raise a TensorRtError or a CudaError if one is rejected.
+
+        Args:
+            recurs: whether the work may get a graph.
+        """
         self._runs += 1
         captured = self._graphs.get(work)
         if captured:
@@ -181,7 +185,7 @@ class Engine:
             self._graphs.move_to_end(work)
             captured.graph.launch(self._shared.compute)
             self._shared.counts["launches"] += 1
-        elif not self._uses_graphs:
+        elif not (self._uses_graphs and recurs):
             self._enqueue_plain(work, after)
         elif work in self._seen and self._has_room():
             del self._seen[work]
@@ -192,6 +196,18 @@ class Engine:
             if len(self._seen) > GRAPHS:
                 self._seen.popitem(last=False)
             self._enqueue_plain(work, after)
+
+    def forget(self, memory: Memory) -> None:
+        """Free the graphs of work with addresses in some memory, before it is freed. None of them is in progress."""
+        addresses = range(memory.address, memory.address + memory.size_bytes)
+
+        def uses(work: Work) -> bool:
+            return any(address in addresses for run in work for address in run.addresses)
+
+        for work in filter(uses, tuple(self._seen)):
+            del self._seen[work]
+        for work in filter(uses, tuple(self._graphs)):
+            self._graphs.pop(work).graph.free()
 
     def arena_moves(self, arena: Memory) -> None:
         """Use another arena; see :data:`edge.runtimes.tensorrt_device.ArenaMoves`."""

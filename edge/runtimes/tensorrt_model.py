@@ -169,15 +169,18 @@ class TensorRtModel:
         self._memory.add(memory)
         return memory
 
+    def disown(self, memory: Memory) -> None:
+        """Free memory of :meth:`own`, which no work uses."""
+        self._memory.discard(memory)
+        memory.free()
+
     def buffer(self, shared: SharedDevice, size_bytes: int) -> Memory:
         """Return memory for a handle, reusing that of a dropped one if possible."""
         size_bytes = 1 << (size_bytes - 1).bit_length()  # few sizes, whatever the numbers of rows
         while self.dropped:
             self._spare.append(self.dropped.popleft())
         while len(self._spare) > _SPARE_BUFFERS:
-            memory = self._spare.popleft()
-            self._memory.discard(memory)
-            memory.free()
+            self.disown(self._spare.popleft())
         for memory in self._spare:
             if memory.size_bytes == size_bytes:
                 self._spare.remove(memory)

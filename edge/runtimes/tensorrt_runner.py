@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -12,7 +11,7 @@ from edge.datatypes import NUMPY_TYPES, Array, TensorSpec, byte_size
 from edge.errors import InvalidRequest
 from edge.runner import DecoderTensors, LoopTensors, Tensor, check_feeds
 from edge.runtimes.cuda import Device, Memory
-from edge.runtimes.host_decoder import HostDecoder, infer_into
+from edge.runtimes.tensorrt_decoder import DecoderBuffers, TensorRtDecoder
 from edge.runtimes.tensorrt_device import SharedDevice
 from edge.runtimes.tensorrt_engine import Engine, Enqueued, Shape, TensorRtError
 from edge.runtimes.tensorrt_loop import LoopBuffers, TensorRtLoop
@@ -27,7 +26,7 @@ MAPPED_BYTES = 16 * 1024
 
 
 class _Slot:
-    """The buffers of one pending run, each as large as the largest profile needs."""
+    """The buffers of one pending run."""
 
     def __init__(
         self, device: Device, sizes: Mapping[str, int], mapped_bytes: int, own: Callable[[Memory], Memory]
@@ -35,10 +34,9 @@ class _Slot:
         # The device uses these tensors in the host's memory; the others are copied.
         self.mapped = {name for name, size in sizes.items() if size <= mapped_bytes}
         self.host = {name: own(device.allocate_host(size, mapped=name in self.mapped)) for name, size in sizes.items()}
-        self.addresses = {
-            name: (self.host[name] if name in self.mapped else own(device.allocate(size))).address
-            for name, size in sizes.items()
-        }
+        on_device = {name: own(device.allocate(size)) for name, size in sizes.items() if name not in self.mapped}
+        self.addresses = {name: memory.address for name, memory in (self.host | on_device).items()}
+        self.memory = (*self.host.values(), *on_device.values())
         self.uploaded = device.event()  # after the copies of the inputs
         self.done = device.event()  # after the run
         self.busy = False
@@ -72,7 +70,7 @@ class PendingRun:
 class TensorRtRunner(TensorRtModel):
     """A model in TensorRT on this machine's GPU. Only the thread that created the runner may call it.
 
-    The constructor allocates the buffers of two runs. Later, only handles, loops and graphs allocate memory.
+    The constructor allocates the buffers of two runs. Later, only handles, loops, decoders and graphs allocate memory.
 
     Args:
         flavor: the package that has built the engine.
@@ -80,6 +78,8 @@ class TensorRtRunner(TensorRtModel):
         mapped_bytes: the largest tensor that the GPU uses in the host's memory; None is :data:`MAPPED_BYTES` for an
             integrated GPU, and 0 for others.
         index_limits: the rows of the smallest table that each input indexes.
+        preallocates: False if the buffers of a run grow with its tensors instead: those of a decoder's largest profile
+            would take the memory of several caches, and decoders have buffers of their own.
 
     Raises:
         BackendError: the engine cannot be loaded here. Nothing stays allocated.
@@ -98,8 +98,9 @@ class TensorRtRunner(TensorRtModel):
         mapped_bytes: int | None = None,
         graphs: bool = True,
         index_limits: Mapping[str, int] = MappingProxyType({}),
+        preallocates: bool = True,
     ) -> None:
-        self._index_limits = index_limits
+        self._index_limits, self._preallocates = index_limits, preallocates
         self._mapped_bytes = mapped_bytes
         super().__init__(engine, flavor, subject=subject, rebuild=rebuild, graphs=graphs)
 
@@ -150,17 +151,26 @@ class TensorRtRunner(TensorRtModel):
                 self._loops.append(buffers)
             return TensorRtLoop(self, buffers)
 
-    def decoder(self, tensors: DecoderTensors) -> HostDecoder:
-        """Return a decoder without rows; see :meth:`edge.runner.Runner.decoder`."""
-        return HostDecoder(self.infer, partial(infer_into, self), (*self.inputs, *self.outputs), tensors)
+    def decoder(self, tensors: DecoderTensors) -> TensorRtDecoder:
+        """Return a decoder without rows; see :meth:`edge.runner.Runner.decoder`. It reuses a dropped one's buffers."""
+        with self.working() as (shared, engine):
+            buffers = next((one for one in self._decoders if one.free and one.tensors == tensors), None)
+            if not buffers:
+                buffers = DecoderBuffers(self, shared, engine, tensors)
+                self._decoders.append(buffers)
+            return TensorRtDecoder(self, buffers, self._check_indices)
 
     def _allocate(self, shared: SharedDevice, engine: Engine) -> None:
         sizes, mapped_bytes = engine.largest(), self._mapped_bytes
         if mapped_bytes is None:
             mapped_bytes = MAPPED_BYTES if shared.device.facts.integrated else 0
+        self._mapped = mapped_bytes
+        if not self._preallocates:
+            sizes = dict.fromkeys(sizes, 0)
         self._slots = [_Slot(shared.device, sizes, mapped_bytes, self.own) for _ in range(SLOTS)]
         self._loops: list[LoopBuffers] = []
-        self._held = (self._slots, self._loops)
+        self._decoders: list[DecoderBuffers] = []
+        self._held = (self._slots, self._loops, self._decoders)
 
     def _start(self, feeds: Mapping[str, Tensor], keep: Collection[str]) -> PendingRun:
         check_feeds(self, feeds, keep, self.subject)
@@ -174,6 +184,8 @@ class TensorRtRunner(TensorRtModel):
             shapes = tuple(feeds[spec.name].shape for spec in self.inputs)
             profile = engine.profile_of(shapes)
             output_shapes = engine.output_shapes(profile, shapes)
+            if not self._preallocates:
+                slot = self._grown(shared, engine, slot, (*shapes, *output_shapes))
             addresses = self._feed(shared, slot, feeds)
             outputs: dict[str, Shape | TensorRtHandle] = {}
             copies: list[tuple[Array, int]] = []
@@ -194,6 +206,20 @@ class TensorRtRunner(TensorRtModel):
             slot.done.record(shared.compute)
             slot.busy = True
             return PendingRun(self, slot, outputs)
+
+    def _grown(self, shared: SharedDevice, engine: Engine, slot: _Slot, shapes: Sequence[Shape]) -> _Slot:
+        """Return a slot with room for tensors of these shapes: the given one, or a larger one in its place."""
+        specs = (*self.inputs, *self.outputs)
+        sizes = {spec.name: byte_size(spec.datatype, shape) for spec, shape in zip(specs, shapes, strict=True)}
+        if all(size <= slot.host[name].size_bytes for name, size in sizes.items()):
+            return slot
+        larger = _Slot(shared.device, sizes, self._mapped, self.own)
+        shared.compute.synchronize()
+        self._slots[self._slots.index(slot)] = larger
+        for memory in slot.memory:
+            engine.forget(memory)
+            self.disown(memory)
+        return larger
 
     def _check_indices(self, feeds: Mapping[str, Tensor]) -> None:
         """Check the values that index tables of the model, except those in handles, which were never on the host."""

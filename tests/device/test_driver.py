@@ -119,6 +119,37 @@ def test_synchronous_copy_of_pageable_memory_may_return_early() -> None:
 
 
 @pytest.mark.usefixtures("context")
+def test_a_3d_copy_moves_the_lines_of_slices_within_the_device() -> None:
+    source, target, found, stream = cuda.mem_alloc(SIZE), cuda.mem_alloc(SIZE), pinned(0), cuda.Stream()
+    given = pinned(0)
+    given[:] = np.arange(SIZE)
+    cuda.memcpy_htod(source, given)
+    cuda.memset_d8(target, 255, SIZE)
+    cuda.Context.synchronize()
+    copy = cuda.Memcpy3D()
+    copy.width_in_bytes, copy.height, copy.depth = 2, 3, 2
+    copy.set_src_device(int(source) + 1)
+    copy.src_pitch, copy.src_height = 4, 3
+    copy.set_dst_device(int(target))
+    copy.dst_pitch, copy.dst_height = 5, 4
+    copy(stream)
+    stream.synchronize()
+    cuda.memcpy_dtoh(found, target)
+    expected = np.full(SIZE, 255, np.uint8)
+    for place in range(2):
+        for line in range(3):
+            begin = 20 * place + 5 * line
+            expected[begin : begin + 2] = 12 * place + 4 * line + 1 + np.arange(2)
+    np.testing.assert_array_equal(found, expected)
+    copy.depth = 4  # beyond the allocation
+    with pytest.raises(cuda.LogicError, match="invalid argument"):
+        copy(stream)
+    copy.depth, copy.dst_height = 2, 2  # less than the lines of a slice
+    with pytest.raises(cuda.LogicError, match="invalid argument"):
+        copy(stream)
+
+
+@pytest.mark.usefixtures("context")
 @pytest.mark.parametrize("past_the_end", [False, True])
 def test_copies_outside_an_allocation_are_rejected(past_the_end: bool) -> None:
     memory, source = cuda.mem_alloc(SIZE), pinned(0)

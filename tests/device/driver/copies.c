@@ -100,6 +100,39 @@ CUresult CUDAAPI cuMemcpyDtoDAsync(CUdeviceptr destination, CUdeviceptr source, 
     return leave(copy_async("cuMemcpyDtoDAsync", device_place(destination), device_place(source), size, stream));
 }
 
+/* Within the device alone, and without offsets. */
+static CUresult copy_3d_async(const CUDA_MEMCPY3D *copy, CUstream handle) {
+    CUresult result = CUDA_SUCCESS;
+    Stream *stream = stream_of(handle, &result);
+    if (result)
+        return result;
+    if (copy->srcMemoryType != CU_MEMORYTYPE_DEVICE || copy->dstMemoryType != CU_MEMORYTYPE_DEVICE)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if (copy->srcXInBytes || copy->srcY || copy->srcZ || copy->dstXInBytes || copy->dstY || copy->dstZ)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    size_t width = copy->WidthInBytes, height = copy->Height, depth = copy->Depth;
+    if (!width || !height || !depth)
+        return CUDA_SUCCESS;
+    bool far = copy->srcPitch > INT32_MAX || copy->dstPitch > INT32_MAX; /* MAX_PITCH */
+    if (far || copy->srcPitch < width || copy->dstPitch < width || copy->srcHeight < height || copy->dstHeight < height)
+        return CUDA_ERROR_INVALID_VALUE;
+    Parts parts = {.width = width, .height = height, .depth = depth,
+                   .destination_pitch = copy->dstPitch, .destination_slice = copy->dstPitch * copy->dstHeight,
+                   .source_pitch = copy->srcPitch, .source_slice = copy->srcPitch * copy->srcHeight};
+    size_t to = (depth - 1) * parts.destination_slice + (height - 1) * parts.destination_pitch + width;
+    size_t from = (depth - 1) * parts.source_slice + (height - 1) * parts.source_pitch + width;
+    Operation operation = {.kind = COPY, .destination = device_place(copy->dstDevice),
+                           .source = device_place(copy->srcDevice), .parts = parts};
+    if (!valid(operation.destination, to) || !valid(operation.source, from))
+        return CUDA_ERROR_INVALID_VALUE;
+    return submit(stream, operation);
+}
+
+CUresult CUDAAPI cuMemcpy3DAsync(const CUDA_MEMCPY3D *copy, CUstream stream) {
+    ENTER(CALL)
+    return leave(copy_3d_async(copy, stream));
+}
+
 static CUresult fill(CUdeviceptr destination, unsigned value, unsigned width, size_t count, CUstream handle) {
     CUresult result = CUDA_SUCCESS;
     Stream *stream = stream_of(handle, &result);

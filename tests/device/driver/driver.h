@@ -89,6 +89,12 @@ typedef struct {
     uint64_t address;
 } Place;
 
+/* Parts of a copy, `width` bytes each: `height` of them in each of `depth` slices, with their distances in bytes. */
+typedef struct {
+    size_t width, height, depth;
+    size_t destination_pitch, destination_slice, source_pitch, source_slice;
+} Parts;
+
 /* What a stream holds until somebody synchronises it, and a node of a graph. */
 struct Operation {
     OperationKind kind;
@@ -96,6 +102,7 @@ struct Operation {
     Operation *next;
     Place destination, source;
     size_t size;
+    Parts parts;       /* COPY: all of `size` unless its height is set */
     void *staged;      /* pageable memory, copied at the call */
     unsigned value, width; /* FILL: one element and its size in bytes */
     Kernel kernel;

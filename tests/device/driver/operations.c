@@ -69,7 +69,24 @@ static unsigned char *resolve(Place place, size_t size) {
     return region ? region->host + (place.address - region->address) : NULL;
 }
 
+static CUresult copy_parts(const Operation *operation) {
+    const Parts *parts = &operation->parts;
+    for (size_t z = 0; z < parts->depth; z++)
+        for (size_t y = 0; y < parts->height; y++) {
+            Place to = operation->destination, from = operation->source;
+            to.address += z * parts->destination_slice + y * parts->destination_pitch;
+            from.address += z * parts->source_slice + y * parts->source_pitch;
+            unsigned char *destination = resolve(to, parts->width), *source = resolve(from, parts->width);
+            if (!destination || !source)
+                return CUDA_ERROR_ILLEGAL_ADDRESS;
+            memmove(destination, source, parts->width);
+        }
+    return CUDA_SUCCESS;
+}
+
 static CUresult copy(const Operation *operation) {
+    if (operation->parts.height)
+        return copy_parts(operation);
     unsigned char *destination = resolve(operation->destination, operation->size);
     const unsigned char *source = operation->staged ? operation->staged : resolve(operation->source, operation->size);
     if (!destination || !source)

@@ -1,0 +1,263 @@
+"""Decoders in TensorRT: keys and values in device memory, which the engine reads where they are.
+
+The engine writes new entries one behind the other, and copies within the device take them to their places. Only tokens
+and lengths come from the host, in memory that the device reads itself, and only logits go there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from edge.datatypes import Array
+from edge.errors import InvalidRequest
+from edge.runner import DecoderTensors
+from edge.runtimes.cuda import Memory
+from edge.runtimes.tensorrt_cache import ALIGNMENT, Entries, groups_of
+from edge.runtimes.tensorrt_device import SharedDevice
+from edge.runtimes.tensorrt_engine import Engine, Enqueued, Shape
+from edge.runtimes.tensorrt_model import TensorRtModel
+
+#: Tokens of a row that the cache has room for at first; it doubles as rows grow.
+_FEWEST_PLACES = 32
+_INDEX = np.dtype(np.int64)
+_NUMBER = np.dtype(np.float32)
+
+
+class DecoderBuffers:
+    """The memory of one decoder on the device and on the host, for the most rows of any profile.
+
+    Raises:
+        pycuda.driver.MemoryError: the device has too little memory. Nothing stays allocated.
+    """
+
+    def __init__(self, model: TensorRtModel, shared: SharedDevice, engine: Engine, tensors: DecoderTensors) -> None:
+        self._model, self._shared, self._engine, self.tensors = model, shared, engine, tensors
+        self.free = True
+        specs = {spec.name: spec for spec in (*engine.inputs, *engine.outputs)}
+        places = {spec.name: place for place, spec in enumerate(engine.inputs)}
+
+        def ranges(name: str, axis: int) -> tuple[int, int]:
+            found = [profile[places[name]] for profile in engine.profiles]
+            return min(one.least[axis] for one in found), max(one.most[axis] for one in found)
+
+        self.least_rows, self.most_rows = ranges(tensors.tokens, 0)
+        self.least_tokens, self.most_tokens = ranges(tensors.tokens, 1)
+        self.least_places, self.most_places = ranges(tensors.cache[0][0], 2)
+        self._past = groups_of(specs[past] for past, _ in tensors.cache)
+        self._new = groups_of(specs[new] for _, new in tensors.cache)
+        rows, vocabulary = self.most_rows, specs[tensors.logits].shape[1]
+        step = Entries(self._new, rows, 1)
+        indices = [_aligned(count * _INDEX.itemsize) for count in (rows * self.most_tokens, rows, rows, rows, rows)]
+        logits_bytes = rows * vocabulary * _NUMBER.itemsize
+        allocated: list[Memory] = []
+        try:
+            allocated.append(shared.device.allocate(_aligned(logits_bytes) + step.size_bytes))
+            allocated.append(shared.device.allocate_host(sum(indices), mapped=True))
+            allocated.append(shared.device.allocate_host(logits_bytes))
+            memory, mapped, host = map(model.own, allocated)
+        except BaseException:
+            for one in allocated:
+                one.free()
+            raise
+        self._logits, self.new = memory.address, step.at(memory.address + _aligned(logits_bytes))
+        ends = np.cumsum(indices).tolist()
+        starts = [0, *ends[:-1]]
+        self._addresses = [mapped.address + start for start in starts]
+        #: Prompts, their last places, zeros, tokens of a step, and tokens of each row in the cache.
+        self.prompts, self.last, zeros, self.step_tokens, self.lengths = (
+            mapped.bytes[start:end].view(_INDEX) for start, end in zip(starts, ends, strict=True)
+        )
+        zeros[:] = 0
+        self.logits: Array = host.bytes.view(_NUMBER).reshape(rows, vocabulary)
+        self.cache = Entries(self._past, rows, 0)
+        self._memory: Memory | None = None  # of the cache
+        self._prompt_memory: Memory | None = None  # of new entries
+        self.done = shared.device.event()
+
+    @property
+    def cache_bytes(self) -> int:
+        """Device memory of the cache."""
+        return self._memory.size_bytes if self._memory and self._memory.address else 0
+
+    def reserve(self, places: int, rows: int) -> None:
+        """Make room for so many places; the present ``rows`` stay. After an error the cache is as before."""
+        if places <= self.cache.places:
+            return
+        model, shared, old = self._model, self._shared, self.cache
+        power = 1 << max(places - 1, _FEWEST_PLACES - 1).bit_length()
+        cache = Entries(self._past, self.most_rows, min(max(power, self.least_places), self.most_places))
+        memory = model.own(shared.device.allocate(cache.size_bytes))
+        try:
+            cache = cache.at(memory.address)
+            shared.device.clear(memory.address, memory.size_bytes, shared.compute)
+            if rows:
+                cache.copy(old, (0, 0), shared.device, shared.compute, rows=rows, place=0, places=old.places)
+            shared.compute.synchronize()
+        except BaseException:
+            if not shared.synchronize():
+                model.disown(memory)
+            raise
+        self._replace(cache, memory)
+
+    def shrink(self) -> None:
+        """Free the cache of no rows, unless it is of the smallest size."""
+        if self.cache.places > max(_FEWEST_PLACES, self.least_places):
+            self._shared.compute.synchronize()
+            self._replace(Entries(self._past, self.most_rows, 0), None)
+
+    def _replace(self, cache: Entries, memory: Memory | None) -> None:
+        old, self.cache, self._memory = self._memory, cache, memory
+        if old:
+            self._engine.forget(old)
+            self._model.disown(old)
+
+    def run_prompts(self, count: int, longest: int) -> Entries:
+        """Enqueue a run of ``count`` prompts, and the copy of their logits; return the new entries.
+
+        They are valid until :meth:`free_prompts`.
+        """
+        shared, names = self._shared, self.tensors
+        self.free_prompts()  # of a call that failed
+        new, past = Entries(self._new, count, longest), Entries(self._past, count, self.least_places)
+        memory = self._prompt_memory = self._model.own(shared.device.allocate(new.size_bytes + past.size_bytes))
+        new, past = new.at(memory.address), past.at(memory.address + new.size_bytes)
+        shared.device.clear(memory.address + new.size_bytes, past.size_bytes, shared.compute)
+        prompts, last, zeros, _, _ = self._addresses
+        addresses = {names.tokens: prompts, names.lengths: zeros, names.last: last}
+        self._enqueue(addresses, past, new, count, longest, recurs=False)
+        return new
+
+    def free_prompts(self) -> None:
+        """Free the new entries of prompts, which no work uses."""
+        memory, self._prompt_memory = self._prompt_memory, None
+        if memory:
+            self._model.disown(memory)
+
+    def run_step(self, rows: int) -> None:
+        """Enqueue a step of some rows, and the copy of their logits."""
+        names = self.tensors
+        _, _, zeros, tokens, lengths = self._addresses
+        addresses = {names.tokens: tokens, names.lengths: lengths, names.last: zeros}
+        self._enqueue(addresses, self.cache, self.new, rows, 1, recurs=True)
+
+    def _enqueue(
+        self, addresses: Mapping[str, int], past: Entries, new: Entries, rows: int, tokens: int, *, recurs: bool
+    ) -> None:
+        names, shared, engine = self.tensors, self._shared, self._engine
+        column = rows, 1
+        shapes: dict[str, Shape] = {names.tokens: (rows, tokens), names.lengths: column, names.last: column}
+        shapes |= past.shapes(rows)
+        ordered = tuple(shapes[spec.name] for spec in engine.inputs)
+        found = {**addresses, **past.addresses(), **new.addresses(), names.logits: self._logits}
+        bound = tuple(found[spec.name] for spec in (*engine.inputs, *engine.outputs))
+        target = self.logits[:rows].reshape(-1).view(np.uint8)
+
+        def fetch(_: int) -> None:
+            shared.device.copy_out(target, self._logits, shared.compute)
+
+        engine.enqueue(Enqueued(engine.profile_of(ordered), ordered, bound), after=fetch, recurs=recurs)
+
+
+class TensorRtDecoder:
+    """The rows of a decoder; see :class:`edge.runner.DeviceDecoder`.
+
+    A step computes a number of rows that is a power of two, so that few graphs are enough. The cache is 0 behind the
+    end of each row: the engine multiplies these places by 0, and a NaN of an earlier row would stay one.
+
+    Args:
+        check: raises an InvalidRequest for indices outside their tables, by the inputs' names.
+    """
+
+    def __init__(
+        self, model: TensorRtModel, buffers: DecoderBuffers, check: Callable[[Mapping[str, Array]], None]
+    ) -> None:
+        self._model, self._buffers, self._check = model, buffers, check
+        self._rows = 0
+        with model.working():
+            buffers.shrink()
+        buffers.lengths[:] = 0
+        buffers.free = False
+
+    def __del__(self) -> None:
+        self._buffers.free = True
+
+    @property
+    def cache_bytes(self) -> int:
+        """Device memory of the cache."""
+        return self._buffers.cache_bytes
+
+    def add(self, tokens: Array, lengths: Array) -> Array:
+        """Compute prompts, and copy their new entries; see :meth:`edge.runner.DeviceDecoder.add`."""
+        buffers, names, begin = self._buffers, self._buffers.tensors, self._rows
+        count, longest = len(tokens), int(lengths.max())
+        room = buffers.most_rows - begin
+        most = min(buffers.most_tokens, buffers.most_places)
+        if count > room or longest > most:
+            fix = "Send fewer or shorter prompts, or build the engine with a larger profile."
+            raise self._rejected([count, longest], f"at most {[room, most]}, rows and tokens", fix)
+        tokens, last = tokens[:, :longest], lengths[:, None] - 1
+        self._check({names.tokens: tokens, names.lengths: np.zeros_like(last), names.last: last})
+        padded = max(count, buffers.least_rows), max(longest, buffers.least_tokens)
+        prompts = buffers.prompts[: padded[0] * padded[1]].reshape(padded)
+        with self._model.working() as (shared, _):
+            buffers.reserve(longest, begin)
+            prompts[:], buffers.last[: padded[0]] = 0, 0
+            prompts[:count, :longest], buffers.last[:count] = tokens, last[:, 0]
+            new = buffers.run_prompts(*padded)
+            buffers.cache.clear(shared.device, begin, count, shared.compute)
+            for row, length in enumerate(lengths.tolist()):
+                self._copy(shared, new, (row, begin + row), place=0, places=length)
+            buffers.done.record(shared.compute)
+            buffers.done.synchronize()
+            buffers.free_prompts()
+        buffers.lengths[begin : begin + count] = lengths
+        self._rows += count
+        return buffers.logits[:count]
+
+    def keep(self, rows: int, moves: Sequence[tuple[int, int]]) -> None:
+        """Copy rows from the end into gaps; see :meth:`edge.runner.DeviceDecoder.keep`."""
+        buffers = self._buffers
+        with self._model.working() as (shared, _):
+            for move in moves:
+                self._copy(shared, buffers.cache, move, place=0, places=buffers.cache.places)
+                buffers.lengths[move[1]] = buffers.lengths[move[0]]
+            buffers.lengths[rows:] = 0
+            self._rows = rows
+            if not rows:
+                buffers.shrink()
+
+    def step(self, tokens: Array) -> Array:
+        """Append a token to each row; see :meth:`edge.runner.DeviceDecoder.step`."""
+        buffers, names, rows = self._buffers, self._buffers.tensors, self._rows
+        lengths = buffers.lengths[:rows]
+        longest = int(lengths.max())
+        if longest >= buffers.most_places:
+            fix = "End the text earlier, or build the engine with a larger profile."
+            raise self._rejected([rows, longest + 1], f"at most {buffers.most_places} tokens", fix)
+        column = lengths[:, None]
+        self._check({names.tokens: tokens[:, None], names.lengths: column, names.last: np.zeros_like(column)})
+        padded = min(max(1 << (rows - 1).bit_length(), buffers.least_rows), buffers.most_rows)
+        with self._model.working() as (shared, _):
+            buffers.reserve(longest + 1, rows)
+            buffers.step_tokens[:rows], buffers.step_tokens[rows:] = tokens, 0
+            buffers.run_step(padded)
+            buffers.done.record(shared.compute)
+            # The host samples meanwhile. What comes next waits for these copies, as it is in the same stream.
+            for row, length in enumerate(lengths.tolist()):
+                self._copy(shared, buffers.new, (row, row), place=length, places=1)
+            buffers.done.synchronize()
+        lengths += 1
+        return buffers.logits[:rows]
+
+    def _copy(self, shared: SharedDevice, source: Entries, move: tuple[int, int], *, place: int, places: int) -> None:
+        cache = self._buffers.cache
+        cache.copy(source, move, shared.device, shared.compute, rows=1, place=place, places=places)
+
+    def _rejected(self, given: list[int], expected: str, fix: str) -> InvalidRequest:
+        return InvalidRequest(f"rows of {self._model.subject}", given=given, expected=expected, fix=fix)
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,276 @@
+"""Decoders on TensorRT: the logits of decoders on the host, from a cache that never leaves the device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from edge.bundles.bundle import Bundle
+from edge.bundles.programs import GenerateProgram
+from edge.datatypes import Array
+from edge.errors import InvalidRequest, RunnerError
+from edge.programs.generate import generator
+from edge.programs.program import Options
+from edge.runner import DecoderTensors, DeviceDecoder
+from edge.runtimes.build import load_runner
+from edge.runtimes.host_decoder import HostDecoder, infer_into
+from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
+from edge.runtimes.tensorrt_device import shared_device
+from edge.runtimes.tensorrt_runner import TensorRtRunner
+from tests.device.engines import engine, loaded
+from tests.device.software import SoftwareDriver
+from tests.support.commands import answer, fewheads
+from tests.support.letters_model import MAX_BATCH_SIZE, NAME, continued, inputs_of, write_letters_bundle
+
+TENSORS = DecoderTensors(
+    "tokens", "lengths", "last", "logits", tuple((f"past_{kind}", f"new_{kind}") for kind in ("key", "value"))
+)
+#: Bytes of the cache at one place of all rows: a key of one number, and a value of six.
+PLACE_BYTES = MAX_BATCH_SIZE * 7 * 4
+FEWEST_PLACES, MOST_PLACES = 32, 128
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return write_letters_bundle(tmp_path_factory.mktemp("letters") / NAME)
+
+
+@pytest.fixture(scope="module")
+def cache(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with the engine, built in a child process."""
+    directory = tmp_path_factory.mktemp("cache")
+    (built,) = json.loads(
+        answer(fewheads("build", bundle.path, "--target", "tensorrt", "--cache", directory, "--json"))
+    )
+    assert built["build"]["golden"]["rows"] == 2
+    return directory
+
+
+def runner_of(bundle: Bundle, cache: Path) -> TensorRtRunner:
+    runner = load_runner(bundle, "tensorrt", cache, role="backbone").runner
+    assert isinstance(runner, TensorRtRunner)
+    return runner
+
+
+@pytest.fixture
+def runner(bundle: Bundle, cache: Path) -> Iterator[TensorRtRunner]:
+    loaded = runner_of(bundle, cache)
+    yield loaded
+    loaded.close()
+
+
+def on_host(bundle: Bundle) -> HostDecoder:
+    runner = OnnxRuntimeRunner((bundle.path / "decoder.onnx").read_bytes(), subject="a decoder")
+    return HostDecoder(runner.infer, partial(infer_into, runner), (*runner.inputs, *runner.outputs), TENSORS)
+
+
+class Both:
+    """Two decoders that get the same rows, and give the same logits."""
+
+    def __init__(self, *decoders: DeviceDecoder, seed: int = 0) -> None:
+        self.decoders = decoders
+        self.lengths: list[int] = []
+        self._random = np.random.default_rng(seed)
+
+    def tokens(self, *shape: int) -> Array:
+        return self._random.integers(1, 26, shape)  # none of them has no logits
+
+    def join(self, *lengths: int) -> None:
+        prompts = self.tokens(len(lengths), max(lengths) + 1)
+        self._check([decoder.add(prompts, np.array(lengths)).copy() for decoder in self.decoders])
+        self.lengths += lengths
+
+    def step(self) -> None:
+        tokens = self.tokens(len(self.lengths))
+        self._check([decoder.step(tokens).copy() for decoder in self.decoders])
+        self.lengths = [length + 1 for length in self.lengths]
+
+    def leave(self, *places: int) -> None:
+        rows = len(self.lengths) - len(places)
+        staying = [place for place in range(rows, len(self.lengths)) if place not in places]
+        moves = list(zip(staying, sorted(places), strict=False))
+        for source, target in moves:
+            self.lengths[target] = self.lengths[source]
+        del self.lengths[rows:]
+        for decoder in self.decoders:
+            decoder.keep(rows, moves)
+
+    def _check(self, logits: list[Array]) -> None:
+        for other in logits[1:]:
+            np.testing.assert_array_equal(logits[0], other)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_that_join_and_leave_have_the_logits_of_a_decoder_on_the_host(
+    bundle: Bundle, runner: TensorRtRunner, seed: int
+) -> None:
+    both = Both(on_host(bundle), runner.decoder(TENSORS), seed=seed)
+    random = np.random.default_rng(seed)
+    for _ in range(60):
+        room = MAX_BATCH_SIZE - len(both.lengths)
+        if room and random.random() < 0.4:
+            both.join(*random.choice([1, 3, 31, 32, 33, 70], int(random.integers(1, room + 1))))
+        for _ in range(int(random.integers(1, 4))):
+            if both.lengths and max(both.lengths) < 99:
+                both.step()
+        leaving = [place for place, length in enumerate(both.lengths) if random.random() < 0.15 or length > 90]
+        if leaving:
+            both.leave(*leaving)
+
+
+def test_steps_copy_tokens_and_logits_alone_whatever_the_length_of_the_cache(
+    runner: TensorRtRunner, software: SoftwareDriver
+) -> None:
+    both = Both(runner.decoder(TENSORS))
+    counted = []
+    for lengths in ((3, 2), (60, 60)):
+        both.join(*lengths)
+        for _ in range(3):  # the third one launches a graph, whose copy of the logits is no call
+            before = copies(software)
+            both.step()
+            counted.append([after - earlier for earlier, after in zip(before, copies(software), strict=True)])
+    # To the device: none, it reads the host's memory. Back: logits, in the second step for a graph, too. Within: one
+    # copy of each row's new key, and one of its new value.
+    assert counted == [[0, 1, 0, 4], [0, 2, 0, 4], [0, 0, 0, 4], [0, 1, 0, 8], [0, 2, 0, 8], [0, 0, 0, 8]]
+    before = copies(software)
+    both.leave(0)
+    assert copies(software) == [*before[:3], before[3] + 2]
+
+
+def copies(software: SoftwareDriver) -> list[int]:
+    ways = (("cuMemcpyHtoD", "cuMemcpyHtoDAsync"), ("cuMemcpyDtoH", "cuMemcpyDtoHAsync"))
+    ways += (("cuMemcpyDtoD", "cuMemcpyDtoDAsync"), ("cuMemcpy3D", "cuMemcpy3DAsync"))
+    return [sum(map(software.calls, names)) for names in ways]
+
+
+def test_the_cache_grows_with_the_places_up_to_those_of_the_profile_and_is_freed(
+    runner: TensorRtRunner, software: SoftwareDriver
+) -> None:
+    decoder = runner.decoder(TENSORS)
+    assert decoder.cache_bytes == 0
+    both, sizes = Both(decoder), []
+    empty = software.live()
+    both.join(31, 3)
+    for _ in range(66):
+        sizes.append(decoder.cache_bytes)
+        both.step()
+    both.leave(1)
+    assert sorted(set(sizes)) == [FEWEST_PLACES * PLACE_BYTES, 64 * PLACE_BYTES, MOST_PLACES * PLACE_BYTES]
+    assert sizes[1:3] == [sizes[0], 2 * sizes[0]]  # a row of 32 tokens fills 32 places
+    assert software.live()["bytes"] == empty["bytes"] + decoder.cache_bytes
+    both.leave(0)
+    assert decoder.cache_bytes == 0
+    assert software.live() == empty  # nor is there a graph for memory that is freed
+
+
+def test_memory_of_a_dropped_decoder_is_reused(runner: TensorRtRunner, software: SoftwareDriver) -> None:
+    lives = []
+    for _ in range(3):
+        decoder = runner.decoder(TENSORS)
+        other = runner.decoder(TENSORS)
+        for one in (decoder, other):
+            both = Both(one)
+            both.join(40)
+            both.step()
+        lives.append(software.live()["bytes"])
+        del decoder, other, one, both
+    assert lives == lives[:1] * 3
+    with pytest.raises(InvalidRequest, match=r"rows of model .*letters.*: got \[5, 3\], expected at most \[4, 99\]"):
+        runner.decoder(TENSORS).add(np.ones((5, 3), np.int64), np.full(5, 3))
+
+
+def test_a_row_whose_cache_has_no_numbers_leaves_none_behind(runner: TensorRtRunner) -> None:
+    decoder = runner.decoder(TENSORS)
+    both = Both(decoder)
+    both.join(9, 9)
+    device = shared_device().device
+    with device:
+        for address in decoder._buffers.cache.addresses().values():
+            device.upload(address, np.full(FEWEST_PLACES, np.nan, np.float32))  # the row at place 0
+    both.leave(0)
+    both.step()
+    both.join(2)
+    assert np.isfinite(decoder.step(np.array([1, 1]))).all()
+
+
+def test_a_cache_in_fp16_has_the_same_logits(bundle: Bundle, runner: TensorRtRunner) -> None:
+    profile = bundle.manifest.tensors(bundle.manifest.tiers[0].artifacts[0]).profile
+    shapes = {name: (one.min, one.opt, one.max) for name, one in profile.items()}
+    smaller = loaded(engine(in_fp16((bundle.path / "decoder.onnx").read_bytes()), shapes))
+    try:
+        both = Both(runner.decoder(TENSORS), smaller.decoder(TENSORS))
+        both.join(3, 40, 1)
+        for _ in range(30):
+            both.step()
+        both.leave(1)
+        both.step()
+        whole, halved = (decoder.cache_bytes for decoder in both.decoders)
+        assert halved == whole // 2
+    finally:
+        smaller.close()
+
+
+def in_fp16(model: bytes) -> bytes:
+    """Return a decoder with keys and values in FP16, which it computes with in FP32."""
+    changed = onnx.load_from_string(model)
+    graph, half = changed.graph, onnx.TensorProto.FLOAT16
+    for node in graph.node:
+        for names in (node.input, node.output):
+            for place, name in enumerate(names):
+                if name.startswith(("past_", "new_")):
+                    names[place] = f"{name}_whole"
+    for tensor in (*graph.input, *graph.output):
+        name = tensor.name
+        if name.startswith(("past_", "new_")):
+            tensor.type.tensor_type.elem_type = half
+            ends, kind = ([name], [f"{name}_whole"]), 1
+            if name.startswith("past_"):
+                graph.node.insert(0, onnx.helper.make_node("Cast", *ends, to=kind))
+            else:
+                graph.node.append(onnx.helper.make_node("Cast", *reversed(ends), to=half))
+    content: bytes = changed.SerializeToString()
+    return content
+
+
+def test_a_prompt_that_fails_leaves_the_decoder_as_before(
+    bundle: Bundle, cache: Path, software: SoftwareDriver
+) -> None:
+    failed: dict[str, int] = {}
+    for function in ("cuMemAlloc", "cuMemsetD8Async", "cuMemcpy3DAsync", "cuMemcpyDtoHAsync"):
+        for nth in (1, 2, 3):
+            runner = runner_of(bundle, cache)
+            try:
+                both = Both(on_host(bundle), runner.decoder(TENSORS), seed=nth)
+                both.join(3)
+                software.fail(function, 2, nth, times=2)
+                try:
+                    both.decoders[1].add(np.ones((2, 40), np.int64), np.array([40, 2]))
+                except RunnerError:
+                    failed[function] = failed.get(function, 0) + 1
+                    software.clear()
+                    both.step()  # the decoder is as before
+                    both.join(70)
+                    both.step()
+                software.clear()
+                both = Both(on_host(bundle), runner.decoder(TENSORS), seed=nth)
+                both.join(3, 40)
+                for _ in range(4):
+                    both.step()
+            finally:
+                runner.close()
+    assert failed == {"cuMemAlloc": 2, "cuMemsetD8Async": 3, "cuMemcpy3DAsync": 3, "cuMemcpyDtoHAsync": 1}
+
+
+def test_texts_are_those_of_the_letters(bundle: Bundle, runner: TensorRtRunner) -> None:
+    assert isinstance(bundle.manifest.program, GenerateProgram)
+    program = generator(bundle, bundle.manifest.program, {"full": runner})
+    prompts = ["abc", "de", "xy", "hello"]
+    outputs = program.compute(inputs_of(*prompts), Options("full")).outputs
+    assert [text.decode() for text in outputs["text"][:, 0]] == list(map(continued, prompts))
+    program.close()

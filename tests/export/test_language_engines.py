@@ -1,0 +1,56 @@
+"""The graphs of language models in TensorRT-RTX: they compile for all rows, tokens and places, in FP32 and in FP16."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from edge.bundles.manifest import Profile
+from edge.runtimes.tensorrt_builder import compile_onnx
+from edge.runtimes.tensorrt_profiles import described
+from export.convert import to_onnx
+from export.language.decoder import LAST, LENGTHS, TOKENS, DecoderGraph, cache_names, decoder_onnx
+from export.language.folding import FoldedHead
+from export.precision import half
+from tests.support.language_models import bpe, tiny_gpt2
+from tests.support.marks import with_rtx
+
+pytestmark = with_rtx
+
+compiled = partial(compile_onnx, flavor="tensorrt_rtx", compute_capability="SM86", subject="a language model")
+PRECISIONS = pytest.mark.parametrize("converted", [bytes, half], ids=["fp32", "fp16"])
+POSITIONS, ROWS = 64, 8
+
+
+@PRECISIONS
+def test_a_decoder_compiles(converted):
+    graph = DecoderGraph(tiny_gpt2(positions=POSITIONS))
+    column = Profile(min=(1, 1), opt=(1, 1), max=(ROWS, 1))
+    tokens = Profile(min=(1, 1), opt=(1, 1), max=(ROWS, POSITIONS - 1))
+    places = Profile(*((rows, graph.key_heads, length, graph.width) for rows, length in ((1, 1), (1, 32), (ROWS, 64))))
+    profile = {TOKENS: tokens, LENGTHS: column, LAST: column}
+    profile |= {past: places for past, _ in cache_names(graph.layers)}
+    report = compiled(converted(decoder_onnx(graph)), profile).report
+    assert (report.typing, report.notes) == ("strong", ())
+    assert report.profiles == (described(profile),)
+    # The runner checks tokens. Lengths index the table of positions only together with the places of new tokens.
+    assert report.index_limits == {TOKENS: bpe().size}
+
+
+@PRECISIONS
+def test_a_head_compiles(converted):
+    vocabulary = 96
+    axes = {
+        "logits": {"batch": (1, 1, ROWS), "vocabulary": (1, vocabulary, vocabulary)},
+        "keys": {"groups": (1, 1, 4), "width": (1, 8, 32), "vocabulary": (1, vocabulary, vocabulary)},
+        "values": {"groups": (1, 1, 4), "vocabulary": (1, vocabulary, vocabulary), "width": (1, 8, 32)},
+        "temperatures": {"groups": (1, 1, 4)},
+        "alpha": {"batch": (1, 1, ROWS), "one": (1, 1, 1)},
+    }
+    profile = {name: Profile(*zip(*sizes.values(), strict=True)) for name, sizes in axes.items()}
+    dynamic = {name: {axis: of for axis, of in enumerate(sizes) if of != "one"} for name, sizes in axes.items()}
+    shapes = {"batch": 3, "vocabulary": vocabulary, "groups": 2, "width": 5, "one": 1}
+    inputs = {name: torch.rand([shapes[size] for size in sizes]) for name, sizes in axes.items()}
+    report = compiled(converted(to_onnx(FoldedHead(), inputs, ["moved"], dynamic)), profile).report
+    assert (report.typing, report.notes) == ("strong", ())
+    assert report.profiles == (described(profile),)
