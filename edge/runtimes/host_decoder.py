@@ -78,6 +78,7 @@ class HostDecoder:
         for group in self._groups:
             for past, (_, new) in zip(group.past, group.names, strict=True):
                 past[begin:end, :, :longest] = outputs[new]
+                past[begin:end, :, longest:] = 0  # a NaN that an earlier row left would spoil the products
         self._lengths[begin:end, 0] = lengths
         self._rows = end
         return outputs[names.logits]
@@ -88,6 +89,7 @@ class HostDecoder:
             length = self._lengths[target, 0] = self._lengths[source, 0]
             for group in self._groups:
                 group.past[:, target, :, :length] = group.past[:, source, :, :length]
+                group.past[:, target, :, length:] = 0
         self._rows = rows
         if not rows and self._places > FEWEST_PLACES:
             self._resize(1, 0)

@@ -16,9 +16,9 @@ from edge.datatypes import Array
 from edge.errors import DeadlineExceeded, RunnerError
 from edge.programs.generate import PROMPT_TOKENS, Generate
 from edge.programs.loop import Loop
-from edge.programs.program import Computed, LoopLimits, Options
+from edge.programs.program import AppliedHead, Computed, LoopLimits, Options
 from edge.programs.sampling import Sampling
-from edge.programs.session import Joining
+from edge.programs.session import Finished, Joining
 from edge.protocol import STOPPED
 from edge.scheduling.answers import PartialAnswers
 from edge.scheduling.batching import BatchAssembler
@@ -119,6 +119,32 @@ def test_request_with_a_failing_row_leaves_alone(letters: Generate) -> None:
         "good": [continued(GOES_ON), continued("ab")],
         "beside": [continued("ah")],
     }
+
+
+class Failing:
+    """A head that fails for the alpha 0."""
+
+    def move(self, logits: Array, alpha: Array) -> Array:
+        if not alpha.all():
+            raise RunnerError("head", given=0, expected="an answer", fix="None.")
+        return logits
+
+
+def test_head_that_fails_ends_its_own_texts_alone(letters: Generate) -> None:
+    session, head = letters.session(options()), Failing()
+    session.add([Joining("plain", inputs_of(GOES_ON), options())])
+    broken = options()._replace(head=AppliedHead(head, 0.0))
+    (ended,) = session.add([Joining("broken", inputs_of("de"), broken)])
+    assert (ended.key, ended.error and ended.error.subject) == ("broken", "head")
+    later = options()._replace(head=AppliedHead(head, 1.0))
+    assert session.add([Joining("later", inputs_of("de"), later)]) == []
+    session._rows[-1].alpha = 0.0
+    (ended,) = session.step()
+    assert (ended.key, ended.error is None, session.rows) == ("later", False, 1)
+    finished: list[Finished] = []
+    while not finished:
+        finished = session.step()
+    assert texts(finished[0].computed) == [continued(GOES_ON)]
 
 
 @settings(max_examples=60, deadline=None)

@@ -135,7 +135,12 @@ async def test_wrong_heads_are_refused(running: Running) -> None:
             "a head of letters 1, expected a head of letters 1 with the same weights",
         ),
         (NAME, {"alpha": 2}, InvalidRequest, "parameter 'alpha': got 2, expected it beside 'head'. Name a head"),
-        (NAME, {"head": ONE, "alpha": float("nan")}, InvalidRequest, "'alpha' of 'letters': got nan, expected a fin"),
+        (
+            NAME,
+            {"head": ONE, "alpha": float("nan")},
+            InvalidRequest,
+            "'alpha' of 'letters': got nan, expected -1000 to 1000. 1 is",
+        ),
     ):
         request = text_request(PROMPT, **parameters)
         request.model_name = model
