@@ -14,7 +14,6 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -62,21 +61,21 @@ def bare(
     return np.array(texts).T.tolist()
 
 
-async def served(port: int, model: str, prompts: list[str], tokens: int) -> list[bytes]:
+async def served(channel: grpc.aio.Channel, model: str, prompts: list[str], tokens: int) -> list[str]:
     """Return the texts of concurrent requests, one for each prompt."""
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        infer = channel.unary_unary(f"/{INFERENCE}/ModelInfer", pb.ModelInferRequest.SerializeToString,
-                                    pb.ModelInferResponse.FromString)  # fmt: skip
+    infer = channel.unary_unary(
+        f"/{INFERENCE}/ModelInfer", pb.ModelInferRequest.SerializeToString, pb.ModelInferResponse.FromString
+    )
 
-        async def ask(prompt: str) -> bytes:
-            request = pb.ModelInferRequest(model_name=model)
-            given = request.inputs.add(name="prompt", datatype="BYTES", shape=(1, 1))
-            given.contents.bytes_contents.append(prompt.encode())
-            request.parameters["max_tokens"].int64_param = tokens
-            response = await infer(request)
-            return bytes(response.raw_output_contents[0][4:])
+    async def ask(prompt: str) -> str:
+        request = pb.ModelInferRequest(model_name=model)
+        given = request.inputs.add(name="prompt", datatype="BYTES", shape=(1, 1))
+        given.contents.bytes_contents.append(prompt.encode())
+        request.parameters["max_tokens"].int64_param = tokens
+        response = await infer(request)
+        return str(response.raw_output_contents[0][4:], "utf-8")
 
-        return await asyncio.gather(*map(ask, prompts))
+    return await asyncio.gather(*map(ask, prompts))
 
 
 def main() -> None:
@@ -99,34 +98,44 @@ def main() -> None:
     bundle = Bundle.open(options.bundle)
     session, program = session_of(bundle), bundle.manifest.program
     assert isinstance(program, GenerateProgram)
-    golden = [text.decode() for text in bundle.golden.raw["prompt"].ravel().tolist()]
     rows, tokens = options.rows, options.tokens
-    # Prompts of one length: the loop and transformers would have to pad others.
-    texts = [golden[0]] * rows
-    prompts = np.array([tokenizer.encode(text).ids for text in texts])
-
+    # One prompt for all rows: the loop and transformers would have to pad others.
+    lasting = np.flatnonzero(bundle.golden.outputs[program.generated][:, 0] >= min(tokens, program.max_tokens))
+    if not len(lasting):
+        parser.error(f"all golden texts of {options.bundle} end before {tokens} tokens; give fewer --tokens")
+    text = bundle.golden.raw["prompt"][lasting[0], 0].decode()
+    prompts = np.array([tokenizer.encode(text).ids] * rows)
     ids, mask = torch.from_numpy(prompts), torch.ones(prompts.shape, dtype=torch.int64)
     lengths = {"min_new_tokens": tokens, "max_new_tokens": tokens}
 
-    def library() -> object:
+    def decoded(rows_of_tokens: list[list[int]]) -> list[str]:
+        return [tokenizer.decode(row) for row in rows_of_tokens]
+
+    def library() -> list[str]:
         with torch.no_grad():
-            return model.generate(ids, attention_mask=mask, do_sample=False, pad_token_id=0, **lengths)
+            made = model.generate(ids, attention_mask=mask, do_sample=False, pad_token_id=0, **lengths)
+        return decoded(made[:, ids.shape[1] :].tolist())
 
-    rates: dict[str, list[float]] = {}
+    async def measure(port: int) -> dict[str, list[float]]:
+        rates: dict[str, list[float]] = {}
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            for number in range(options.rounds + 1):
+                texts = {}
+                for name in ("served", "bare loop", "transformers"):
+                    begun = time.perf_counter()
+                    if name == "served":
+                        texts[name] = await served(channel, bundle.manifest.name, [text] * rows, tokens)
+                    else:
+                        texts[name] = (
+                            library() if name == "transformers" else decoded(bare(session, program, prompts, tokens))
+                        )
+                    if number:  # the first round warms up
+                        rates.setdefault(name, []).append(rows * tokens / (time.perf_counter() - begun))
+                assert texts["served"] == texts["bare loop"] == texts["transformers"], texts
+        return rates
+
     with serving(options.bundle, target="onnxruntime") as ready:
-
-        def ask() -> object:
-            return asyncio.run(served(ready.grpc_port, bundle.manifest.name, texts, tokens))
-
-        ways: dict[str, Callable[[], object]] = {
-            "served": ask, "bare loop": lambda: bare(session, program, prompts, tokens), "transformers": library
-        }  # fmt: skip
-        for number in range(options.rounds + 1):
-            for name, way in ways.items():
-                begun = time.perf_counter()
-                way()
-                if number:  # the first round warms up
-                    rates.setdefault(name, []).append(rows * tokens / (time.perf_counter() - begun))
+        rates = asyncio.run(measure(ready.grpc_port))
     record: dict[str, object] = {
         "rows": rows,
         "tokens": tokens,

@@ -133,6 +133,8 @@ def _check_head(program: HeadProgram, manifest: Manifest, subject: str) -> None:
     for tier in manifest.tiers:
         reads, gives = ({spec.name for spec in specs} for specs in manifest.tensors(tier.artifacts[0])[:2])
         wanted = {program.logits, program.alpha, program.keys, program.values, program.temperatures}
+        field, none = f"golden of artifact {tier.artifacts[0].file!r}", Literally("none")
+        require(tier.artifacts[0].golden, subject, field, none, "a golden set for its own tensors")
         field = f"head file of tier {tier.name!r}"
         require(reads == wanted, subject, field, sorted(reads), f"the inputs {sorted(wanted)}")
         require(gives == {program.moved}, subject, field, sorted(gives), f"the output {program.moved!r}")

@@ -13,7 +13,7 @@ from edge.datatypes import Array
 from edge.errors import InvalidRequest, Literally
 
 #: Stop strings of a request, and the characters of each.
-_MOST_STOPS, _LONGEST_STOP = 16, 256
+_MOST_STOPS, _LONGEST_STOP = 4, 256
 _MOST_SEED = 2**63 - 1
 
 
