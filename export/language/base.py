@@ -16,6 +16,7 @@ from export.language.controls import revised_logits
 from export.language.files import WEIGHTS
 from export.language.head_objective import ReadOut
 from export.language.tokenizer import TextTokenizer
+from export.runs import CONFIG, TOKENIZER
 from export.training.device import DeviceName, device_of
 
 if TYPE_CHECKING:
@@ -25,9 +26,10 @@ _CHUNK_BYTES = 2**20
 
 
 class BaseIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which language model a head is for: the name of its directory, and the SHA-256 of its weights.
+    """Which language model a head is for: the name of its directory, and a SHA-256.
 
-    The hash is of the weights' file; of several files, it is of their hashes in the order of their names.
+    The hash is over the names and hashes of config.json, tokenizer.json and the weights' files: each of them decides
+    what the model's states mean.
     """
 
     name: str
@@ -108,9 +110,9 @@ def identity_of(directory: Path) -> BaseIdentity:
     """Return the identity of a Hugging Face directory, whose weights are in one or several files."""
     single = directory / WEIGHTS
     files = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
-    hashes = [_sha256(file) for file in files]
-    whole = hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
-    return BaseIdentity(directory.resolve().name, whole)
+    files += [file for name in (CONFIG, TOKENIZER) if (file := directory / name).is_file()]
+    hashes = "".join(f"{file.name} {_sha256(file)}\n" for file in files)
+    return BaseIdentity(directory.resolve().name, hashlib.sha256(hashes.encode()).hexdigest())
 
 
 class _RevisedReadOut(nn.Module):

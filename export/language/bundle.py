@@ -159,7 +159,7 @@ def export_language_model(
 
 def origin_of(identity: BaseIdentity) -> str:
     """Return how the record of a bundle names the language model that it was made from."""
-    return f"{identity.name}, weights {identity.sha256}"
+    return f"{identity.name}, SHA-256 {identity.sha256}"
 
 
 def _tokenizer_of(directory: Path) -> bytes:

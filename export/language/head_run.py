@@ -148,7 +148,7 @@ def load_head(directory: str | Path, base: Base) -> BackwardHead:
 
 
 def _described(identity: BaseIdentity) -> str:
-    return f"{identity.name} with weights {identity.sha256[:12]}"
+    return f"{identity.name} with SHA-256 {identity.sha256[:12]}…"
 
 
 def _foreign(directory: str | Path, given: object, expected: str) -> CheckpointError:

@@ -186,7 +186,7 @@ def test_heads_of_other_weights_and_broken_heads_are_refused(repository: Path, t
             Stub(channel).ModelInfer(text_request("abc", head="other"))
         assert "'other', a head of letters 1, expected a head of letters 1 with the same" in refused.value.details()
     made, identity = provenance(trainer="a test", data="none", seed=0), BaseIdentity("another", "0" * 64)
-    with pytest.raises(UsageError, match=r"weights \w+, expected a bundle of another, weights 000"):
+    with pytest.raises(UsageError, match=r"SHA-256 \w+, expected a bundle of another, SHA-256 000"):
         export_head(fold(head_of_any()), repository / "letters-1", tmp_path, "x", identity=identity, provenance=made)
     with pytest.raises(UsageError, match="got no such model, expected a bundle that generates text"):
         export_head(fold(head_of_any()), repository / "head-1-1", tmp_path, "x", identity=identity, provenance=made)

@@ -1,7 +1,7 @@
 """Heads on language models that stay as they are, what they are compared with, and the comparison."""
 
-import hashlib
 import json
+import shutil
 from itertools import pairwise
 
 import msgspec
@@ -20,7 +20,7 @@ from export.experiments.language.records import Part
 from export.experiments.language.summary import Results, rows_of, verdict
 from export.experiments.language.tasks import Task, read_task
 from export.language.backbone import new_gpt2, save_backbone
-from export.language.base import Base, LastStates
+from export.language.base import Base, LastStates, identity_of
 from export.language.commands import language
 from export.language.controls import LowRankAdapter, Temperature
 from export.language.decoding import complete
@@ -145,10 +145,7 @@ def test_the_command_trains_heads_that_know_their_model(base, backbone, data, to
     arguments = ("head", backbone, "--data", f"mathematics:{data}/train-easy", "--dims", 4, "--heads", 2)
     arguments += ("--latent", 6, "--gated", "--layers", 2, "--steps", 20, "--seeds", 2, "--out", out, "--json")
     printed = json.loads(invoke(language, *arguments))
-    assert printed["base"] == {
-        "name": "toy",
-        "sha256": hashlib.sha256((backbone / "model.safetensors").read_bytes()).hexdigest(),
-    }
+    assert printed["base"] == msgspec.to_builtins(identity_of(backbone))
     names = {measure["metric"] for measure in printed["metrics"]["measures"]}
     assert names >= {"cross_entropy", "perplexity", "exact_match", "unparsable", "token_f1"}
     assert {entry.name for entry in tmp_path.iterdir()} == {"head-seed0", "head-seed1", ".states"}
@@ -162,7 +159,7 @@ def test_the_command_trains_heads_that_know_their_model(base, backbone, data, to
     with pytest.raises(UsageError, match=r"head-seed0: got an existing run, expected a free path"):
         CliRunner().invoke(language, list(map(str, arguments)), catch_exceptions=False)
     other = Base(write_backbone(tmp_path / "other", tokenizer, seed=1))
-    with pytest.raises(CheckpointError, match=r"head .*: got a head of toy with weights .*, expected a head of other"):
+    with pytest.raises(CheckpointError, match=r"head .*: got a head of toy with SHA-256 .*, expected a head of other"):
         load_head(tmp_path / "head-seed0", other)
 
 
@@ -187,6 +184,14 @@ def test_an_interrupted_head_ends_with_the_same_weights(base, data, tmp_path):
     assert (found.scores, found.measures) == (expected.scores, expected.measures)
     assert all(torch.equal(weights[name], resumed[name]) for name in weights)
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_the_identity_of_a_model_follows_from_each_file_that_decides_its_states(backbone, tmp_path, file):
+    copy = shutil.copytree(backbone, tmp_path / backbone.name)
+    assert identity_of(copy) == identity_of(backbone)
+    (copy / file).write_bytes((copy / file).read_bytes() + b" ")
+    assert identity_of(copy) != identity_of(backbone)
 
 
 def test_a_head_without_the_identity_of_its_model_is_refused(base, backbone, data, tmp_path):
@@ -215,6 +220,7 @@ def test_methods_start_from_the_model_and_have_about_equal_parameters(base):
         else:
             torch.testing.assert_close(logits, expected)
     assert counts[ADAPTER.name] == pytest.approx(counts[HEAD.name], rel=0.02)
+    assert abs(counts["LoRA"] - counts[HEAD.name]) <= trainable(with_lora(base.model, 1, 0)) / 2
 
 
 def test_a_task_has_a_test_split_and_training_splits_apart(base, data, tokenizer):
@@ -257,7 +263,7 @@ def test_one_command_compares_all_methods_and_resumes(compared, backbone, data):
     best = min(tried["holdout"], key=tried["holdout"].get)
     assert (len(tried["holdout"]), [*kept["holdout"]]) == (5, [best])
     times = {path: path.stat().st_mtime_ns for path in parts.iterdir()}
-    lost = parts / "sums-LoRA-r-1-seed1.json"
+    lost = parts / "sums-LoRA-seed1.json"
     lost.unlink()
     again = comparison(backbone, data, out, "--no-plots")
     assert again.rows == printed.rows

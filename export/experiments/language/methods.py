@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ from torch import nn
 from export.language.base import Base
 from export.language.controls import LowRankAdapter, Temperature, VocabularyBias
 from export.language.decoding import GREEDY, Decoding
-from export.language.finetuned import unfrozen, with_lora
+from export.language.finetuned import trainable, unfrozen, with_lora
 from export.language.head_run import new_head
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 #: d of the heads, the paper's.
 DIMS = 30
-_LORA_RANK = 1
 
 Make = Callable[[Base, int], nn.Module]
 
@@ -71,8 +70,18 @@ def _adapter(base: Base) -> nn.Module:
     return LowRankAdapter(base.vocabulary, base.width, rank)
 
 
+def _lora(base: Base, seed: int) -> nn.Module:
+    parameters = new_head(base, 0, dims=DIMS).parameter_count
+    per_rank = trainable(with_lora(base.model, 1, seed))
+    return with_lora(base.model, max(1, round(parameters / per_rank)), seed)
+
+
+def _head(**shape: Any) -> Make:
+    return lambda base, seed: new_head(base, seed, **shape)
+
+
 FROZEN = Method("frozen model")
-HEAD = Method("backward attention", lambda base, seed: new_head(base, seed, dims=DIMS))
+HEAD = Method("backward attention", _head(dims=DIMS))
 ADAPTER = Method("low-rank adapter", _seeded(_adapter))
 #: The frozen model first, because the others are compared with it.
 METHODS = (
@@ -85,7 +94,10 @@ METHODS = (
     ADAPTER,
     Method("temperature", _seeded(lambda base: Temperature())),
     Method("vocabulary bias", _seeded(lambda base: VocabularyBias(base.vocabulary))),
-    Method("backward attention, literal", lambda base, seed: new_head(base, seed, dims=DIMS, form="literal")),
-    Method(f"LoRA, r = {_LORA_RANK}", lambda base, seed: with_lora(base.model, _LORA_RANK, seed), of_model=True),
+    Method("backward attention, 3 heads", _head(dims=DIMS, heads=3)),
+    Method("backward attention, 2 layers", _head(dims=DIMS // 2, layers=2)),
+    Method("backward attention, gated", _head(dims=DIMS, latent=DIMS, gated=True)),
+    Method("backward attention, literal", _head(dims=DIMS, form="literal")),
+    Method("LoRA", _lora, of_model=True),
     Method("full fine-tuning", lambda base, seed: unfrozen(base.model), of_model=True),
 )

@@ -18,7 +18,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of all parts.
 
     Attributes:
-        backbone: SHA-256 of its weights.
+        backbone: SHA-256 of its identity.
         data: SHA-256 of the files of each task.
         limit: examples to train on.
         epochs: passes over them.

@@ -15,6 +15,7 @@ _HEADS = (
     "method",
     "seeds",
     "trained parameters",
+    "learning rate",
     "cross-entropy",
     "perplexity",
     "exact match",
@@ -37,9 +38,9 @@ def report_of(results: Results, changes: Sequence[Changes], figures: Sequence[st
         "",
         results.verdict,
         "",
-        f"Written by `fewheads language compare`, on {results.base.name} with weights {results.base.sha256[:12]}. Each "
-        f"method had the same {settings.limit:,} training examples of a task at most, {settings.epochs} times, with "
-        f"d = {DIMS} for the head and about as many parameters for the low-rank adapter. The learning rate is one of "
+        f"Written by `fewheads language compare`, on {results.base.name} with SHA-256 {results.base.sha256[:12]}…. "
+        f"Each method had the same {settings.limit:,} training examples of a task at most, {settings.epochs} times; "
+        f"the head has d = {DIMS}, the adapter and LoRA about as many parameters. The learning rate is one of "
         f"{rates}, by the cross-entropy on a hold-out of the training splits, chosen with the first seed. Each was "
         "then scored once on the test split: the cross-entropy (nats per token) on all examples, answers on the first "
         f"{settings.items}. Intervals cover 95 % of {RESAMPLES:,} resamples of examples and seeds; differences are of "
@@ -78,6 +79,7 @@ def _row(row: Row) -> tuple[str, ...]:
         row.method,
         str(row.seeds),
         f"{row.parameters:,}",
+        "" if row.rate is None else f"{row.rate:g}",
         "" if loss is None else _bounds(loss.value, *loss.interval),
         perplexity,
         _bounds(row.exact_match.value, *row.exact_match.interval),
