@@ -36,22 +36,8 @@ _NEUTRAL: Final[dict[str, object]] = {
     "presence_penalty": 0,
     "frequency_penalty": 0,
 }
-FIELDS: Final = (
-    *(
-        "model",
-        "prompt",
-        *_INTEGERS,
-        *_NUMBERS,
-        "head",
-        "stop",
-        "logprobs",
-        "stream",
-        "stream_options",
-        "include_usage",
-        "user",
-    ),
-    *_NEUTRAL,
-)
+_OTHERS: Final = ("head", "stop", "logprobs", "stream", "stream_options", "include_usage", "user")
+FIELDS: Final = ("model", "prompt", *_INTEGERS, *_NUMBERS, *_OTHERS, *_NEUTRAL)
 
 
 class Completion(NamedTuple):
