@@ -36,7 +36,7 @@ _NEUTRAL: Final[dict[str, object]] = {
     "presence_penalty": 0,
     "frequency_penalty": 0,
 }
-_OTHERS: Final = ("head", "stop", "logprobs", "stream", "stream_options", "include_usage", "user")
+_OTHERS: Final = ("head", "stop", "logprobs", "stream", "stream_options", "user")
 FIELDS: Final = ("model", "prompt", *_INTEGERS, *_NUMBERS, *_OTHERS, *_NEUTRAL)
 
 

@@ -86,6 +86,8 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"presence_penalty": 0.5}, "presence_penalty", "got 0.5"),
     ({"frequency_penalty": -2}, "frequency_penalty", "got -2"),
     ({"user": 5}, "user", "got a whole number"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options", "include_usage of stream_options"),
+    ({"include_usage": True}, None, "field of body: got 'include_usage'"),
     ({"max_token": 5}, None, "field of body: got 'max_token', expected one of: model, prompt, "),
 ]
 
