@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-import msgspec
 
 from edge.cli.output import remark
 from export.processor import processor
@@ -88,22 +87,3 @@ seeds_option = click.option(
     show_default=True,
     help="Number of runs, with seeds from --seed on; several go to NAME-seed0, …, and the table shows their means.",
 )
-
-
-def grouped_options(
-    group: type[msgspec.Struct], argument: str, options: Sequence[Callable[[F], F]]
-) -> Callable[[F], F]:
-    """Return a decorator that adds options to a command, which gets them as one argument, a struct with their names."""
-
-    def decorate(command: F) -> F:
-        @wraps(command)
-        def with_group(*arguments: Any, **rest: Any) -> Any:
-            rest[argument] = group(**{name: rest.pop(name) for name in group.__struct_fields__})
-            return command(*arguments, **rest)
-
-        decorated: Any = with_group
-        for option in reversed(options):
-            decorated = option(decorated)
-        return decorated  # type: ignore[no-any-return]
-
-    return decorate

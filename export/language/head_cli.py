@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from edge.cli.options import grouped_options
 from edge.cli.output import json_option, print_json
 from export.language.cli import data_option, limit_option, seed_option
 from export.language.formats import source_of
 from export.loading import loading_torch
 from export.measures import print_measures
-from export.options import device_option, grouped_options, replace_option, seeds_option, tensorboard_option
+from export.options import device_option, replace_option, seeds_option, tensorboard_option
 from export.outputs import check_run, check_workspace
 from export.training.watch import watching
 
