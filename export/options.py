@@ -17,6 +17,10 @@ _GPU_DRIVER = Path("/proc/driver/nvidia/version")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: A directory that exists, and one that a command may make.
+DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
+_OUTPUT = click.Path(file_okay=False, path_type=Path)
+
 data_dir_option = click.option(
     "--data-dir",
     default="data",
@@ -77,13 +81,52 @@ device_option = click.option(
 )
 tensorboard_option = click.option(
     "--tensorboard",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=_OUTPUT,
     help="Directory for TensorBoard's events, which log.jsonl in the run has, too.",
 )
+
+
+def seed_option(what: str) -> Callable[[F], F]:
+    """Return ``--seed``, 0 by default; ``what`` says what is drawn with it."""
+    return click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help=what)
+
+
 seeds_option = click.option(
     "--seeds",
     type=click.IntRange(1),
     default=1,
     show_default=True,
     help="Number of runs, with seeds from --seed on; several go to NAME-seed0, …, and the table shows their means.",
+)
+
+
+def seeded(name: str, seed: int, seeds: int) -> dict[int, str]:
+    """Return the name of the run with each seed of ``--seed`` and ``--seeds``."""
+    return {one: name if seeds == 1 else f"{name}-seed{one}" for one in range(seed, seed + seeds)}
+
+
+def out_option(what: str) -> Callable[[F], F]:
+    """Return ``--out``, a directory that must be given; ``what`` describes it."""
+    return click.option("--out", required=True, type=_OUTPUT, help=what)
+
+
+def runs_option(what: str) -> Callable[[F], F]:
+    """Return ``--out``, the directory ``runs`` by default; ``what`` names its runs."""
+    text = f"Directory for {what}. An unfinished run of the same command is resumed."
+    return click.option("--out", default="runs", show_default=True, type=_OUTPUT, help=text)
+
+
+plots_option = click.option(
+    "--plots/--no-plots", default=True, show_default=True, help="Draw PNG pictures; needs matplotlib."
+)
+
+
+def repository_option(which: str) -> Callable[[F], F]:
+    """Return ``--repository``, of a command that makes bundles; ``which`` stands for one of them in the help."""
+    text = f"Directory of the bundles; {which} becomes REPOSITORY/NAME-VERSION."
+    return click.option("--repository", required=True, type=_OUTPUT, help=text)
+
+
+version_option = click.option(
+    "--version", type=click.IntRange(1), default=1, show_default=True, help="Version of the bundle."
 )
