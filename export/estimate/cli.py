@@ -72,7 +72,7 @@ def estimate(
         )
     if (shapes is None) != (out is None):
         fix = "Give --shapes DIR --out table.json together."
-        given = Literally("one without the other")
+        given = Literally("--shapes alone" if shapes else "--out alone")
         raise UsageError("--shapes and --out", given=given, expected="both or neither", fix=fix)
     if bundle:
         from export.estimate.estimate import estimate_bundle
