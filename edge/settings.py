@@ -268,7 +268,8 @@ def _broken_rules(settings: Settings) -> Iterator[UsageError]:
         fix = "Install it: pip install 'fewheads[fast]'."
         yield wrong("--transport", Literally(f"nghttp2, but {problem}"), f"the package ngh2 {NGH2_VERSION}", fix)
     if (settings.tls_certificate is None) != (settings.tls_key is None):
-        given, fix = Literally("one without the other"), "Give both, or leave both out."
+        given = Literally("--tls-key alone" if settings.tls_certificate is None else "--tls-certificate alone")
+        fix = "Give both, or leave both out."
         yield wrong("--tls-certificate and --tls-key", given, "both or none", fix)
     if settings.tls_client_ca and not settings.tls_certificate:
         given, fix = Literally("no --tls-certificate"), "Give the server a certificate too."

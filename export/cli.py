@@ -19,7 +19,18 @@ from export.loading import loading_torch
 from export.looped import NAMES as LOOPED
 from export.looped.cli import LoopedOptions, looped_options, train_looped
 from export.measures import print_measures
-from export.options import device_option, replace_option, run_data_dir_option, seeds_option, tensorboard_option
+from export.options import (
+    device_option,
+    replace_option,
+    repository_option,
+    run_data_dir_option,
+    runs_option,
+    seed_option,
+    seeded,
+    seeds_option,
+    tensorboard_option,
+    version_option,
+)
 from export.outputs import check_run
 from export.own_onnx.bundle import OwnOptions, export_own
 from export.own_onnx.options import is_own_onnx, own_onnx_options, print_exported, refuse_tiers
@@ -37,9 +48,7 @@ _ADAPTIVE = "calculator-transformer4"
 
 @click.command()
 @click.argument("models", metavar="MODEL...", nargs=-1, required=True)
-@click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(0), help="For weights and the order of items."
-)
+@seed_option("For weights and the order of items.")
 @seeds_option
 @click.option("--epochs", type=click.IntRange(1), help="Calculators: at most so many.  [default: 200]")
 @click.option(
@@ -48,13 +57,7 @@ _ADAPTIVE = "calculator-transformer4"
     help=f"Loss by which heads of {_ADAPTIVE} shrink: paper 002's repaired (the default) or as printed, or none.",
 )
 @looped_options
-@click.option(
-    "--out",
-    default="runs",
-    show_default=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Directory for the runs, each of which becomes OUT/MODEL. An unfinished run of the same command is resumed.",
-)
+@runs_option("the runs, each of which becomes OUT/MODEL")
 @device_option
 @tensorboard_option
 @replace_option("earlier runs of the same models")
@@ -83,9 +86,7 @@ def train(
     if epochs and set(names) <= set(LOOPED):
         raise UsageError("--epochs", given=epochs, expected="a calculator among the models", fix="Give --steps.")
     looped.check(names)
-    runs = {
-        name: {one: name if seeds == 1 else f"{name}-seed{one}" for one in range(seed, seed + seeds)} for name in names
-    }
+    runs = {name: seeded(name, seed, seeds) for name in names}
     for run in (run for of_model in runs.values() for run in of_model.values()):
         check_run("--out", out / run, {}, replace=replace)
     with loading_torch():
@@ -124,14 +125,9 @@ def train(
 
 @click.command()
 @click.argument("runs", metavar="RUN_DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--repository",
-    required=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Directory of the bundles; each becomes REPOSITORY/NAME-VERSION.",
-)
+@repository_option("each")
 @click.option("--name", help="Name of the one bundle that fine-tuned runs become; calculators have their model's name.")
-@click.option("--version", type=click.IntRange(1), default=1, show_default=True, help="Version of the bundle.")
+@version_option
 @click.option(
     "--tier-name",
     "tiers",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-import msgspec
 
 from edge.cli.output import remark
 from export.processor import processor
@@ -17,6 +16,10 @@ from export.processor import processor
 _GPU_DRIVER = Path("/proc/driver/nvidia/version")
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+#: A directory that exists, and one that a command may make.
+DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
+_OUTPUT = click.Path(file_okay=False, path_type=Path)
 
 data_dir_option = click.option(
     "--data-dir",
@@ -78,9 +81,16 @@ device_option = click.option(
 )
 tensorboard_option = click.option(
     "--tensorboard",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=_OUTPUT,
     help="Directory for TensorBoard's events, which log.jsonl in the run has, too.",
 )
+
+
+def seed_option(what: str) -> Callable[[F], F]:
+    """Return ``--seed``, 0 by default; ``what`` says what is drawn with it."""
+    return click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help=what)
+
+
 seeds_option = click.option(
     "--seeds",
     type=click.IntRange(1),
@@ -90,20 +100,33 @@ seeds_option = click.option(
 )
 
 
-def grouped_options(
-    group: type[msgspec.Struct], argument: str, options: Sequence[Callable[[F], F]]
-) -> Callable[[F], F]:
-    """Return a decorator that adds options to a command, which gets them as one argument, a struct with their names."""
+def seeded(name: str, seed: int, seeds: int) -> dict[int, str]:
+    """Return the name of the run with each seed of ``--seed`` and ``--seeds``."""
+    return {one: name if seeds == 1 else f"{name}-seed{one}" for one in range(seed, seed + seeds)}
 
-    def decorate(command: F) -> F:
-        @wraps(command)
-        def with_group(*arguments: Any, **rest: Any) -> Any:
-            rest[argument] = group(**{name: rest.pop(name) for name in group.__struct_fields__})
-            return command(*arguments, **rest)
 
-        decorated: Any = with_group
-        for option in reversed(options):
-            decorated = option(decorated)
-        return decorated  # type: ignore[no-any-return]
+def out_option(what: str) -> Callable[[F], F]:
+    """Return ``--out``, a directory that must be given; ``what`` describes it."""
+    return click.option("--out", required=True, type=_OUTPUT, help=what)
 
-    return decorate
+
+def runs_option(what: str) -> Callable[[F], F]:
+    """Return ``--out``, the directory ``runs`` by default; ``what`` names its runs."""
+    text = f"Directory for {what}. An unfinished run of the same command is resumed."
+    return click.option("--out", default="runs", show_default=True, type=_OUTPUT, help=text)
+
+
+plots_option = click.option(
+    "--plots/--no-plots", default=True, show_default=True, help="Draw PNG pictures; needs matplotlib."
+)
+
+
+def repository_option(which: str) -> Callable[[F], F]:
+    """Return ``--repository``, of a command that makes bundles; ``which`` stands for one of them in the help."""
+    text = f"Directory of the bundles; {which} becomes REPOSITORY/NAME-VERSION."
+    return click.option("--repository", required=True, type=_OUTPUT, help=text)
+
+
+version_option = click.option(
+    "--version", type=click.IntRange(1), default=1, show_default=True, help="Version of the bundle."
+)

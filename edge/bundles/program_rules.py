@@ -81,7 +81,8 @@ def _check_generate(program: GenerateProgram, manifest: Manifest, subject: str) 
     names = {spec.name for spec in manifest.inputs}
     holds = step is not None and step.tokenizes and names == set(step.outputs) and len(names) == 2
     expected_step = "a tokenizer for the manifest's inputs, ids and mask"
-    require(holds, subject, "generate preprocess", Literally("another one"), expected_step)
+    made = sorted(step.outputs) if step else Literally("none")
+    require(holds, subject, "generate preprocess", made, expected_step)
     less = f"less than positions ({program.positions})"
     require(program.max_tokens < program.positions, subject, "generate max_tokens", program.max_tokens, less)
     if isinstance(step, TokenizerPreprocess):

@@ -87,9 +87,9 @@ def bench(
             raise UsageError("BUNDLE", given=str(names[0]), expected="a bundle directory", fix=fix)
         run_load(bundles, requests=requests, as_json=as_json, max_loops=max_loops, tolerances=tolerances, **same, **own)
         return
-    if options["texts"] and len(names) < len(bundles):
-        given = Literally("it with a bundle, without --rate or --trace")
-        fix = "Leave it out for the golden inputs."
+    opened = [path for path in bundles if path not in names]
+    if options["texts"] and opened:
+        given, fix = Literally(f"bundle {opened[0]}"), "Leave it out for the golden inputs, or give --rate or --trace."
         raise UsageError("--texts", given=given, expected="names of models at --url", fix=fix)
     from edge.load import bench as measurement
     from edge.load.inputs import read_texts

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
-from edge.cli.options import added
+from edge.cli.options import grouped_options
 from edge.cli.output import remark
 from edge.datatypes import TensorSpec
 from edge.errors import Literally, ServerRefused, UsageError, printable
 
 if TYPE_CHECKING:
     from edge.client import Client, InferRequest
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 #: Outputs of a model that generates text.
 _TEXT, _GENERATED = "text", "generated"
@@ -50,34 +47,8 @@ _OPTIONS = (
     click.option("--head", default="", metavar="NAME", help="Model that moves the logits.  [default: none]"),
     click.option("--alpha", type=float, help="How much the head moves them.  [default: the head's]"),
 )
-
-
-def sampling_options(command: F) -> F:
-    """Add the options of generated text to a command, which receives them as ``sampling``, fields of a request."""
-
-    @wraps(command)
-    def with_sampling(
-        *arguments: Any,
-        max_tokens: int | None,
-        temperature: float | None,
-        top_k: int | None,
-        top_p: float | None,
-        seed: int | None,
-        stop: tuple[str, ...],
-        head: str,
-        alpha: float | None,
-        **options: Any,
-    ) -> Any:
-        sampling: dict[str, Any] = {
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-        }
-        sampling |= {"seed": seed, "stop": stop, "head": head, "alpha": alpha}
-        return command(*arguments, sampling=sampling, **options)
-
-    return added(_OPTIONS, with_sampling)  # type: ignore[return-value]
+#: Adds the options of generated text to a command, which gets them as ``sampling``, fields of a request.
+sampling_options = grouped_options(dict, "sampling", _OPTIONS)
 
 
 def streams(model: str, outputs: Sequence[TensorSpec], stream: bool | None, as_json: bool) -> bool:

@@ -6,11 +6,14 @@ from collections.abc import Callable
 from functools import partial, wraps
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from edge.errors import Literally, UsageError
+
+if TYPE_CHECKING:
+    from edge.client.connection import Credentials
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,37 +36,48 @@ _CONNECTION_OPTIONS = (
 )
 
 
-def connection_options(command: F) -> F:
-    """Add the options for TLS and tokens to a command, which receives them as the argument ``credentials``."""
-
-    @wraps(command)
-    def with_credentials(
-        *arguments: Any,
-        tls: bool,
-        tls_ca: Path | None,
-        tls_certificate: Path | None,
-        tls_key: Path | None,
-        token_file: Path | None,
-        **options: Any,
-    ) -> Any:
-        credentials = None
-        if tls or tls_ca or tls_certificate or tls_key or token_file:
-            from edge.client.connection import Credentials
-            from edge.security.credentials import channel_credentials, read_token
-
-            files = (tls_ca, tls_certificate, tls_key)
-            secure = channel_credentials(*files) if tls or any(files) else None
-            credentials = Credentials(tls=secure, token=read_token(token_file) if token_file else "")
-        return command(*arguments, credentials=credentials, **options)
-
-    return added(_CONNECTION_OPTIONS, with_credentials)  # type: ignore[return-value]
-
-
 def added(options: tuple[Callable[[F], F], ...], command: F) -> F:
     """Return a command with more options, in their order."""
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def grouped_options(
+    group: Callable[..., Any], argument: str, options: tuple[Callable[..., Any], ...]
+) -> Callable[[F], F]:
+    """Return a decorator that adds options to a command, which gets all of them as one argument.
+
+    Its value is what ``group`` returns for the values of the options, by name.
+    """
+    names = [option.name for option in click.command("group")(added(options, lambda: None)).params]
+
+    def decorate(command: F) -> F:
+        @wraps(command)
+        def with_group(*arguments: Any, **rest: Any) -> Any:
+            rest[argument] = group(**{name: rest.pop(name) for name in names})
+            return command(*arguments, **rest)
+
+        return added(options, with_group)  # type: ignore[return-value]
+
+    return decorate
+
+
+def _credentials(
+    tls: bool, tls_ca: Path | None, tls_certificate: Path | None, tls_key: Path | None, token_file: Path | None
+) -> Credentials | None:
+    files = (tls_ca, tls_certificate, tls_key)
+    if not (tls or any(files) or token_file):
+        return None
+    from edge.client.connection import Credentials
+    from edge.security.credentials import channel_credentials, read_token
+
+    secure = channel_credentials(*files) if tls or any(files) else None
+    return Credentials(tls=secure, token=read_token(token_file) if token_file else "")
+
+
+#: Adds the options for TLS and tokens to a command, which gets the ``credentials`` that they make, None without one.
+connection_options = grouped_options(_credentials, "credentials", _CONNECTION_OPTIONS)
 
 
 def numbers(

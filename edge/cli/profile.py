@@ -81,7 +81,8 @@ def _profile_bundle(
             fix = "Leave it out: each file of a bundle is timed as it is, with golden inputs."
             raise UsageError(option, given=value, expected="none with a bundle", fix=fix)
     if out and out.exists() and not replace:
-        given, fix = Literally("something there"), "Give another --out, or --replace."
+        given = Literally("a directory" if out.is_dir() else "a file")
+        fix = "Give another --out, or --replace."
         raise UsageError(f"--out {out}", given=given, expected="a free path", fix=fix)
     with progress() as bar:
         task = bar.add_task(f"timing {path.name}", total=None, note="")
@@ -107,7 +108,7 @@ def _profile_shapes(directory: Path, out: Path, as_json: bool, **options: Any) -
     from edge.profiling.profile import profile as profile_shapes
 
     if out.exists() and not out.is_file():
-        given = Literally("no regular file")
+        given = Literally("a directory" if out.is_dir() else "no regular file")
         raise UsageError(f"--out {out}", given=given, expected="a file to write", fix="Give another --out.")
     started = time.monotonic()
     with progress() as bar:

@@ -36,22 +36,8 @@ _NEUTRAL: Final[dict[str, object]] = {
     "presence_penalty": 0,
     "frequency_penalty": 0,
 }
-FIELDS: Final = (
-    *(
-        "model",
-        "prompt",
-        *_INTEGERS,
-        *_NUMBERS,
-        "head",
-        "stop",
-        "logprobs",
-        "stream",
-        "stream_options",
-        "include_usage",
-        "user",
-    ),
-    *_NEUTRAL,
-)
+_OTHERS: Final = ("head", "stop", "logprobs", "stream", "stream_options", "user")
+FIELDS: Final = ("model", "prompt", *_INTEGERS, *_NUMBERS, *_OTHERS, *_NEUTRAL)
 
 
 class Completion(NamedTuple):
@@ -91,10 +77,11 @@ def completion_of(document: Mapping[str, Any]) -> Completion:
     if stream:
         parameters[STREAM_PARTIAL] = True
     options = field(given, "stream_options", dict, default={})
-    if "stream_options" in given and (not stream or options.keys() - {"include_usage"}):
-        what = Literally("them without a stream" if not stream else "others than include_usage")
-        fix = "Set stream to true, or leave them out."
-        raise InvalidRequest("stream_options of body", given=what, expected="include_usage of a stream", fix=fix)
+    if "stream_options" in given and not stream:
+        what, fix = Literally("stream false"), "Set stream to true, or leave them out."
+        raise InvalidRequest("stream_options of body", given=what, expected="stream true", fix=fix)
+    for name in options.keys() - {"include_usage"}:
+        raise InvalidRequest("field of stream_options", given=name, expected="include_usage", fix="Remove it.")
     usage = field(options, "include_usage", bool, "stream_options", default=False)
     prompts, logprobs = _prompts(given.get("prompt")), _logprobs(given.get("logprobs"))
     return Completion(field(given, "model", str), prompts, parameters, stream, usage, logprobs)

@@ -29,6 +29,7 @@ _ELEMENTS: Final[dict[str, set[type]]] = {
     **{datatype: {int} for datatype, dtype in NUMPY_TYPES.items() if dtype.kind in "iu"},
 }
 _MAX_RANK = 8  # of inputs of bundles
+_SHOWN_BYTES = 16  # of those that are not UTF-8
 _MAX_DIGITS = 10
 
 
@@ -176,9 +177,11 @@ def _flat(data: list[Any], shape: tuple[int, ...], subject: str) -> list[Any]:
         return data
     rows: Iterable[Any] = [data]
     for size in shape:
-        if any(type(row) is not list or len(row) != size for row in rows):
-            given, expected = Literally("lists of other lengths"), f"lists nested as {list(shape)}, or a flat one"
-            raise InvalidRequest(subject, given=given, expected=expected, fix="Send as many as the shape says.")
+        for row in rows:
+            if type(row) is not list or len(row) != size:
+                given = Literally(f"a list of {len(row)}" if type(row) is list else kind_of(row))
+                expected = f"a list of {size} there: lists nested as {list(shape)}, or a flat one"
+                raise InvalidRequest(subject, given=given, expected=expected, fix="Send as many as the shape says.")
         rows = list(chain.from_iterable(rows))
     return list(rows)
 
@@ -219,9 +222,9 @@ def _data(raw: bytes, datatype: str, shape: tuple[int, ...], subject: str) -> li
         return elements
     try:
         return [element.decode() for element in elements]
-    except UnicodeDecodeError:
-        given = Literally("bytes that are not UTF-8")
-        raise InvalidRequest(f"{subject} as JSON", given=given, expected="text", fix=fix) from None
+    except UnicodeDecodeError as error:
+        wrong = error.object[error.start : error.start + _SHOWN_BYTES]
+        raise InvalidRequest(f"{subject} as JSON", given=wrong, expected="UTF-8", fix=fix) from None
 
 
 def _binary_only(subject: str, datatype: str) -> InvalidRequest:

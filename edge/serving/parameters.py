@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from edge.errors import InvalidRequest, Literally
+from edge.errors import InvalidRequest
 from edge.pb import inference_pb2 as pb
 from edge.protocol import LOGPROBS, STREAM_PARTIAL
 from edge.scheduling.job import DEFAULT_PRIORITY, PRIORITY_LEVELS
@@ -90,10 +90,10 @@ def parse(request: pb.ModelInferRequest) -> Parameters:
         if values.get(name, 0) < 0:
             given = values[name]
             raise InvalidRequest(f"parameter {name!r}", given=given, expected="0 or more", fix="0 is the default.")
-    if values.get("sequence_id") or values.get("sequence_start") or values.get("sequence_end"):
-        given = Literally("a request of a sequence")
-        fix = "Leave the sequence parameters out."
-        raise InvalidRequest("parameter 'sequence_id'", given=given, expected="none: no model keeps state", fix=fix)
+    for name in ("sequence_id", "sequence_start", "sequence_end"):
+        if given := values.get(name):
+            expected, fix = "none: no model keeps state", "Leave the sequence parameters out."
+            raise InvalidRequest(f"parameter {name!r}", given=given, expected=expected, fix=fix)
     priority = values.get("priority") or DEFAULT_PRIORITY
     if priority > PRIORITY_LEVELS:
         expected = f"1, the highest, to {PRIORITY_LEVELS}, or 0"
@@ -145,7 +145,7 @@ def _check_unknown(name: str) -> None:
     """Raise an error for a reserved or misspelt name."""
     if name.startswith("triton_"):
         fix = "Names that start with triton_ are the protocol's; choose another one."
-        raise InvalidRequest(f"parameter {name!r}", given="a reserved name", expected="a known one", fix=fix)
+        raise InvalidRequest("parameter name", given=name, expected="a known one", fix=fix)
     known = _similar(name)
     if known:
         expected = f"{known!r}, or a name that is not like any of {', '.join(_OURS)}"

@@ -12,7 +12,7 @@ from edge.cli.profile import parse_lengths, print_latency_table
 from edge.errors import Literally, UsageError
 from edge.profiling.table import PREDICTION
 from export.estimate.devices import DEVICES
-from export.options import replace_option
+from export.options import DIRECTORY, replace_option
 from export.outputs import check_file
 
 if TYPE_CHECKING:
@@ -22,10 +22,10 @@ _MODES = sorted({mode for device in DEVICES.values() for mode in device.modes})
 
 
 @click.command()
-@click.argument("bundle", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("bundle", required=False, type=DIRECTORY)
 @click.option(
     "--shapes",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=DIRECTORY,
     help="Predict the layers of a directory of `fewheads shapes` instead, and write a latency table to --out.",
 )
 @click.option("--device", type=click.Choice(list(DEVICES)), default="orin-nano-super", show_default=True, help="Board.")
@@ -72,7 +72,7 @@ def estimate(
         )
     if (shapes is None) != (out is None):
         fix = "Give --shapes DIR --out table.json together."
-        given = Literally("one without the other")
+        given = Literally("--shapes alone" if shapes else "--out alone")
         raise UsageError("--shapes and --out", given=given, expected="both or neither", fix=fix)
     if bundle:
         from export.estimate.estimate import estimate_bundle

@@ -13,7 +13,7 @@ from edge.cli.output import json_option, print_json, print_table, remark, workin
 from edge.files import write_whole
 from export.figures import new_figure
 from export.loading import loading_torch
-from export.options import data_dir_option, precision_option
+from export.options import DIRECTORY, data_dir_option, out_option, precision_option
 from export.outputs import check_workspace
 from export.tasks import AVERAGED, data_directory
 from export.training.watch import watching
@@ -28,12 +28,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option(
-    "--model",
-    required=True,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Hugging Face directory that all runs start from.",
-)
+@click.option("--model", required=True, type=DIRECTORY, help="Hugging Face directory that all runs start from.")
 @click.option(
     "--task", "tasks", multiple=True, type=click.Choice(AVERAGED), help="A task, repeatable; all five by default."
 )
@@ -44,12 +39,7 @@ if TYPE_CHECKING:
 )
 @precision_option(default="bf16")
 @data_dir_option
-@click.option(
-    "--out",
-    required=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Directory for all results; families with the same settings resume there, others are refused.",
-)
+@out_option("Directory for all results; families with the same settings resume there, others are refused.")
 @click.option("--plots/--no-plots", default=True, show_default=True, help="Draw frontier.png; needs matplotlib.")
 @json_option
 def frontier(

@@ -10,10 +10,10 @@ import click
 from edge.cli.output import json_option, print_json, print_table, progress
 from edge.errors import UsageError
 from export.language.files import check_language_model
-from export.language.formats import source_of
+from export.language.formats import Source, source_of
 from export.loading import loading_torch
 from export.measures import print_measures
-from export.options import device_option, replace_option, tensorboard_option
+from export.options import DIRECTORY, device_option, replace_option, runs_option, seed_option, tensorboard_option
 from export.outputs import check_name
 from export.training.watch import watching
 
@@ -34,12 +34,15 @@ data_option = click.option(
     help="gsm8k:FILE, openmath:FILE_OR_DIRECTORY, mathematics:FILE_OR_DIRECTORY, or calculator:SPLIT. Repeatable.",
 )
 limit_option = click.option("--limit", type=click.IntRange(1), help="Examples of each file, at most.  [default: all]")
-seed_option = click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(0), help="Of everything that is drawn."
-)
+language_seed_option = seed_option("Of everything that is drawn.")
 
 #: Metrics of the table beside the exact match; --json has all, with their intervals.
 _SHOWN = ("cross_entropy", "perplexity", "rmse", "unparsable", "token_precision", "token_recall", "token_f1")
+
+
+def files_of(sources: Sequence[Source]) -> dict[str, Path]:
+    """Return the files and directories of data, by the option that names each; a calculator has none."""
+    return {f"--data {one}": Path(one.path) for one in sources if one.format != "calculator"}
 
 
 @click.group()
@@ -69,14 +72,8 @@ def language() -> None:
 )
 @click.option("--steps", type=click.IntRange(1), help="Of the training.  [default: 10000; tiny 200, gpt2 20000]")
 @limit_option
-@seed_option
-@click.option(
-    "--out",
-    default="runs",
-    show_default=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Directory for the model, which becomes OUT/NAME. An unfinished run of the same command is resumed.",
-)
+@language_seed_option
+@runs_option("the model, which becomes OUT/NAME")
 @device_option
 @tensorboard_option
 @replace_option("an earlier model of that name")
@@ -104,8 +101,7 @@ def train(
     directory, sources = out / check_name("NAME", name), [source_of(text) for text in data]
     if vocabulary and tokenizer != "bpe":
         raise UsageError("--vocabulary", given=vocabulary, expected="--tokenizer bpe", fix="Leave --vocabulary out.")
-    inputs = {f"--data {one}": Path(one.path) for one in sources if one.format != "calculator"}
-    check_language_model("--out", directory, inputs, replace=replace)
+    check_language_model("--out", directory, files_of(sources), replace=replace)
     with loading_torch("loading torch and data"):
         from export.language.recipes import plan_of
         from export.language.train import read_corpus, tokenizer_for, train_language
@@ -124,7 +120,7 @@ def train(
 
 
 @language.command()
-@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("directory", type=DIRECTORY)
 @data_option
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--top-k", type=click.IntRange(0), default=0, show_default=True, help="Draw from so many; 0 is all.")
@@ -136,7 +132,7 @@ def train(
 )
 @click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Examples at once.")
 @limit_option
-@seed_option
+@language_seed_option
 @device_option
 @json_option
 def evaluate(

@@ -12,26 +12,18 @@ from edge.cli.output import json_option, print_json, print_table, working
 from export.exported import Exported
 from export.language.formats import read_source, source_of
 from export.loading import loading_torch
-from export.options import replace_option
+from export.options import DIRECTORY, replace_option, repository_option, version_option
 
 #: Prompts to choose golden ones from, if there are no data.
 _PROMPTS = ("Question: What is 3 + 4?\nAnswer:", "The", "Once upon a time", "1, 2, 3,", "Hello", "In the year 2000")
 _MOST_PROMPTS = 12
 
 _name_option = click.option("--name", required=True, help="Name of the bundle.")
-_repository_option = click.option(
-    "--repository",
-    required=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Directory of the bundles; it becomes REPOSITORY/NAME-VERSION.",
-)
-_version_option = click.option(
-    "--version", type=click.IntRange(1), default=1, show_default=True, help="Version of the bundle."
-)
+_repository_option = repository_option("it")
 
 
 @click.command()
-@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("directory", type=DIRECTORY)
 @_name_option
 @_repository_option
 @click.option("--data", multiple=True, metavar="FORMAT:PATH", help="Take golden prompts from there; see `train`.")
@@ -39,7 +31,7 @@ _version_option = click.option(
     "--positions", type=click.IntRange(2), help="Tokens of prompt and text.  [default: the model's, 1024 at most]"
 )
 @click.option("--int8", is_flag=True, help="A tier in INT8, too, for ONNX Runtime on the CPU.")
-@_version_option
+@version_option
 @replace_option("an existing bundle of that name and version")
 @json_option
 def export(
@@ -78,22 +70,14 @@ def export(
 
 
 @click.command("export-head")
-@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("run", type=DIRECTORY)
 @click.option(
-    "--backbone",
-    required=True,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Directory of the language model that the head was trained on.",
+    "--backbone", required=True, type=DIRECTORY, help="Directory of the language model that the head was trained on."
 )
-@click.option(
-    "--base",
-    required=True,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Bundle of that model, of `fewheads language export`.",
-)
+@click.option("--base", required=True, type=DIRECTORY, help="Bundle of that model, of `fewheads language export`.")
 @_name_option
 @_repository_option
-@_version_option
+@version_option
 @replace_option("an existing bundle of that name and version")
 @json_option
 def export_head(

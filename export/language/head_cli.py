@@ -8,12 +8,21 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from edge.cli.options import grouped_options
 from edge.cli.output import json_option, print_json
-from export.language.cli import data_option, limit_option, seed_option
+from export.language.cli import data_option, files_of, language_seed_option, limit_option
 from export.language.formats import source_of
 from export.loading import loading_torch
 from export.measures import print_measures
-from export.options import device_option, grouped_options, replace_option, seeds_option, tensorboard_option
+from export.options import (
+    DIRECTORY,
+    device_option,
+    out_option,
+    replace_option,
+    seeded,
+    seeds_option,
+    tensorboard_option,
+)
 from export.outputs import check_run, check_workspace
 from export.training.watch import watching
 
@@ -45,21 +54,16 @@ _SHAPE = (
 
 
 @click.command()
-@click.argument("backbone", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("backbone", type=DIRECTORY)
 @data_option
 @grouped_options(HeadShape, "shape", _SHAPE)
 @click.option(
     "--steps", type=click.IntRange(1), default=2000, show_default=True, help="Rounded up to passes over the data."
 )
 @limit_option
-@seed_option
+@language_seed_option
 @seeds_option
-@click.option(
-    "--out",
-    required=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Directory for the run. An unfinished run of the same command is resumed.",
-)
+@out_option("Directory for the run. An unfinished run of the same command is resumed.")
 @device_option
 @tensorboard_option
 @replace_option("earlier heads there")
@@ -85,9 +89,8 @@ def head(
     The model's hidden states are computed once and kept in .states beside the runs; delete them at will.
     """
     sources = [source_of(text) for text in data]
-    runs = {one: out if seeds == 1 else out.with_name(f"{out.name}-seed{one}") for one in range(seed, seed + seeds)}
-    inputs = {"BACKBONE": backbone}
-    inputs |= {f"--data {one}": Path(one.path) for one in sources if one.format != "calculator"}
+    runs = {one: out.parent / run for one, run in seeded(out.name, seed, seeds).items()}
+    inputs = {"BACKBONE": backbone, **files_of(sources)}
     for run in runs.values():
         check_run("--out", run, inputs, replace=replace)
     states = out.with_name(_STATES)

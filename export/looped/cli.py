@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from edge.cli.options import grouped_options
 from edge.errors import UsageError
 from export.looped import NAMES, PREFIX
-from export.options import grouped_options, precision_option
+from export.options import precision_option
 from export.training.watch import Watch
 
 # torch takes seconds to import, so only the commands' bodies do it.

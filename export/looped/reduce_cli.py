@@ -9,11 +9,11 @@ import click
 import msgspec
 from click.core import ParameterSource
 
+from edge.cli.options import grouped_options
 from edge.cli.output import print_table
 from edge.errors import UsageError
 from export.loading import loading_torch
 from export.measures import print_measures
-from export.options import grouped_options
 from export.training.watch import watching
 
 # torch takes seconds to import, so only the command's body does it.

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 import msgspec
 
+from edge.cli.options import grouped_options
 from edge.cli.output import print_json, print_table
 from edge.errors import Literally, UsageError
 from export.own_onnx.bundle import DEFAULT_MAX_BATCH_SIZE, OwnExported, OwnOptions
 from export.own_onnx.golden import RANDOM
 from export.own_onnx.profiles import parse_shapes
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _OPTIONS = (
     click.option(
@@ -41,19 +38,12 @@ _OPTIONS = (
 )
 
 
-def own_onnx_options(command: F) -> F:
-    """Add the options of an own ONNX file to a command, which gets all of them as the argument ``own``."""
+def _own(max_batch_size: int | None, shapes: Sequence[str], inputs: Path | None) -> OwnOptions:
+    return OwnOptions(max_batch_size, parse_shapes(shapes), inputs)
 
-    @wraps(command)
-    def with_own(
-        *arguments: Any, max_batch_size: int | None, shapes: Sequence[str], inputs: Path | None, **rest: Any
-    ) -> Any:
-        return command(*arguments, own=OwnOptions(max_batch_size, parse_shapes(shapes), inputs), **rest)
 
-    decorated: Any = with_own
-    for option in reversed(_OPTIONS):
-        decorated = option(decorated)
-    return decorated  # type: ignore[no-any-return]
+#: Adds the options of an own ONNX file to a command, which gets all of them as the argument ``own``.
+own_onnx_options = grouped_options(_own, "own", _OPTIONS)
 
 
 def is_own_onnx(runs: Sequence[Path], own: OwnOptions) -> bool:

@@ -13,7 +13,7 @@ from edge.profiling.table import LatencyTable
 from export.loading import loading_torch
 from export.looped import MODEL as LOOPED
 from export.looped.reduce_cli import SizeOptions, check_others, print_reduced, shrink_run, size_options
-from export.options import device_option, replace_option, run_data_dir_option
+from export.options import DIRECTORY, device_option, out_option, replace_option, run_data_dir_option
 from export.outputs import check_file, check_run
 from export.reduction.options import calibration_option, reduction_progress, target_option, tokens_option
 from export.runs import data_dir_of, recorded
@@ -29,17 +29,12 @@ _SEARCH = ("target_speedup", "tokens", "examples", "data_dir", "table", "plot")
 
 
 @click.command()
-@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("run", type=DIRECTORY)
 @target_option
 @tokens_option
 @calibration_option
 @run_data_dir_option
-@click.option(
-    "--out",
-    required=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="The new run directory. Timings and unfinished layers are kept beside it, in .RUN.reduction, and reused.",
-)
+@out_option("The new run directory. Timings and unfinished layers are kept beside it, in .RUN.reduction, and reused.")
 @click.option(
     "--latency-table",
     "table",

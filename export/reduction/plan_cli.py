@@ -10,7 +10,7 @@ import click
 from edge.cli.options import check_plot
 from edge.cli.output import json_option, print_json, print_table
 from export.loading import loading_torch
-from export.options import replace_option, run_data_dir_option
+from export.options import DIRECTORY, replace_option, run_data_dir_option
 from export.outputs import check_file
 from export.reduction.options import calibration_option, reduction_progress, target_option, tokens_option
 from export.runs import data_dir_of, recorded
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("run", type=DIRECTORY)
 @click.option(
     "--latency-table",
     "tables",

@@ -10,14 +10,12 @@ from edge.cli.output import json_option, print_json, print_table, progress
 from edge.cli.profile import parse_lengths
 from export.exported import RUNTIMES
 from export.loading import loading_torch
-from export.options import replace_option
+from export.options import DIRECTORY, out_option, replace_option
 
 
 @click.command()
-@click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option(
-    "--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Directory to carry to the device."
-)
+@click.argument("model", type=DIRECTORY)
+@out_option("Directory to carry to the device.")
 @click.option(
     "--lengths",
     default="32,128",

@@ -13,7 +13,7 @@ from edge.cli.output import json_option, print_json, print_table, stdout, workin
 from edge.errors import Literally, UsageError
 from edge.files import write_whole
 from export.loading import loading_torch
-from export.options import replace_option, run_data_dir_option
+from export.options import DIRECTORY, replace_option, run_data_dir_option
 from export.outputs import check_file
 from export.runs import data_dir_of, recorded
 from export.tasks import data_of
@@ -27,8 +27,8 @@ _CONTROLS = ("static", "random", "length", "shuffled", "oracle")
 
 
 @click.command()
-@click.argument("full", metavar="FULL_RUN", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.argument("lean", metavar="LEAN_RUN", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("full", metavar="FULL_RUN", type=DIRECTORY)
+@click.argument("lean", metavar="LEAN_RUN", type=DIRECTORY)
 @run_data_dir_option
 @click.option(
     "--cost-ratio",

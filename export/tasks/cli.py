@@ -12,10 +12,14 @@ from edge.errors import UsageError
 from export.loading import loading_torch
 from export.measures import print_measures
 from export.options import (
+    DIRECTORY,
     data_dir_option,
     device_option,
     precision_option,
     replace_option,
+    runs_option,
+    seed_option,
+    seeded,
     seeds_option,
     tensorboard_option,
 )
@@ -45,7 +49,7 @@ class _TaskName(click.Choice[str]):
 @click.argument("task", type=_TaskName(NAMES, case_sensitive=False))
 @click.option(
     "--model",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=DIRECTORY,
     help="Start from a Hugging Face directory or a run; a run on the same task keeps its head. "
     "Tasks of images start from a new ViT without it.",
 )
@@ -61,24 +65,12 @@ class _TaskName(click.Choice[str]):
 @precision_option(default="fp32")
 @device_option
 @click.option("--max-length", type=click.IntRange(8, 512), default=128, show_default=True, help="Tokens per text.")
-@click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(0), help="For new weights and the order of examples."
-)
+@seed_option("For new weights and the order of examples.")
 @seeds_option
 @click.option("--limit", type=click.IntRange(1), help="Train on at most so many examples; all by default.")
-@click.option(
-    "--teacher",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="A run on the same task as the teacher of a distillation.",
-)
+@click.option("--teacher", type=DIRECTORY, help="A run on the same task as the teacher of a distillation.")
 @click.option("--name", help="Name of the run's directory.  [default: the task's name]")
-@click.option(
-    "--out",
-    default="runs",
-    show_default=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Directory for the run, which becomes OUT/NAME. An unfinished run of the same command is resumed.",
-)
+@runs_option("the run, which becomes OUT/NAME")
 @tensorboard_option
 @replace_option("an earlier run of that name")
 @json_option
@@ -111,7 +103,7 @@ def finetune(
     command resumes an interrupted run.
     """
     name = task if name is None else _checked_name(name)
-    runs = {one: out / (name if seeds == 1 else f"{name}-seed{one}") for one in range(seed, seed + seeds)}
+    runs = {one: out / run for one, run in seeded(name, seed, seeds).items()}
     inputs = {"--model": model, "--teacher": teacher, "the data in": data_directory(task, data_dir)}
     for run in runs.values():
         check_run("--out", run, inputs, replace=replace, way_out="another --name or --out")

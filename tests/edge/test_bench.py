@@ -38,7 +38,8 @@ def test_bench_without_the_bundle(url: str, tmp_path: Path) -> None:
     expected = "inputs of echo-bytes: got in_bytes BYTES [-1], expected numbers of a fixed shape. Give lines"
     assert expected in mistake(*run, "echo-bytes")
     assert "got 'zz', expected a bundle directory" in mistake(*run, "zz", "--rate", 10)
-    assert "got it with a bundle" in mistake(*run, ORACLE_BUNDLE, "--texts", tmp_path / "texts")
+    expected = f"--texts: got bundle {ORACLE_BUNDLE}, expected names of models at --url"
+    assert expected in mistake(*run, ORACLE_BUNDLE, "--texts", tmp_path / "texts")
     assert "NOT_FOUND" in mistake(*run, "zz", code=7)
 
 

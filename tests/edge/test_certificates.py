@@ -130,8 +130,8 @@ def test_invalid_certificates_of_a_client_are_rejected(authority: Authority, tmp
     chain, key = authority.issue("client")
     assert channel_credentials(authority.file, chain, key) is not None
     for files, message in (
-        ((None, chain), "got one without the other, expected both or none"),
-        ((None, None, key), "got one without the other, expected both or none"),
+        ((None, chain), "got --tls-certificate alone, expected both or none"),
+        ((None, None, key), "got --tls-key alone, expected both or none"),
         ((tmp_path / "none",), "--tls-ca"),
         ((None, chain, authority.issue()[1]), "of another certificate"),
     ):

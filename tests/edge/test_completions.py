@@ -73,8 +73,8 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"stop": [1]}, "stop", "got a whole number, expected a string"),
     ({"stop": ["a", ""]}, "stop", "got a text of 0 characters"),
     ({"stream": "yes"}, "stream", "got a string"),
-    ({"stream_options": {"include_usage": True}}, "stream_options", "got them without a stream"),
-    ({"stream": True, "stream_options": {"other": 1}}, "stream_options", "got others than include_usage"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "got stream false, expected stream true"),
+    ({"stream": True, "stream_options": {"other": 1}}, "stream_options", "got 'other', expected include_usage"),
     ({"n": 2}, "n", "n of body: got 2, expected 1, the only value that is offered. Leave it out."),
     ({"n": True}, "n", "got True"),
     ({"best_of": 3}, "best_of", "got 3"),
@@ -86,6 +86,8 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"presence_penalty": 0.5}, "presence_penalty", "got 0.5"),
     ({"frequency_penalty": -2}, "frequency_penalty", "got -2"),
     ({"user": 5}, "user", "got a whole number"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options", "include_usage of stream_options"),
+    ({"include_usage": True}, None, "field of body: got 'include_usage'"),
     ({"max_token": 5}, None, "field of body: got 'max_token', expected one of: model, prompt, "),
 ]
 

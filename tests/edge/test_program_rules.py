@@ -80,7 +80,7 @@ def cache(datatype: str, *shape: int) -> Change:
         ),
         (
             lambda manifest: changed(manifest, preprocess=None),
-            "generate preprocess: got another one, expected a tokenizer for the manifest's inputs, ids and mask",
+            "generate preprocess: got none, expected a tokenizer for the manifest's inputs, ids and mask",
         ),
         (program(max_tokens=POSITIONS), f"generate max_tokens: got 100, expected less than positions ({POSITIONS})"),
         (preprocess(max_length=POSITIONS), "preprocess max_length: got 100, expected less than positions (100)"),

@@ -105,7 +105,8 @@ def test_nonfinite_numbers_are_as_in_triton() -> None:
 
 def test_outputs_that_json_cannot_represent_are_refused() -> None:
     large = np.zeros(MAX_JSON_BYTES + 1, np.uint8)
-    for array, text in ((np.array([b"\xff"], np.object_), "not UTF-8"), (large, f"{large.size} bytes as JSON")):
+    invalid = np.array([b"a\xff"], np.object_)
+    for array, text in ((invalid, r"got b'\\xff', expected UTF-8"), (large, f"{large.size} bytes as JSON")):
         with pytest.raises(InvalidRequest, match=text):
             answered(array, binary=False)
 

@@ -78,8 +78,8 @@ def test_settings_that_contradict_each_other(tmp_path: Path) -> None:
         ({"trace_endpoint": "host:4317"}, "--trace-endpoint: got 'host:4317', expected http://HOST:PORT or https://"),
         ({**POLL, "load_models": ("a",)}, "--load-model: got --model-control poll, expected --model-control explicit"),
         ({**EXPLICIT, "load_models": ("*", "a")}, "--load-model: got ['*', 'a'], expected * alone, or names. "),
-        ({"tls_key": Path("k")}, "--tls-certificate and --tls-key: got one without the other, expected both or none. "),
-        ({"tls_certificate": Path("c")}, "--tls-certificate and --tls-key: got one without the other, expected both"),
+        ({"tls_key": Path("k")}, "--tls-certificate and --tls-key: got --tls-key alone, expected both or none. "),
+        ({"tls_certificate": Path("c")}, "--tls-certificate and --tls-key: got --tls-certificate alone, expected both"),
         ({"tls_client_ca": Path("a")}, "--tls-client-ca: got no --tls-certificate, expected --tls-certificate and "),
     ):
         assert str(refused(tmp_path, **wrong)).startswith(message)

@@ -167,7 +167,7 @@ def test_wrong_options_and_foreign_operators_are_rejected(layer_shapes):
         ((bundle, "--mode", "7W"), "--mode: got '7W', expected one of 15W, 25W, MAXN_SUPER, the modes of"),
         ((bundle, "--lengths", "512"), "--lengths: got 512, expected 8 to 16"),
         ((bundle, "--batch", "8"), "--batch: got 8, expected at most 1"),
-        (("--shapes", layer_shapes), "--shapes and --out: got one without the other"),
+        (("--shapes", layer_shapes), "--shapes and --out: got --shapes alone"),
         ((), "BUNDLE or --shapes: got neither"),
     ):
         with pytest.raises(UsageError, match=message):

@@ -12,7 +12,7 @@ from edge.cli.output import json_option, print_json, print_table, progress, rema
 from edge.errors import UsageError
 from export.figures import new_figure
 from export.loading import loading_torch
-from export.options import precision_option, run_data_dir_option
+from export.options import DIRECTORY, out_option, plots_option, precision_option, run_data_dir_option
 from export.outputs import check_workspace
 from export.processor import described
 from export.runs import data_dir_of, recorded
@@ -30,7 +30,7 @@ _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
 @click.command()
-@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("run", type=DIRECTORY)
 @run_data_dir_option
 @click.option("--only", "names", multiple=True, help="Compare only this mechanism with 'full'; repeatable.")
 @click.option("--ablations", is_flag=True, help="Also compare widths of the scorer and weights of the loss.")
@@ -57,19 +57,14 @@ _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 @click.option("--tokens", type=click.IntRange(1, 512), help="Length of the timed input; the median of dev by default.")
 @click.option("--calls", type=click.IntRange(1), default=60, show_default=True, help="Calls of each model in a timing.")
 @click.option("--lengths/--no-lengths", default=True, show_default=True, help="Time shapes from 16 to 2048 tokens.")
-@click.option("--plots/--no-plots", default=True, show_default=True, help="Draw PNG pictures; needs matplotlib.")
+@plots_option
 @click.option(
     "--beside",
     multiple=True,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=DIRECTORY,
     help="Another finished comparison, whose heads are drawn below; repeatable.",
 )
-@click.option(
-    "--out",
-    required=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Directory for all results; a comparison with the same options resumes there.",
-)
+@out_option("Directory for all results; a comparison with the same options resumes there.")
 @json_option
 def compare(
     run: Path,

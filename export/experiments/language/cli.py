@@ -13,7 +13,7 @@ from edge.errors import UsageError
 from edge.files import write_whole
 from export.figures import new_figure
 from export.loading import loading_torch
-from export.options import device_option
+from export.options import DIRECTORY, device_option, out_option, plots_option
 from export.outputs import check_workspace
 
 # torch takes seconds to import, so only the command's body does it.
@@ -28,7 +28,7 @@ RESULTS, REPORT, CHANGES = "results.json", "report.md", "changes.json"
 
 
 @click.command()
-@click.argument("backbone", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("backbone", type=DIRECTORY)
 @click.option(
     "--data",
     multiple=True,
@@ -41,13 +41,8 @@ RESULTS, REPORT, CHANGES = "results.json", "report.md", "changes.json"
 @click.option("--limit", type=click.IntRange(1), default=10_000, show_default=True, help="Examples to train on.")
 @click.option("--epochs", type=click.IntRange(1), default=2, show_default=True, help="Passes over them.")
 @click.option("--items", type=click.IntRange(1), default=300, show_default=True, help="Test examples to answer.")
-@click.option("--plots/--no-plots", default=True, show_default=True, help="Draw PNG pictures; needs matplotlib.")
-@click.option(
-    "--out",
-    required=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Directory for all results; a comparison with the same options resumes there, with more seeds, too.",
-)
+@plots_option
+@out_option("Directory for all results; a comparison with the same options resumes there, with more seeds, too.")
 @device_option
 @json_option
 def compare(

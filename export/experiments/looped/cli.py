@@ -14,6 +14,7 @@ from edge.errors import Literally, UsageError
 from edge.files import write_whole
 from export.figures import new_figure
 from export.loading import loading_torch
+from export.options import DIRECTORY, out_option, plots_option
 from export.outputs import check_workspace
 
 # torch takes seconds to import, so only the command's body does it.
@@ -26,18 +27,11 @@ _PACKAGES = {"sklearn": "scikit-learn", "xgboost": "xgboost-cpu"}
 
 
 @click.command()
-@click.argument(
-    "runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path)
-)
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=DIRECTORY)
 @click.option("--prompts", type=click.IntRange(2), default=1280, show_default=True, help="Prompts of each experiment.")
 @click.option("--loops", type=click.IntRange(1), default=120, show_default=True, help="Run looped models so long.")
-@click.option("--plots/--no-plots", default=True, show_default=True, help="Draw PNG pictures; needs matplotlib.")
-@click.option(
-    "--out",
-    required=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Directory for all results. What is computed there is not computed again, with other runs beside, too.",
-)
+@plots_option
+@out_option("Directory for all results. What is computed there is not computed again, with other runs beside, too.")
 @json_option
 def looped(runs: tuple[Path, ...], prompts: int, loops: int, plots: bool, out: Path, as_json: bool) -> None:
     """Repeat paper 003's experiments with runs of `fewheads train looped-…`, looped and --unlooped.
