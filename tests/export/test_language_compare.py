@@ -311,8 +311,8 @@ def make_part(method, seed, losses, right):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("shift", "outcome"), [(-0.2, "wins"), (0.2, "loses"), (0.0, "makes no difference")])
-def test_the_verdict_follows_from_paired_differences(shift, outcome):
+@pytest.mark.parametrize(("shift", "words"), [(-0.2, "wins"), (0.2, "loses"), (0.0, "makes no clear difference")])
+def test_the_verdict_follows_from_paired_differences(shift, words):
     generator = np.random.default_rng(0)
     losses, right = generator.exponential(2, 200), generator.random(200) < 0.5
     parts = [make_part(FROZEN, 0, losses, right)]
@@ -321,25 +321,38 @@ def test_the_verdict_follows_from_paired_differences(shift, outcome):
         parts += [make_part(HEAD, seed, losses + 2 * shift + noise - noise.mean(), right)]
         parts += [make_part(ADAPTER, seed, losses, right)]
     rows = rows_of([make_task(200)], parts)
-    text = verdict(rows)
-    for reference in (FROZEN, ADAPTER):
-        assert f"Against the {reference.name}, backward attention {outcome}" in text
-    row = next(row for row in rows if row.method == HEAD.name)
-    assert (row.seeds, row.others) == (3, {"rmse": 1.0})
-    difference = row.cross_entropy.against[FROZEN.name]
-    assert difference.value == pytest.approx(shift, abs=1e-9)
-    low, high = difference.interval
-    assert high - low < 0.01 < np.subtract(*row.cross_entropy.interval[::-1])
+    assert verdict(rows) == f"Backward attention {words} against: {FROZEN.name}, {ADAPTER.name}."
+    frozen, head = (next(row for row in rows if row.method == method.name) for method in (FROZEN, HEAD))
+    assert (head.seeds, head.others, head.head_cross_entropy) == (3, {"rmse": 1.0}, None)
+    assert frozen.head_cross_entropy.value == pytest.approx(shift, abs=1e-9)
+    low, high = frozen.head_cross_entropy.interval
+    assert high - low < 0.01 < np.subtract(*head.cross_entropy.interval[::-1])
 
 
-def test_intervals_resample_seeds_and_verdicts_may_differ_by_metric():
+def test_intervals_cover_seeds_and_verdicts_may_differ_by_metric():
     generator = np.random.default_rng(0)
     right = generator.random(300) < 0.3
     parts = [make_part(FROZEN, 0, np.full(300, 2.0), right)]
-    for seed, level in enumerate((2.2, 2.4, 2.6)):
+    for seed, level in enumerate((2.38, 2.4, 2.42)):
         parts.append(make_part(HEAD, seed, np.full(300, level), right | (generator.random(300) < 0.3)))
     rows = rows_of([make_task(300)], parts)
-    row = rows[1]
-    assert row.cross_entropy.interval == pytest.approx((1.1, 1.3))  # of resampled seeds alone
-    assert "backward attention wins in exact match and loses in the other" in verdict(rows)
-    assert verdict(rows[:1]) == "Nothing is compared yet."
+    half = 4.303 * 0.01 / 3**0.5  # Student's quantile of 2 degrees of freedom, for losses of two tokens
+    assert rows[1].cross_entropy.interval == pytest.approx((1.2 - half, 1.2 + half), abs=1e-4)
+    assert rows[0].head_cross_entropy.interval == pytest.approx((0.2 - half, 0.2 + half), abs=1e-4)
+    assert verdict(rows) == "Backward attention wins in exact match and loses in the other against: frozen model."
+    assert verdict(rows[1:]) == "Nothing is compared yet."
+
+
+def test_intervals_of_three_seeds_contain_no_difference_as_often_as_they_say():
+    generator = np.random.default_rng(0)
+    contained = 0
+    for _ in range(200):
+        parts = [  # the spread of seeds is ten times that of the items
+            make_part(method, seed, generator.normal(2 + generator.normal(0, 0.1), 0.1, 100), [False])
+            for method in (HEAD, ADAPTER)
+            for seed in range(3)
+        ]
+        row = next(row for row in rows_of([make_task(100)], parts) if row.method == ADAPTER.name)
+        low, high = row.head_cross_entropy.interval
+        contained += low <= 0 <= high
+    assert contained >= 0.93 * 200

@@ -112,11 +112,11 @@ def compare(
 
 def _write(experiment: Experiment, settings: Settings, parts: list[Part], out: Path, *, missing: int) -> Results:
     from export.experiments.language.report import report_of
-    from export.experiments.language.summary import Results, rows_of, verdict
+    from export.experiments.language.summary import Results, outcomes, rows_of, verdict
     from export.processor import processor
 
     rows = rows_of(experiment.tasks, parts)
-    results = Results(experiment.base.identity, settings, missing, verdict(rows), rows, processor())
+    results = Results(experiment.base.identity, settings, missing, verdict(rows), outcomes(rows), rows, processor())
     write_whole(out / RESULTS, msgspec.json.format(msgspec.json.encode(results), indent=1))
     write_whole(out / REPORT, report_of(results, (), ()).encode())
     return results

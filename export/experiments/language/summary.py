@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
+import scipy.stats
 
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
-from export.experiments.language.methods import ADAPTER, FROZEN, HEAD, METHODS
+from export.experiments.language.methods import FROZEN, HEAD, METHODS
 from export.experiments.language.records import Part, Settings
 from export.experiments.language.tasks import Task
-from export.intervals import RESAMPLES, Difference, item_shares, middle
+from export.intervals import Difference, item_shares, middle
 from export.language.answers import same_answer
 from export.language.base import BaseIdentity
 from export.processor import Processor
@@ -20,20 +22,17 @@ from export.processor import Processor
 Interval = tuple[float, float]
 #: Differences of equal answers are no larger.
 _ROUNDING = 1e-9
-#: What others are compared with.
-REFERENCES = (FROZEN.name, ADAPTER.name)
+#: What the head has to beat: the frozen model, and all that trains but other forms of the head.
+CONTROLS = tuple(
+    method.name for method in METHODS if method is FROZEN or (method.make and not method.name.startswith(HEAD.name))
+)
 
 
 class Value(msgspec.Struct, frozen=True):
-    """A mean over test examples and seeds; its 95 % interval resamples both.
-
-    Attributes:
-        against: this minus the value of each of :data:`REFERENCES`, on the same examples.
-    """
+    """A mean over test examples and seeds, with the 95 % interval of :class:`_Sample`."""
 
     value: float
     interval: Interval
-    against: dict[str, Difference]
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -42,6 +41,8 @@ class Row(msgspec.Struct, frozen=True):
     Attributes:
         rate: the learning rate that was best on the hold-out.
         cross_entropy: nats per token; None for another way to write texts of the frozen model.
+        head_cross_entropy: the head's cross-entropy minus this method's, on the same examples; None for the head.
+        head_exact_match: the same of the exact match.
         others: means over seeds of all further metrics of the test split.
     """
 
@@ -52,7 +53,68 @@ class Row(msgspec.Struct, frozen=True):
     rate: float | None
     cross_entropy: Value | None
     exact_match: Value
+    head_cross_entropy: Difference | None
+    head_exact_match: Difference | None
     others: dict[str, float]
+
+
+class _Sample:
+    """Values of runs on the same items.
+
+    Its interval, and that of its difference from another sample on these items, adds two independent errors in
+    quadrature: that of the items, from resamples, and that of the seeds, Student's, because there are few.
+
+    Args:
+        values: [S, n], of S runs.
+        weights: of the items, [n]: a mean is a sum of values over a sum of weights.
+    """
+
+    def __init__(self, values: Array, weights: Array) -> None:
+        by_seed = values.sum(axis=1) / weights.sum()
+        self.mean = float(by_seed.mean())
+        shares = item_shares(values.shape[1])
+        self._drawn: Array = shares @ values.mean(axis=0) / (shares @ weights)  # means in resamples of items
+        seeds = len(values)  # one run has no spread: of the frozen model, or of a comparison with one seed
+        self._half = float(scipy.stats.t.ppf(0.975, seeds - 1) * scipy.stats.sem(by_seed)) if seeds > 1 else 0.0
+
+    def value(self) -> Value:
+        """Return the mean over items and runs."""
+        return Value(self.mean, _widened(self.mean, self._drawn, self._half))
+
+    def minus(self, other: _Sample) -> Difference:
+        """Return the difference of the means; equal seeds do not make runs of different methods pairs."""
+        value = self.mean - other.mean
+        return Difference(value, _widened(value, self._drawn - other._drawn, math.hypot(self._half, other._half)))
+
+
+def _widened(value: float, drawn: Array, half: float) -> Interval:
+    low, high = middle(drawn)
+    return value - math.hypot(value - low, half), value + math.hypot(high - value, half)
+
+
+def rows_of(tasks: Sequence[Task], parts: Sequence[Part]) -> tuple[Row, ...]:
+    """Return the table: the methods that have a part, task by task."""
+    return tuple(row for task in tasks for row in _rows(task, [part for part in parts if part.task == task.name]))
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """On how many tasks the head's interval is apart from 0 against a control, of those compared so far."""
+
+    control: str
+    lower_cross_entropy: int
+    higher_cross_entropy: int
+    higher_exact_match: int
+    lower_exact_match: int
+    tasks: int
+
+    @property
+    def described(self) -> str:
+        """The outcome in words: a metric counts if more than half of the tasks speak for one side on balance."""
+        loss = _sign(self.lower_cross_entropy - self.higher_cross_entropy, self.tasks)
+        match = _sign(self.higher_exact_match - self.lower_exact_match, self.tasks)
+        if loss * match < 0:
+            return f"wins in {'cross-entropy' if loss > 0 else 'exact match'} and loses in the other"
+        return {1: "wins", 0: "makes no clear difference", -1: "loses"}[int(np.sign(loss + match))]
 
 
 class Results(msgspec.Struct, frozen=True):
@@ -66,80 +128,55 @@ class Results(msgspec.Struct, frozen=True):
     settings: Settings
     missing: int
     verdict: str
+    outcomes: tuple[Outcome, ...]
     rows: tuple[Row, ...]
     processor: Processor
 
 
-class _Sample:
-    """Values of runs on the same items: their mean, and their means in resamples of items and runs.
-
-    Args:
-        values: [S, n], of S runs.
-        weights: of the items, [n]: a mean is a sum of values over a sum of weights.
-        kind: runs of different kinds are resampled apart, because equal seeds do not make them pairs.
-    """
-
-    def __init__(self, values: Array, weights: Array, kind: int) -> None:
-        self.mean = float((values.sum(axis=1) / weights.sum()).mean())
-        seeds, items = values.shape
-        shares = item_shares(items)
-        means = (shares @ values.T) / (shares @ weights)[:, None]
-        of_runs = np.random.default_rng(kind).multinomial(seeds, [1 / seeds] * seeds, size=RESAMPLES) / seeds
-        self.drawn: Array = (means * of_runs).sum(axis=1)
-
-
-def rows_of(tasks: Sequence[Task], parts: Sequence[Part]) -> tuple[Row, ...]:
-    """Return the table: the methods that have a part, task by task."""
-    return tuple(row for task in tasks for row in _rows(task, [part for part in parts if part.task == task.name]))
+def outcomes(rows: Sequence[Row]) -> tuple[Outcome, ...]:
+    """Return what the intervals of the head say against each control; some rows may be missing yet."""
+    found = []
+    for control in CONTROLS:
+        of = [row for row in rows if row.method == control and row.head_cross_entropy and row.head_exact_match]
+        if of:
+            losses = _counts([row.head_cross_entropy for row in of])
+            higher, lower = reversed(_counts([row.head_exact_match for row in of]))
+            found.append(Outcome(control, *losses, higher, lower, len(of)))
+    return tuple(found)
 
 
 def verdict(rows: Sequence[Row]) -> str:
-    """Return what the intervals of the head say against the references; some rows may be missing yet."""
-    heads = [row for row in rows if row.method == HEAD.name]
-    sentences = []
-    for reference in REFERENCES:
-        lower, higher, of = _counts([row.cross_entropy for row in heads if row.cross_entropy], reference)
-        worse, better, _ = _counts([row.exact_match for row in heads], reference)
-        if of:
-            sentences.append(
-                f"Against the {reference}, backward attention {_outcome(lower - higher, better - worse)}: its "
-                f"cross-entropy is lower on {lower} of {of} tasks and higher on {higher}, its exact match higher on "
-                f"{better} and lower on {worse}."
-            )
-    return " ".join(sentences) or "Nothing is compared yet."
+    """Return the outcomes in words."""
+    by_words: dict[str, list[str]] = {}
+    for outcome in outcomes(rows):
+        by_words.setdefault(outcome.described, []).append(outcome.control)
+    parts = [f"{words} against: {', '.join(controls)}" for words, controls in by_words.items()]
+    return f"Backward attention {'; '.join(parts)}." if parts else "Nothing is compared yet."
 
 
-def _outcome(cross_entropy: int, exact_match: int) -> str:
-    signs = {int(np.sign(cross_entropy)), int(np.sign(exact_match))} - {0}
-    if not signs:
-        return "makes no difference that counts"
-    if len(signs) == 2:
-        return f"wins in {'cross-entropy' if cross_entropy > 0 else 'exact match'} and loses in the other"
-    return "wins" if signs == {1} else "loses"
+def _sign(balance: int, tasks: int) -> int:
+    return int(np.sign(balance)) if 2 * abs(balance) > tasks else 0
 
 
-def _counts(values: Sequence[Value], reference: str) -> tuple[int, int, int]:
-    """Return on how many tasks a value is lower, and higher, with an interval apart from 0, and the number of tasks."""
-    intervals = [value.against[reference].interval for value in values if reference in value.against]
-    lower = sum(high < -_ROUNDING for _, high in intervals)
-    return lower, sum(low > _ROUNDING for low, _ in intervals), len(intervals)
+def _counts(differences: Sequence[Difference | None]) -> tuple[int, int]:
+    """Return how many are below 0, and above, with their whole interval."""
+    intervals = [one.interval for one in differences if one]
+    return sum(high < -_ROUNDING for _, high in intervals), sum(low > _ROUNDING for low, _ in intervals)
 
 
 def _rows(task: Task, parts: Sequence[Part]) -> Iterator[Row]:
     by_method = {method.name: [part for part in parts if part.method == method.name] for method in METHODS}
     losses: dict[str, _Sample] = {}
     matches: dict[str, _Sample] = {}
-    for kind, (name, group) in enumerate(by_method.items()):
+    for name, group in by_method.items():
         if group:
             answers = [
                 [same_answer(one, right.answer) for one, right in zip(part.answers, task.test, strict=False)]
                 for part in group
             ]
-            matches[name] = _Sample(np.array(answers, float), np.ones(len(answers[0])), kind)
+            matches[name] = _Sample(np.array(answers, float), np.ones(len(answers[0])))
             if group[0].losses:
-                losses[name] = _Sample(
-                    np.array([part.losses for part in group]), np.array(group[0].tokens, float), kind
-                )
+                losses[name] = _Sample(np.array([part.losses for part in group]), np.array(group[0].tokens, float))
     for name in matches:
         first = by_method[name][0]
         yield Row(
@@ -148,20 +185,18 @@ def _rows(task: Task, parts: Sequence[Part]) -> Iterator[Row]:
             len(by_method[name]),
             first.parameters,
             first.rate,
-            _value(name, losses) if name in losses else None,
-            _value(name, matches),
+            losses[name].value() if name in losses else None,
+            matches[name].value(),
+            _head_minus(name, losses),
+            _head_minus(name, matches),
             _means([part.measures for part in by_method[name]]),
         )
 
 
-def _value(name: str, samples: Mapping[str, _Sample]) -> Value:
-    ours = samples[name]
-    against = {
-        reference: Difference(ours.mean - samples[reference].mean, middle(ours.drawn - samples[reference].drawn))
-        for reference in REFERENCES
-        if reference in samples and reference != name
-    }
-    return Value(ours.mean, middle(ours.drawn), against)
+def _head_minus(name: str, samples: Mapping[str, _Sample]) -> Difference | None:
+    if name == HEAD.name or name not in samples or HEAD.name not in samples:
+        return None
+    return samples[HEAD.name].minus(samples[name])
 
 
 def _means(runs: Sequence[Sequence[Measure]]) -> dict[str, float]:
