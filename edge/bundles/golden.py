@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 
 from edge.bundles.manifest import Artifact, Manifest, Tolerance
-from edge.bundles.programs import HeadProgram
 from edge.datatypes import Array, TensorSpec, datatype_of
 from edge.errors import BundleError, GoldenError, Literally
 from edge.runner import Runner
@@ -92,9 +91,7 @@ def decode(data: bytes, manifest: Manifest, subject: str, part: Artifact | None 
     raw = {text.name for text in step.inputs} if step else set()
     if set(kinds["raw"]) != raw:
         raise BundleError(f"{subject} raw", given=sorted(kinds["raw"]), expected=str(sorted(raw)), fix=_FIX)
-    has_rows = manifest.max_batch_size and not isinstance(
-        part and manifest.program, HeadProgram
-    )  # keys of a head have none
+    has_rows = manifest.batch_size(part) if part else manifest.max_batch_size
     if has_rows and len({len(array) for array in arrays.values()}) != 1:
         lengths = {key: len(array) for key, array in arrays.items()}
         raise BundleError(subject, given=lengths, expected="as many rows in every array", fix=_FIX)

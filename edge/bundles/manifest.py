@@ -276,6 +276,10 @@ class Manifest(Common, frozen=True, tag=FORMAT_VERSION, tag_field="format_versio
             self.profile if artifact.inputs is None else artifact.profile,
         )
 
+    def batch_size(self, artifact: Artifact) -> int:
+        """Return the most rows of one run of an artifact; 0 if some of its tensors have none, as the keys of a head."""
+        return 0 if artifact.role == "head" and isinstance(self.program, HeadProgram) else self.max_batch_size
+
 
 def schema() -> dict[str, Any]:
     """Return the JSON Schema of ``manifest.json``, version 2."""
