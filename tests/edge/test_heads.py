@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from edge.__main__ import cli
 from edge.bundles.bundle import Bundle
+from edge.cli.doctor import bundle_checks
 from edge.errors import InvalidRequest, ModelNotReady, NotFound
 from edge.launch import running_server
 from edge.server import Ready
@@ -149,9 +150,20 @@ async def test_wrong_heads_are_refused(running: Running) -> None:
     assert await running.at_rest(NAME)
 
 
+def test_doctor_and_bench_take_a_head(head: Bundle, tmp_path: Path) -> None:
+    (check,) = bundle_checks(head.path, "onnxruntime", tmp_path)
+    assert (check.name, check.status) == (f"{ONE} full head", "ok"), check
+    (report,) = json.loads(shown("bench", head.path, "--requests", 10, "--rows", 2, "--json"))
+    assert (report["in_process"]["count"], report["served"]["count"]) == (10, 10)
+
+
 @pytest.fixture(scope="module")
-def server(letters_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
-    head = write_letters_head(tmp_path_factory.mktemp("head") / ONE, letters_bundle, ONE, 1)
+def head(letters_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return write_letters_head(tmp_path_factory.mktemp("head") / ONE, letters_bundle, ONE, 1)
+
+
+@pytest.fixture(scope="module")
+def server(letters_bundle: Bundle, head: Bundle) -> Iterator[Ready]:
     with running_server([letters_bundle.path, head.path], arguments=["--http-port=0"]) as ready:
         yield ready
 
