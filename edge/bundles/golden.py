@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Mapping
+from itertools import takewhile
 
 import msgspec
 import numpy as np
@@ -15,6 +16,8 @@ from edge.errors import BundleError, GoldenError, Literally
 from edge.runner import Runner
 
 _FIX = "Export the bundle again."
+#: Characters of a text that an error shows, and those of them before the first difference.
+_SHOWN, _SHOWN_BEFORE = 60, 20
 _KINDS = {"input": "inputs", "output": "outputs", "raw": "raw"}
 
 
@@ -133,7 +136,7 @@ def compare(got: Mapping[str, Array], golden: Golden, tolerance: Tolerance) -> G
     for name, want in golden.outputs.items():
         have = got[name]
         if want.dtype.kind in "SUO" or have.shape != want.shape:
-            same = have.shape == want.shape and bool((have == want.astype(have.dtype)).all())
+            same = have.shape == want.shape and _texts(have) == _texts(want)
             diffs.append(OutputDiff(name, 0.0 if same else float("inf"), 0.0, same))
             continue
         difference = np.abs(have.astype(np.float64) - want.astype(np.float64))
@@ -167,11 +170,40 @@ def check_outputs(got: Mapping[str, Array], golden: Golden, tolerance: Tolerance
     report = compare(got, golden, tolerance)
     for diff in report.outputs:
         if not diff.passed:
-            found = f"a largest difference of {diff.max_abs_diff:.3g}"
+            row, given, expected = _difference(diff, got[diff.name], golden.outputs[diff.name])
             raise GoldenError(
-                f"{subject} output {diff.name!r} on {report.rows} golden rows",
-                given=Literally(f"{diff.nonfinite} values that are not finite" if diff.nonfinite else found),
-                expected=f"at most {diff.allowed:.3g}",
+                f"{subject} output {diff.name!r} on {row or f'{report.rows} golden rows'}",
+                given=given,
+                expected=expected,
                 fix="Do not serve this build: rebuild it, in FP32 if it was reduced, or export the bundle again.",
             )
     return report
+
+
+def _difference(diff: OutputDiff, have: Array, want: Array) -> tuple[str, object, str]:
+    """Return the golden row that differs, empty for all of them, and what it is and should be."""
+    if have.shape != want.shape:
+        return "", Literally(f"the shape {list(have.shape)}"), f"{list(want.shape)}"
+    if want.dtype.kind in "SUO":
+        pairs = zip(_texts(have), _texts(want), strict=True)
+        place, (given, expected) = next((place, pair) for place, pair in enumerate(pairs) if len({*pair}) > 1)
+        given, expected = _excerpts(given, expected)
+        return f"golden row {place * len(want) // want.size}", given, repr(expected)
+    if diff.nonfinite:
+        return "", Literally(f"{diff.nonfinite} values that are not finite"), f"at most {diff.allowed:.3g}"
+    return "", Literally(f"a largest difference of {diff.max_abs_diff:.3g}"), f"at most {diff.allowed:.3g}"
+
+
+def _texts(array: Array) -> list[bytes]:
+    return [text.encode() if isinstance(text, str) else text for text in array.ravel().tolist()]
+
+
+def _excerpts(given: bytes, expected: bytes) -> tuple[str, str]:
+    """Return the part of two texts in which they begin to differ."""
+    texts = given.decode(errors="replace"), expected.decode(errors="replace")
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False))
+    begin = max(sum(1 for _ in same) - _SHOWN_BEFORE, 0)
+    first, second = (
+        "…" * (begin > 0) + text[begin : begin + _SHOWN] + "…" * (len(text) > begin + _SHOWN) for text in texts
+    )
+    return first, second
