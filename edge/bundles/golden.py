@@ -186,8 +186,8 @@ def _difference(diff: OutputDiff, have: Array, want: Array) -> tuple[str, object
         return "", Literally(f"the shape {list(have.shape)}"), f"{list(want.shape)}"
     if want.dtype.kind in "SUO":
         pairs = zip(_texts(have), _texts(want), strict=True)
-        place, (given, expected) = next((place, pair) for place, pair in enumerate(pairs) if len({*pair}) > 1)
-        given, expected = _excerpts(given, expected)
+        place, pair = next((place, pair) for place, pair in enumerate(pairs) if pair[0] != pair[1])
+        given, expected = _excerpts(*pair)
         return f"golden row {place * len(want) // want.size}", given, repr(expected)
     if diff.nonfinite:
         return "", Literally(f"{diff.nonfinite} values that are not finite"), f"at most {diff.allowed:.3g}"

@@ -19,9 +19,10 @@ from edge.errors import InvalidRequest, Literally
 from edge.programs.cascade import AUTO
 from edge.programs.factory import program_of
 from edge.programs.generate import BY_TOKEN, Generate, steps_of
+from edge.programs.golden_options import golden_options
 from edge.programs.head import Head
 from edge.programs.loop import Loop, limits_of
-from edge.programs.program import AppliedHead, LoopLimits, Options
+from edge.programs.program import AppliedHead, Options
 from edge.programs.sampling import sampling_of
 from edge.programs.session import IterativeProgram
 from edge.runtimes.build import Loaded
@@ -109,14 +110,11 @@ class Model:
 
     def check_steps(self) -> None:
         """Raise a GoldenError if a loop of a fixed number of steps, a text or a head does not repeat the golden set."""
-        program, limits = self.manifest.program, None
         if not isinstance(self.program, (IterativeProgram, Head)):
             return
-        if isinstance(program, LoopProgram):
-            limits = LoopLimits(program.max_loops, -1.0)  # no residual is below 0
         for tier, loaded in self.tiers.items():
             golden = self._golden[tier]
-            outputs = self.program.compute(golden.inputs, Options(tier, limits)).outputs
+            outputs = self.program.compute(golden.inputs, golden_options(self.manifest.program, tier, golden)).outputs
             check_outputs(outputs, golden, loaded.artifact.tolerance, f"{self.name} tier {tier}")
 
     def measure(self) -> None:
