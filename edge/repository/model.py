@@ -13,7 +13,7 @@ from edge.bundles.fields import Role
 from edge.bundles.golden import check_outputs
 from edge.bundles.manifest import Serving
 from edge.bundles.preprocess import postprocessor, preprocessor
-from edge.bundles.programs import Base, CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
+from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadBase, HeadProgram, LoopProgram
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, Literally
 from edge.programs.cascade import AUTO
@@ -211,7 +211,7 @@ class Model:
         if not isinstance(program, GenerateProgram):
             raise self._superfluous({"head": head.name}, "none: the model generates no text")
         file = self.manifest.tiers[0].artifacts[0].file
-        own = Base(name=self.name, version=self.manifest.version, sha256=self.manifest.files[file].sha256)
+        own = HeadBase(name=self.name, version=self.manifest.version, sha256=self.manifest.files[file].sha256)
         if not isinstance(config, HeadProgram) or config.base != own:
             of = f"a head of {config.base.name} {config.base.version}" if isinstance(config, HeadProgram) else "no head"
             expected = f"a head of {self.name} {self.version} with the same weights"

@@ -63,12 +63,13 @@ def export_language_model(
 
     Args:
         directory: of transformers: config.json, weights as safetensors, and tokenizer.json.
-        prompts: of the kind that the model is for, at least four; the clearest ones become golden.
+        prompts: of the kind that the model is for; the clearest ones become golden.
         int8: whether there is a tier in INT8 too, for ONNX Runtime on the CPU.
         positions: tokens of prompt and text together; None is as many as the model has, 1,024 at most.
 
     Raises:
-        UsageError: the directory is no causal language model, or ``positions`` are more than it has.
+        UsageError: the directory is no causal language model, ``positions`` are more than it has, or no prompt has a
+            clear text.
         GoldenError: ONNX Runtime's logits or texts differ from torch's.
     """
     model = load_backbone(directory)

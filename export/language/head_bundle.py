@@ -13,7 +13,7 @@ import torch
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, Manifest, Measure, Profile, Provenance, Tier
-from edge.bundles.programs import Base, GenerateProgram, HeadProgram
+from edge.bundles.programs import GenerateProgram, HeadBase, HeadProgram
 from edge.datatypes import Array, TensorSpec
 from edge.errors import Literally, UsageError
 from edge.programs.head import Head, HeadLayer
@@ -80,7 +80,7 @@ def export_head(
     most = manifest.max_batch_size
     tensors = (TensorSpec(_LOGITS, "FP32", (-1, vocabulary)), TensorSpec(_ALPHA, "FP32", (-1, 1)))
     program = HeadProgram(
-        base=Base(name=manifest.name, version=manifest.version, sha256=manifest.files[first.file].sha256),
+        base=HeadBase(name=manifest.name, version=manifest.version, sha256=manifest.files[first.file].sha256),
         tensors=_TENSORS, logits=_LOGITS, alpha=_ALPHA, moved=_MOVED, keys=_KEYS, values=_VALUES,
         temperatures=_TEMPERATURES, layers=len(layers),
     )  # fmt: skip

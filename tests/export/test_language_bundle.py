@@ -16,7 +16,7 @@ import transformers
 
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.manifest import TokenizerPreprocess
-from edge.bundles.programs import Base, GenerateProgram
+from edge.bundles.programs import GenerateProgram, HeadBase
 from edge.errors import BundleError, UsageError
 from edge.launch import serving
 from edge.pb.inference_pb2_grpc import GRPCInferenceServiceStub as Stub
@@ -220,7 +220,7 @@ def test_heads_of_other_weights_and_broken_heads_are_refused(repository: Path, t
     bundle = Bundle.open(repository / "head-1-1")
     base = msgspec.structs.replace(bundle.manifest.program.base, sha256="0" * 64)
     program = msgspec.structs.replace(bundle.manifest.program, base=base)
-    assert isinstance(base, Base)
+    assert isinstance(base, HeadBase)
     files = {name: bundle.read(name) for name in bundle.manifest.files}
     manifest = msgspec.structs.replace(bundle.manifest, name="other", program=program)
     (tmp_path / "r").mkdir()
