@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
 from collections.abc import Mapping
 from itertools import takewhile
 
@@ -11,6 +9,7 @@ import msgspec
 import numpy as np
 
 from edge.bundles.manifest import Artifact, Manifest, Tolerance
+from edge.bundles.npz import decode_npz, encode_npz
 from edge.datatypes import Array, TensorSpec, datatype_of
 from edge.errors import BundleError, GoldenError, Literally
 from edge.runner import Runner
@@ -35,17 +34,13 @@ class Golden(msgspec.Struct, frozen=True):
 
     def encode(self) -> bytes:
         """Return the set as an uncompressed ``.npz`` with the keys ``input/x``, ``output/y`` and ``raw/text``."""
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w") as archive:
-            for kind, attribute in _KINDS.items():
-                for name, array in getattr(self, attribute).items():
-                    member = io.BytesIO()
-                    # Text that a runtime returned is an array of Python objects, which only pickle could write.
-                    plain = array.astype(np.bytes_) if array.dtype.kind == "O" else array
-                    np.save(member, plain, allow_pickle=False)
-                    # Not np.savez: the bytes around its members, and so the hash, depend on the version of Python.
-                    archive.writestr(zipfile.ZipInfo(f"{kind}/{name}.npy"), member.getvalue())
-        return buffer.getvalue()
+        arrays = {
+            f"{kind}/{name}": array
+            for kind, attribute in _KINDS.items()
+            for name, array in getattr(self, attribute).items()
+        }
+        # Text that a runtime returned is an array of Python objects, which only pickle could write.
+        return encode_npz({key: one.astype(np.bytes_) if one.dtype.kind == "O" else one for key, one in arrays.items()})
 
 
 class OutputDiff(msgspec.Struct, frozen=True):
@@ -82,7 +77,7 @@ def decode(data: bytes, manifest: Manifest, subject: str, part: Artifact | None 
     """
     tensors = manifest.tensors(part) if part else manifest
     step = None if part else manifest.preprocess
-    arrays = _read(data, subject)
+    arrays = decode_npz(data, subject)
     kinds: dict[str, dict[str, Array]] = {kind: {} for kind in _KINDS}
     for key, array in arrays.items():
         kind, _, name = key.partition("/")
@@ -99,21 +94,6 @@ def decode(data: bytes, manifest: Manifest, subject: str, part: Artifact | None 
         lengths = {key: len(array) for key, array in arrays.items()}
         raise BundleError(subject, given=lengths, expected="as many rows in every array", fix=_FIX)
     return Golden(*kinds.values())
-
-
-def _read(data: bytes, subject: str) -> dict[str, Array]:
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            # A stored member cannot be larger than the file, so nothing small can unpack to something huge.
-            packed = [item.filename for item in archive.infolist() if item.compress_type != zipfile.ZIP_STORED]
-        if packed:
-            raise BundleError(f"{subject} member {packed[0]!r}", given="compressed", expected="stored", fix=_FIX)
-        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            return {key: arrays[key] for key in arrays.files}
-    except BundleError:
-        raise
-    except Exception as error:  # broken bytes make zipfile and NumPy raise more kinds than either documents
-        raise BundleError(subject, given=Literally(error), expected="an .npz without pickles", fix=_FIX) from None
 
 
 def _check(arrays: Mapping[str, Array], specs: tuple[TensorSpec, ...], subject: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest_asyncio
 from click.testing import CliRunner
 
 from edge.__main__ import cli
-from edge.bundles.bundle import Bundle
+from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.npz import decode_npz, encode_npz
 from edge.cli.doctor import bundle_checks
 from edge.errors import InvalidRequest, ModelNotReady, NotFound
 from edge.launch import running_server
@@ -155,6 +157,26 @@ def test_doctor_and_bench_take_a_head(head: Bundle, tmp_path: Path) -> None:
     assert (check.name, check.status) == (f"{ONE} full head", "ok"), check
     (report,) = json.loads(shown("bench", head.path, "--requests", 10, "--rows", 2, "--json"))
     assert (report["in_process"]["count"], report["served"]["count"]) == (10, 10)
+
+
+def test_malformed_tensors_are_refused(head: Bundle, tmp_path: Path) -> None:
+    files = {name: head.read(name) for name in head.manifest.files}
+    layer = decode_npz(files["tensors.npz"], "tensors")
+    compressed = io.BytesIO()
+    np.savez_compressed(compressed, **layer)
+    for number, (tensors, found) in enumerate(
+        (
+            (compressed.getvalue(), "member '0/keys.npy': compressed"),
+            (files["tensors.npz"][:-9], "zip"),
+            (encode_npz({"0/keys": layer["0/keys"]}), "tensors.npz: ['0/keys']"),
+            (encode_npz({**layer, "0/values": layer["0/values"][:, :5]}), "[[1, 27, 27], [1, 5, 27], [1]]"),
+            (encode_npz({**layer, "0/keys": np.float32("nan") * layer["0/keys"]}), "layer 0"),
+            (encode_npz({**layer, "0/temperatures": -layer["0/temperatures"]}), "layer 0"),
+        )
+    ):
+        bundle = write_bundle(tmp_path / str(number), head.manifest, {**files, "tensors.npz": tensors})
+        (check,) = bundle_checks(bundle.path, "onnxruntime", tmp_path)
+        assert (check.status, found in check.found) == ("failed", True), check
 
 
 @pytest.fixture(scope="module")
