@@ -119,6 +119,11 @@ async def test_loading_and_unloading_take_effect_on_the_same_bytes(running: Runn
     write_letters_head(running.directory / f"{ONE}-2", running_base(running), ONE, 5, version=2)
     await running.control.load_model(ONE)
     assert text_of(await running.infer(request)) == continued(PROMPT, shift=5)
+    for version, shift in ((1, 1), (2, 5)):
+        named = text_request(PROMPT, head=f"{ONE}:{version}")
+        assert text_of(await running.infer(named)) == continued(PROMPT, shift=shift)
+    with pytest.raises(NotFound, match=f"head '{ONE}:3': got '3', expected one of: 1, 2. Leave the version out"):
+        await running.infer(text_request(PROMPT, head=f"{ONE}:3"))
     assert await running.at_rest(ONE)
 
 
@@ -130,6 +135,7 @@ async def test_wrong_heads_are_refused(running: Running) -> None:
     for model, parameters, error, message in (
         (NAME, {"head": "none"}, NotFound, "head 'none': got a name that no bundle has, expected one of: calculator"),
         (NAME, {"head": ORACLE}, InvalidRequest, f"got '{ORACLE}', no head, expected a head of letters 1 with"),
+        (NAME, {"head": f"{ONE}:new"}, InvalidRequest, f"head '{ONE}:new': got 'new', expected a positive integer"),
         (OTHER, {"head": ONE}, InvalidRequest, f"got '{ONE}', a head of letters 1, expected a head of {OTHER} 1"),
         (
             NAME,
