@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
 from collections.abc import Mapping
+from itertools import takewhile
 
 import msgspec
 import numpy as np
 
 from edge.bundles.manifest import Artifact, Manifest, Tolerance
-from edge.bundles.programs import HeadProgram
+from edge.bundles.npz import decode_npz, encode_npz
 from edge.datatypes import Array, TensorSpec, datatype_of
 from edge.errors import BundleError, GoldenError, Literally
 from edge.runner import Runner
 
 _FIX = "Export the bundle again."
+#: Characters of a text that an error shows, and those of them before the first difference.
+_SHOWN, _SHOWN_BEFORE = 60, 20
 _KINDS = {"input": "inputs", "output": "outputs", "raw": "raw"}
 
 
@@ -33,17 +34,13 @@ class Golden(msgspec.Struct, frozen=True):
 
     def encode(self) -> bytes:
         """Return the set as an uncompressed ``.npz`` with the keys ``input/x``, ``output/y`` and ``raw/text``."""
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w") as archive:
-            for kind, attribute in _KINDS.items():
-                for name, array in getattr(self, attribute).items():
-                    member = io.BytesIO()
-                    # Text that a runtime returned is an array of Python objects, which only pickle could write.
-                    plain = array.astype(np.bytes_) if array.dtype.kind == "O" else array
-                    np.save(member, plain, allow_pickle=False)
-                    # Not np.savez: the bytes around its members, and so the hash, depend on the version of Python.
-                    archive.writestr(zipfile.ZipInfo(f"{kind}/{name}.npy"), member.getvalue())
-        return buffer.getvalue()
+        arrays = {
+            f"{kind}/{name}": array
+            for kind, attribute in _KINDS.items()
+            for name, array in getattr(self, attribute).items()
+        }
+        # Text that a runtime returned is an array of Python objects, which only pickle could write.
+        return encode_npz({key: one.astype(np.bytes_) if one.dtype.kind == "O" else one for key, one in arrays.items()})
 
 
 class OutputDiff(msgspec.Struct, frozen=True):
@@ -80,7 +77,7 @@ def decode(data: bytes, manifest: Manifest, subject: str, part: Artifact | None 
     """
     tensors = manifest.tensors(part) if part else manifest
     step = None if part else manifest.preprocess
-    arrays = _read(data, subject)
+    arrays = decode_npz(data, subject)
     kinds: dict[str, dict[str, Array]] = {kind: {} for kind in _KINDS}
     for key, array in arrays.items():
         kind, _, name = key.partition("/")
@@ -92,28 +89,11 @@ def decode(data: bytes, manifest: Manifest, subject: str, part: Artifact | None 
     raw = {text.name for text in step.inputs} if step else set()
     if set(kinds["raw"]) != raw:
         raise BundleError(f"{subject} raw", given=sorted(kinds["raw"]), expected=str(sorted(raw)), fix=_FIX)
-    has_rows = manifest.max_batch_size and not isinstance(
-        part and manifest.program, HeadProgram
-    )  # keys of a head have none
+    has_rows = manifest.batch_size(part) if part else manifest.max_batch_size
     if has_rows and len({len(array) for array in arrays.values()}) != 1:
         lengths = {key: len(array) for key, array in arrays.items()}
         raise BundleError(subject, given=lengths, expected="as many rows in every array", fix=_FIX)
     return Golden(*kinds.values())
-
-
-def _read(data: bytes, subject: str) -> dict[str, Array]:
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            # A stored member cannot be larger than the file, so nothing small can unpack to something huge.
-            packed = [item.filename for item in archive.infolist() if item.compress_type != zipfile.ZIP_STORED]
-        if packed:
-            raise BundleError(f"{subject} member {packed[0]!r}", given="compressed", expected="stored", fix=_FIX)
-        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            return {key: arrays[key] for key in arrays.files}
-    except BundleError:
-        raise
-    except Exception as error:  # broken bytes make zipfile and NumPy raise more kinds than either documents
-        raise BundleError(subject, given=Literally(error), expected="an .npz without pickles", fix=_FIX) from None
 
 
 def _check(arrays: Mapping[str, Array], specs: tuple[TensorSpec, ...], subject: str) -> None:
@@ -136,7 +116,7 @@ def compare(got: Mapping[str, Array], golden: Golden, tolerance: Tolerance) -> G
     for name, want in golden.outputs.items():
         have = got[name]
         if want.dtype.kind in "SUO" or have.shape != want.shape:
-            same = have.shape == want.shape and bool((have == want.astype(have.dtype)).all())
+            same = have.shape == want.shape and _texts(have) == _texts(want)
             diffs.append(OutputDiff(name, 0.0 if same else float("inf"), 0.0, same))
             continue
         difference = np.abs(have.astype(np.float64) - want.astype(np.float64))
@@ -170,11 +150,40 @@ def check_outputs(got: Mapping[str, Array], golden: Golden, tolerance: Tolerance
     report = compare(got, golden, tolerance)
     for diff in report.outputs:
         if not diff.passed:
-            found = f"a largest difference of {diff.max_abs_diff:.3g}"
+            row, given, expected = _difference(diff, got[diff.name], golden.outputs[diff.name])
             raise GoldenError(
-                f"{subject} output {diff.name!r} on {report.rows} golden rows",
-                given=Literally(f"{diff.nonfinite} values that are not finite" if diff.nonfinite else found),
-                expected=f"at most {diff.allowed:.3g}",
+                f"{subject} output {diff.name!r} on {row or f'{report.rows} golden rows'}",
+                given=given,
+                expected=expected,
                 fix="Do not serve this build: rebuild it, in FP32 if it was reduced, or export the bundle again.",
             )
     return report
+
+
+def _difference(diff: OutputDiff, have: Array, want: Array) -> tuple[str, object, str]:
+    """Return the golden row that differs, empty for all of them, and what it is and should be."""
+    if have.shape != want.shape:
+        return "", Literally(f"the shape {list(have.shape)}"), f"{list(want.shape)}"
+    if want.dtype.kind in "SUO":
+        pairs = zip(_texts(have), _texts(want), strict=True)
+        place, pair = next((place, pair) for place, pair in enumerate(pairs) if pair[0] != pair[1])
+        given, expected = _excerpts(*pair)
+        return f"golden row {place * len(want) // want.size}", given, repr(expected)
+    if diff.nonfinite:
+        return "", Literally(f"{diff.nonfinite} values that are not finite"), f"at most {diff.allowed:.3g}"
+    return "", Literally(f"a largest difference of {diff.max_abs_diff:.3g}"), f"at most {diff.allowed:.3g}"
+
+
+def _texts(array: Array) -> list[bytes]:
+    return [text.encode() if isinstance(text, str) else text for text in array.ravel().tolist()]
+
+
+def _excerpts(given: bytes, expected: bytes) -> tuple[str, str]:
+    """Return the part of two texts in which they begin to differ."""
+    texts = given.decode(errors="replace"), expected.decode(errors="replace")
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False))
+    begin = max(sum(1 for _ in same) - _SHOWN_BEFORE, 0)
+    first, second = (
+        "…" * (begin > 0) + text[begin : begin + _SHOWN] + "…" * (len(text) > begin + _SHOWN) for text in texts
+    )
+    return first, second

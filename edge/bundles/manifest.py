@@ -94,8 +94,6 @@ class Tier(TierV1, frozen=True):
 class ExpressionPreprocess(Struct, frozen=True, tag="expression", tag_field="type"):
     """Arithmetic text in ``input`` (BYTES) becomes the calculator's tokens in ``output`` (FP32)."""
 
-    tokenizes: ClassVar[bool] = False
-
     input: TensorName
     output: TensorName
     max_abs_operand: Annotated[float, msgspec.Meta(gt=0)]
@@ -121,8 +119,6 @@ class TokenizerPreprocess(Struct, frozen=True, tag="tokenizer", tag_field="type"
     0 for padding; and ``segments``, 1 for tokens of the second text, ``pair``. Rows longer than ``max_length`` tokens
     are cut, of a pair the longer text first; before a program that generates text they are refused.
     """
-
-    tokenizes: ClassVar[bool] = True
 
     input: TensorName
     file: FileName
@@ -279,6 +275,10 @@ class Manifest(Common, frozen=True, tag=FORMAT_VERSION, tag_field="format_versio
             self.outputs if artifact.outputs is None else artifact.outputs,
             self.profile if artifact.inputs is None else artifact.profile,
         )
+
+    def batch_size(self, artifact: Artifact) -> int:
+        """Return the most rows of one run of an artifact; 0 if some of its tensors have none, as the keys of a head."""
+        return 0 if artifact.role == "head" and isinstance(self.program, HeadProgram) else self.max_batch_size
 
 
 def schema() -> dict[str, Any]:

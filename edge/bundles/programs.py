@@ -97,7 +97,7 @@ class GenerateProgram(Struct, frozen=True, kw_only=True, tag="generate", tag_fie
     end_tokens: Annotated[tuple[NonNegativeInteger, ...], msgspec.Meta(max_length=64)] = ()
 
 
-class Base(Struct, frozen=True):
+class HeadBase(Struct, frozen=True):
     """The generating model that a head belongs to, and the SHA-256 of the first file of its full tier."""
 
     name: ModelName
@@ -118,7 +118,7 @@ class HeadProgram(Struct, frozen=True, kw_only=True, tag="head", tag_field="type
 
     roles: ClassVar[tuple[Role, ...]] = ("head",)
 
-    base: Base
+    base: HeadBase
     tensors: FileName
     logits: TensorName
     alpha: TensorName

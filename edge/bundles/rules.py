@@ -5,7 +5,6 @@ from __future__ import annotations
 from edge.bundles.fields import require
 from edge.bundles.manifest import MANIFEST_NAME, Artifact, LabelPostprocess, Manifest, Tensors, Tier
 from edge.bundles.program_rules import check_program
-from edge.bundles.programs import HeadProgram
 from edge.datatypes import NUMPY_TYPES
 from edge.errors import Literally
 
@@ -64,9 +63,7 @@ def _check_own_tensors(manifest: Manifest, artifact: Artifact, subject: str) -> 
     require(artifact.role != "model", subject, "role 'model'", given, expected)
     expected = "none, because its inputs are the manifest's"
     require(artifact.inputs or not artifact.profile, subject, "profile", sorted(artifact.profile), expected)
-    # Only some tensors of a head's file have rows.
-    has_rows = not isinstance(manifest.program, HeadProgram)
-    _check_tensors(manifest.tensors(artifact), manifest.max_batch_size if has_rows else 0, subject)
+    _check_tensors(manifest.tensors(artifact), manifest.batch_size(artifact), subject)
 
 
 def _check_roles(manifest: Manifest, tier: Tier, subject: str) -> None:

@@ -44,7 +44,7 @@ _OPTIONS = (
     ),
     click.option("--seed", type=click.IntRange(0, _MOST_INT64), help="Seed of the draws.  [default: a new one]"),
     click.option("--stop", multiple=True, metavar="TEXT", help="Text that ends the generated one; repeatable."),
-    click.option("--head", default="", metavar="NAME", help="Model that moves the logits.  [default: none]"),
+    click.option("--head", default="", metavar="NAME[:VERSION]", help="Model that moves the logits.  [default: none]"),
     click.option("--alpha", type=float, help="How much the head moves them.  [default: the head's]"),
 )
 #: Adds the options of generated text to a command, which gets them as ``sampling``, fields of a request.

@@ -43,7 +43,7 @@ class InferRequest:
         top_p: draw from the fewest likeliest tokens whose probabilities sum up to this; None for all.
         seed: of the draws; None for a new one.
         stop: texts that end a generated one, which does not include them.
-        head: name of a model that moves the logits of the one that generates text; empty for none.
+        head: model that moves the logits of the one that generates text, as NAME or NAME:VERSION; empty for none.
         alpha: how much it moves them; None for the head's own.
         logprobs: whether to return the tokens of a generated text and their log-probabilities, too.
         partial_answers: in a stream, whether a looped model also answers after each step, and a model that generates

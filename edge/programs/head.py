@@ -1,13 +1,11 @@
 """Heads of backward attention: they move the logits of a generating model before the next token is chosen (paper 004).
 
-Keys and values are inputs of the head's graph, which lie on the device from the load on. Another head is another set of
-bound tensors, so that a change of heads between two tokens builds and copies nothing.
+Keys and values are inputs of the head's graph. They are copied to the device when the head is loaded. Another head is
+another set of bound tensors, so that a change of heads between two tokens builds and copies nothing.
 """
 
 from __future__ import annotations
 
-import io
-import zipfile
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -15,6 +13,7 @@ import numpy as np
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.fields import EXPORT_AGAIN
+from edge.bundles.npz import decode_npz
 from edge.bundles.programs import HeadProgram
 from edge.datatypes import Array
 from edge.errors import BundleError, Literally
@@ -68,19 +67,16 @@ def head_of(bundle: Bundle, config: HeadProgram, runners: Mapping[str, Runner]) 
     """Return the program of a head bundle, with its tensors on the device.
 
     Raises:
-        BundleError: the tensors are malformed, or not of the vocabulary.
+        BundleError: the tensors are malformed, compressed, or not of the vocabulary.
     """
     subject = f"file {bundle.path / config.tensors}"
     vocabulary = next(spec.shape[1] for spec in bundle.manifest.inputs if spec.name == config.logits)
-    try:
-        with np.load(io.BytesIO(bundle.read(config.tensors)), allow_pickle=False) as arrays:
-            layers = [
-                HeadLayer(*(arrays[f"{layer}/{field}"] for field in HeadLayer._fields))
-                for layer in range(config.layers)
-            ]
-    except (KeyError, ValueError, OSError, zipfile.BadZipFile) as error:
-        expected = f"an .npz with the arrays of {config.layers} layers"
-        raise BundleError(subject, given=Literally(error), expected=expected, fix=EXPORT_AGAIN) from None
+    arrays = decode_npz(bundle.read(config.tensors), subject)
+    names = [[f"{layer}/{field}" for field in HeadLayer._fields] for layer in range(config.layers)]
+    if missing := [name for of in names for name in of if name not in arrays]:
+        expected = f"the arrays of {config.layers} layers, {missing[0]!r} among them"
+        raise BundleError(subject, given=sorted(arrays), expected=expected, fix=EXPORT_AGAIN)
+    layers = [HeadLayer(*(arrays[name] for name in of)) for of in names]
     for number, layer in enumerate(layers):
         shape = layer.keys.shape
         fits = len(shape) == 3 and shape[2] == vocabulary and layer.values.shape == (shape[0], shape[2], shape[1])

@@ -10,12 +10,12 @@ import numpy as np
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.fields import Role
-from edge.bundles.programs import GenerateProgram, LoopProgram
+from edge.bundles.programs import LoopProgram
 from edge.datatypes import Array
 from edge.errors import FewheadsError
-from edge.programs.generate import generator
-from edge.programs.loop import Loop, LoopRunners, limits_of
-from edge.programs.program import Computed, LoopLimits, Options, Program, SingleRun
+from edge.programs.factory import program_of
+from edge.programs.loop import limits_of
+from edge.programs.program import Computed, LoopLimits, Options
 from edge.protocol import LOOPS
 from edge.runtimes.build import Loaded, load_with
 from edge.runtimes.runtime import Runtime
@@ -36,15 +36,7 @@ class TierProgram:
         self.bundle, self.tier, self.files = bundle, tier, files
         program = bundle.manifest.program
         self.loop = program if isinstance(program, LoopProgram) else None
-
-        self._program: Program
-        if self.loop:
-            runners = LoopRunners(files["embed"].runner, files["step"].runner)
-            self._program = Loop(self.loop, {tier: runners})
-        elif isinstance(program, GenerateProgram):
-            self._program = generator(bundle, program, {tier: files["backbone"].runner})
-        else:
-            self._program = SingleRun({tier: files["model"].runner})
+        self._program = program_of(bundle, {(tier, role): loaded.runner for role, loaded in files.items()})
 
     @property
     def main(self) -> Loaded:
@@ -64,8 +56,7 @@ class TierProgram:
     def close(self) -> None:
         """Free the memory of all files."""
         self._program.close()
-        for loaded in self.files.values():
-            loaded.runner.close()
+        _close(self.files)
 
 
 def load_tier(
@@ -74,11 +65,17 @@ def load_tier(
     """Load the files of a tier, the full one if None, all with the same runtime.
 
     Raises:
-        FewheadsError: as :func:`edge.runtimes.build.load_runner`. Nothing stays loaded.
+        FewheadsError: as :func:`edge.runtimes.build.load_runner` and :func:`edge.programs.factory.program_of`. Nothing
+            stays loaded.
     """
     name = bundle.tier(tier).name
     load = partial(_load_files, bundle=bundle, tier=name, cache=cache)
-    return TierProgram(bundle, name, first_that_works(target, str(bundle.path), load))
+    files = first_that_works(target, str(bundle.path), load)
+    try:
+        return TierProgram(bundle, name, files)
+    except FewheadsError:
+        _close(files)
+        raise
 
 
 def _load_files(runtime: Runtime, bundle: Bundle, tier: str, cache: Path | None) -> dict[Role, Loaded]:
@@ -87,10 +84,14 @@ def _load_files(runtime: Runtime, bundle: Bundle, tier: str, cache: Path | None)
         for role in bundle.manifest.roles:
             files[role] = load_with(runtime, bundle, cache, tier, role)
     except FewheadsError:
-        for loaded in files.values():
-            loaded.runner.close()
+        _close(files)
         raise
     return files
+
+
+def _close(files: Mapping[Role, Loaded]) -> None:
+    for loaded in files.values():
+        loaded.runner.close()
 
 
 def golden_loops(program: TierProgram) -> float:

@@ -13,14 +13,16 @@ from edge.bundles.fields import Role
 from edge.bundles.golden import check_outputs
 from edge.bundles.manifest import Serving
 from edge.bundles.preprocess import postprocessor, preprocessor
-from edge.bundles.programs import Base, CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
+from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadBase, HeadProgram, LoopProgram
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, Literally
-from edge.programs.cascade import AUTO, Cascade
-from edge.programs.generate import BY_TOKEN, Generate, generator, steps_of
-from edge.programs.head import Head, head_of
-from edge.programs.loop import Loop, LoopRunners, limits_of
-from edge.programs.program import AppliedHead, LoopLimits, Options, Program, SingleRun
+from edge.programs.cascade import AUTO
+from edge.programs.factory import program_of
+from edge.programs.generate import BY_TOKEN, Generate, steps_of
+from edge.programs.golden_options import golden_options
+from edge.programs.head import Head
+from edge.programs.loop import Loop, limits_of
+from edge.programs.program import AppliedHead, Options
 from edge.programs.sampling import sampling_of
 from edge.programs.session import IterativeProgram
 from edge.runtimes.build import Loaded
@@ -55,7 +57,7 @@ class Model:
         optional: the inputs of which a client chooses one or the other.
         chooses: whether the selector decides on requests that name neither a tier nor a policy.
         checks_values: whether requests are checked for values, too; see :meth:`wrong_values`.
-        load_memory_bytes: growth of the process while it was loaded.
+        load_memory_bytes: growth of the process while it was loaded, which the loader sets.
         loaded_at: when it was loaded, in seconds since 1970.
     """
 
@@ -63,7 +65,6 @@ class Model:
         self,
         bundle: Bundle,
         files: Mapping[tuple[str, Role], Loaded],
-        load_memory_bytes: int = 0,
         *,
         options: ServingOptions = ServingOptions(),  # noqa: B008 - it is frozen
     ) -> None:
@@ -79,7 +80,7 @@ class Model:
         self.golden_max_abs_diff = max(loaded.golden_report.max_abs_diff for loaded in files.values())
         self.instances = options.instances
         self.use = UseCount()
-        self.load_memory_bytes = load_memory_bytes
+        self.load_memory_bytes = 0
         self.loaded_at = int(time.time())
         self._preprocess = preprocessor(bundle)
         self.made = postprocessor(bundle.manifest)
@@ -88,17 +89,16 @@ class Model:
         self.inputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*texts, *bundle.manifest.inputs)}
         self.outputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*bundle.manifest.outputs, *made)}
         self.on_request: tuple[str, ...] = ()
-        if isinstance(bundle.manifest.program, GenerateProgram):
-            self.outputs |= {spec.name: spec for spec in BY_TOKEN}
-            self.on_request = tuple(spec.name for spec in BY_TOKEN)
         self.optional = {*(spec.name for spec in texts), *computed}
         self._serving = bundle.manifest.serving or Serving()
         program = bundle.manifest.program
         self._cascade = program if isinstance(program, CascadeProgram) else None
-        self.program = self._program(bundle)
+        self.program = program_of(bundle, {key: loaded.runner for key, loaded in files.items()})
         self.checks_values = isinstance(self.program, IterativeProgram)
         self._vocabulary = 0
         if isinstance(program, GenerateProgram):
+            self.outputs |= {spec.name: spec for spec in BY_TOKEN}
+            self.on_request = tuple(spec.name for spec in BY_TOKEN)
             logits = bundle.manifest.tensors(bundle.manifest.tiers[0].artifacts[0]).outputs
             self._vocabulary = next(spec.shape[1] for spec in logits if spec.name == program.logits)
         self.executors = self._executors(options)
@@ -108,28 +108,13 @@ class Model:
         self.chooses = len(self.executors) > 1 or (loops and self.selector.policy == DEADLINE)
         self._golden = bundle.goldens
 
-    def _program(self, bundle: Bundle) -> Program:
-        runners = {name: loaded.runner for name, loaded in self.tiers.items()}
-        program = self.manifest.program
-        if isinstance(program, LoopProgram):
-            embeds = {tier: self._files[tier, "embed"].runner for tier in runners}
-            return Loop(program, {tier: LoopRunners(embeds[tier], step) for tier, step in runners.items()})
-        if isinstance(program, GenerateProgram):
-            return generator(bundle, program, runners)
-        if isinstance(program, HeadProgram):
-            return head_of(bundle, program, runners)
-        return Cascade(program, runners) if program else SingleRun(runners)
-
     def check_steps(self) -> None:
         """Raise a GoldenError if a loop of a fixed number of steps, a text or a head does not repeat the golden set."""
-        program, limits = self.manifest.program, None
         if not isinstance(self.program, (IterativeProgram, Head)):
             return
-        if isinstance(program, LoopProgram):
-            limits = LoopLimits(program.max_loops, -1.0)  # no residual is below 0
         for tier, loaded in self.tiers.items():
             golden = self._golden[tier]
-            outputs = self.program.compute(golden.inputs, Options(tier, limits)).outputs
+            outputs = self.program.compute(golden.inputs, golden_options(self.manifest.program, tier, golden)).outputs
             check_outputs(outputs, golden, loaded.artifact.tolerance, f"{self.name} tier {tier}")
 
     def measure(self) -> None:
@@ -226,7 +211,7 @@ class Model:
         if not isinstance(program, GenerateProgram):
             raise self._superfluous({"head": head.name}, "none: the model generates no text")
         file = self.manifest.tiers[0].artifacts[0].file
-        own = Base(name=self.name, version=self.manifest.version, sha256=self.manifest.files[file].sha256)
+        own = HeadBase(name=self.name, version=self.manifest.version, sha256=self.manifest.files[file].sha256)
         if not isinstance(config, HeadProgram) or config.base != own:
             of = f"a head of {config.base.name} {config.base.version}" if isinstance(config, HeadProgram) else "no head"
             expected = f"a head of {self.name} {self.version} with the same weights"

@@ -252,7 +252,8 @@ def _load_checked(runtime: Runtime, source: Source, built: Product | None) -> tu
     try:
         _check_tensors(f"{source.subject} inputs", runner.inputs, source.tensors.inputs)
         _check_tensors(f"{source.subject} outputs", runner.outputs, source.tensors.outputs)
-        golden, max_rows = source.bundle.golden_of(source.tier, source.artifact), source.bundle.manifest.max_batch_size
+        golden = source.bundle.golden_of(source.tier, source.artifact)
+        max_rows = source.bundle.manifest.batch_size(source.artifact)
         return runner, check_runner(runner, golden, source.artifact.tolerance, source.subject, max_rows)
     except BaseException:
         runner.close()

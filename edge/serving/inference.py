@@ -236,9 +236,10 @@ class InferenceService:
         return form, inputs, windows
 
     def _head(self, name: str) -> Model:
-        """Return the model that a request names as its head; its errors speak of the head."""
+        """Return the model that a request names as its head, as name or name:version; its errors speak of the head."""
+        model, _, version = name.partition(":")
         try:
-            return self._repository.ready(name, "")[1]
+            return self._repository.ready(model, version)[1]
         except RequestError as error:
             subject, given = f"head {name!r}", error.given
             raise type(error)(subject, given=given, expected=error.expected, fix=error.fix) from None

@@ -68,7 +68,7 @@ class Parameters(NamedTuple):
     stream_partial: bool = False
     loop: Mapping[str, Any] = MappingProxyType({})  # the limits of a loop
     text: Mapping[str, Any] = MappingProxyType({})  # fields of :class:`edge.programs.sampling.Sampling`
-    head: str = ""  # the name of another model, and how much it moves the logits
+    head: str = ""  # another model, as NAME or NAME:VERSION, and how much it moves the logits
     alpha: float | None = None
 
 

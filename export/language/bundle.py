@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 import torch
 
 from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden, check_outputs
 from edge.bundles.manifest import Artifact, Manifest, Profile, Tier, TokenizerPreprocess, Tolerance
-from edge.bundles.preprocess import TokenizerPreprocessor, load_tokenizer
+from edge.bundles.preprocess import load_tokenizer
 from edge.bundles.programs import CacheTensor, GenerateProgram
 from edge.datatypes import Array, TensorSpec
 from edge.errors import Literally, UsageError
 from edge.programs.generate import Generate
-from edge.programs.program import Options
+from edge.programs.golden_options import golden_options
 from edge.runtimes.host_decoder import FEWEST_PLACES
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.convert import OPSET, golden_of, largest_difference
@@ -26,6 +26,7 @@ from export.exported import FULL, Exported
 from export.language.backbone import load_backbone
 from export.language.base import BaseIdentity, identity_of
 from export.language.decoder import LAST, LENGTHS, LOGITS, TOKENS, DecoderGraph, cache_names, decoder_onnx
+from export.language.golden_texts import clearest, golden_of_texts, greedy_of_file, greedy_of_model
 from export.precision import dynamic_int8, fused, half
 from export.provenance import provenance
 from export.runtimes import allowed_tolerance, worst_tolerance
@@ -43,7 +44,7 @@ _BYTES_PER_TOKEN = 16
 _DEFAULT_TOKENS = 64
 #: Protocol Buffers, and so an ONNX file, end at 2 GiB; the graph needs some of it.
 _MOST_ONNX_BYTES = 2**31 - 2**24
-#: Golden prompts: those whose greedy texts are clearest, because other machines round otherwise.
+#: Golden prompts at most.
 _GOLDEN_ROWS = 4
 
 
@@ -62,12 +63,13 @@ def export_language_model(
 
     Args:
         directory: of transformers: config.json, weights as safetensors, and tokenizer.json.
-        prompts: of the kind that the model is for, at least four; the clearest ones become golden.
+        prompts: of the kind that the model is for; the clearest ones become golden.
         int8: whether there is a tier in INT8 too, for ONNX Runtime on the CPU.
         positions: tokens of prompt and text together; None is as many as the model has, 1,024 at most.
 
     Raises:
-        UsageError: the directory is no causal language model, or ``positions`` are more than it has.
+        UsageError: the directory is no causal language model, ``positions`` are more than it has, or no prompt has a
+            clear text.
         GoldenError: ONNX Runtime's logits or texts differ from torch's.
     """
     model = load_backbone(directory)
@@ -105,12 +107,11 @@ def export_language_model(
         end_tokens=_end_tokens(model),
     )
     tokenizer = load_tokenizer(definition, str(directory / _TOKENIZER))
-    references = _references(model, tokenizer, prompts, program)
+    references = clearest(greedy_of_model(model, tokenizer, prompts, program), _GOLDEN_ROWS, FULL)
     graph = DecoderGraph(model)
     plain = decoder_onnx(graph)
-    golden = _golden(references, tokenizer, tokenize, definition)
     step_golden = _step_golden(graph, config.vocab_size)
-    files = {_TOKENIZER: definition, _GOLDEN: golden.encode(), _STEP_GOLDEN: step_golden.encode()}
+    files = {_TOKENIZER: definition, _STEP_GOLDEN: step_golden.encode()}
     made = {FULL: [("onnxruntime", "fp32", fused(plain)), ("tensorrt", "fp16", half(plain))]}
     if int8:
         made[f"{FULL}-int8"] = [("onnxruntime", "int8", dynamic_int8(plain, has_head=b"LayerNormalization" in plain))]
@@ -129,13 +130,16 @@ def export_language_model(
                     profile=_profile(graph, positions), **_tensors(graph, config.vocab_size),
                 )
             )  # fmt: skip
-        outputs, own = _texts_of(program, steps[0][2], tokenizer, golden), None
-        if tier == FULL:
-            check_outputs(outputs, golden, Tolerance(atol=0, rtol=0), f"{tier} on ONNX Runtime")
-        else:  # INT8 may lead to other texts
-            own = f"{tier}.{_GOLDEN}"
-            files[own] = msgspec.structs.replace(golden, outputs=outputs).encode()
-        tiers.append(Tier(name=tier, artifacts=tuple(artifacts), golden=own))
+        with _generating(program, steps[0][2], tokenizer) as generate:
+            # INT8 may lead to other texts. Rows that run together share its scales, so one row stands alone.
+            own = greedy_of_file(generate, FULL, references) if tier != FULL else []
+            texts = clearest(own, 1, tier) if own else references
+            golden = golden_of_texts(texts, tokenizer, program, tokenize, definition)
+            outputs = generate.compute(golden.inputs, golden_options(program, FULL, golden)).outputs
+        check_outputs(outputs, golden, Tolerance(atol=0, rtol=0), f"{tier} on ONNX Runtime")
+        golden_file = f"{tier}.{_GOLDEN}" if own else _GOLDEN
+        files[golden_file] = golden.encode()
+        tiers.append(Tier(name=tier, artifacts=tuple(artifacts), golden=golden_file if own else None))
     shape = Profile(min=(1, 1), opt=(1, min(32, positions - 1)), max=(MAX_BATCH_SIZE, positions - 1))
     manifest = Manifest(
         name=name,
@@ -218,55 +222,11 @@ def _step_golden(graph: DecoderGraph, vocabulary: int) -> Golden:
     return golden_of(graph, inputs, [LOGITS, *(new for _, new in names)])
 
 
-class _Reference(NamedTuple):
-    """What transformers itself generates: the greedy tokens of a prompt, and the smallest lead of a token."""
-
-    prompt: str
-    ids: list[int]
-    tokens: list[int]
-    lead: float
-
-
-def _references(model: Any, tokenizer: Tokenizer, prompts: Sequence[str], program: GenerateProgram) -> list[_Reference]:
-    """Return the clearest texts, those whose least clear token leads the second choice by most."""
-    found = []
-    for prompt in prompts:
-        ids = tokenizer.encode(prompt).ids
-        room = program.positions - len(ids)
-        if room < 1:
-            continue
-        tokens = min(program.max_tokens, room)
-        made = model.generate(
-            torch.tensor([ids]), do_sample=False, max_new_tokens=tokens, return_dict_in_generate=True,
-            output_logits=True, attention_mask=torch.ones(1, len(ids), dtype=torch.int64), pad_token_id=0,
-        )  # fmt: skip
-        best = torch.cat(made.logits).topk(2, dim=1).values
-        lead = float((best[:, 0] - best[:, 1]).min())
-        found.append(_Reference(prompt, ids, made.sequences[0, len(ids) :].tolist(), lead))
-    if not found:
-        expected = f"some of less than {program.positions} tokens"
-        given, fix = (
-            Literally("prompts that leave no room for a text"),
-            "Give --data with shorter ones, or --positions.",
-        )
-        raise UsageError("golden prompts", given=given, expected=expected, fix=fix)
-    return sorted(found, key=lambda one: -one.lead)[:_GOLDEN_ROWS]
-
-
-def _golden(references: Sequence[_Reference], tokenizer: Tokenizer, config: TokenizerPreprocess, json: bytes) -> Golden:
-    raw = np.array([[one.prompt.encode()] for one in references], np.object_)
-    inputs = TokenizerPreprocessor(config, json, _TOKENIZER, cut=False)(raw)
-    texts = np.array([[tokenizer.decode(one.tokens).encode()] for one in references])
-    generated = np.array([[len(one.tokens)] for one in references], np.int32)
-    return Golden(inputs, {_TEXT: texts, _GENERATED: generated}, {_PROMPT: raw.astype(np.bytes_)})
-
-
-def _texts_of(program: GenerateProgram, onnx: bytes, tokenizer: Tokenizer, golden: Golden) -> dict[str, Array]:
-    """Return what a file makes of the golden prompts on ONNX Runtime."""
-    runner = OnnxRuntimeRunner(onnx, subject="a decoder")
-    generate = Generate(program, {FULL: runner}, tokenizer, _IDS, _MASK)
-    try:
-        return generate.compute(golden.inputs, Options(FULL)).outputs
-    finally:
-        generate.close()
-        runner.close()
+@contextmanager
+def _generating(program: GenerateProgram, onnx: bytes, tokenizer: Tokenizer) -> Iterator[Generate]:
+    """Load a file on ONNX Runtime during the block, as the one tier ``FULL``."""
+    with (
+        closing(OnnxRuntimeRunner(onnx, subject="a decoder")) as runner,
+        closing(Generate(program, {FULL: runner}, tokenizer, _IDS, _MASK)) as generate,
+    ):
+        yield generate

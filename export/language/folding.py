@@ -28,12 +28,12 @@ class Folded(NamedTuple):
     Attributes:
         keys: F, [G, d_g, V].
         values: U, [G, V, d_g].
-        temperature: τ, [G]. It divides the logits.
+        temperatures: τ, [G]. They divide the logits.
     """
 
     keys: Array
     values: Array
-    temperature: Array
+    temperatures: Array
 
 
 @torch.no_grad()
@@ -66,17 +66,17 @@ def fold(head: BackwardHead) -> tuple[Folded, ...]:
 class FoldedHead(nn.Module):
     """One folded layer as a graph whose inputs are its constants, so that a device exchanges heads by their buffers."""
 
-    def forward(self, logits: Tensor, keys: Tensor, values: Tensor, temperature: Tensor, alpha: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, keys: Tensor, values: Tensor, temperatures: Tensor, alpha: Tensor) -> Tensor:
         """Return z' [N, V].
 
         Args:
             logits: z, [N, V].
             keys: [G, d_g, V].
             values: [G, V, d_g].
-            temperature: [G].
+            temperatures: [G].
             alpha: of each position, [N, 1]; 0 returns its logits unchanged.
         """
-        probabilities = torch.softmax(logits / temperature[:, None, None], dim=2)
+        probabilities = torch.softmax(logits / temperatures[:, None, None], dim=2)
         means = (probabilities @ values).transpose(0, 1).flatten(1)  # [N, G * d_g]
         return logits + (alpha * means) @ keys.flatten(0, 1)
 

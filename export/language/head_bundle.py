@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,7 +11,8 @@ import torch
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, Manifest, Measure, Profile, Provenance, Tier
-from edge.bundles.programs import Base, GenerateProgram, HeadProgram
+from edge.bundles.npz import encode_npz
+from edge.bundles.programs import GenerateProgram, HeadBase, HeadProgram
 from edge.datatypes import Array, TensorSpec
 from edge.errors import Literally, UsageError
 from edge.programs.head import Head, HeadLayer
@@ -80,7 +79,7 @@ def export_head(
     most = manifest.max_batch_size
     tensors = (TensorSpec(_LOGITS, "FP32", (-1, vocabulary)), TensorSpec(_ALPHA, "FP32", (-1, 1)))
     program = HeadProgram(
-        base=Base(name=manifest.name, version=manifest.version, sha256=manifest.files[first.file].sha256),
+        base=HeadBase(name=manifest.name, version=manifest.version, sha256=manifest.files[first.file].sha256),
         tensors=_TENSORS, logits=_LOGITS, alpha=_ALPHA, moved=_MOVED, keys=_KEYS, values=_VALUES,
         temperatures=_TEMPERATURES, layers=len(layers),
     )  # fmt: skip
@@ -111,7 +110,7 @@ def export_head(
         ),
         {
             _FILE: data,
-            _TENSORS: _npz(layers),
+            _TENSORS: encode_npz(_arrays(layers)),
             _GOLDEN: _golden(program, data, layers, vocabulary).encode(),
             _PART_GOLDEN: part.encode(),
         },
@@ -147,15 +146,10 @@ def _profiles(rows: int, vocabulary: int) -> dict[str, Profile]:
     return {name: Profile(*zip(*of, strict=True)) for name, of in axes.items()}
 
 
-def _npz(layers: Sequence[Folded]) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:  # not np.savez, whose bytes depend on the version of Python
-        for number, layer in enumerate(layers):
-            for field, array in zip(HeadLayer._fields, layer, strict=True):
-                member = io.BytesIO()
-                np.save(member, array, allow_pickle=False)
-                archive.writestr(zipfile.ZipInfo(f"{number}/{field}.npy"), member.getvalue())
-    return buffer.getvalue()
+def _arrays(layers: Sequence[Folded]) -> dict[str, Array]:
+    return {
+        f"{number}/{field}": array for number, layer in enumerate(layers) for field, array in layer._asdict().items()
+    }
 
 
 def _golden(program: HeadProgram, data: bytes, layers: Sequence[Folded], vocabulary: int) -> Golden:

@@ -61,7 +61,7 @@ def text_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 def loaded(bundle: Bundle, cache: Path, **options: object) -> Model:
     names = [tier.name for tier in bundle.manifest.tiers]
     files = {(name, "model"): load_runner(bundle, "onnxruntime", cache, tier=name) for name in names}
-    return Model(bundle, files, load_memory_bytes=0, options=ServingOptions(**options))
+    return Model(bundle, files, options=ServingOptions(**options))
 
 
 def texts(*rows: str) -> dict[str, Array]:

@@ -100,7 +100,7 @@ def test_a_run_is_as_long_as_its_longest_row_and_reuses_its_arrays() -> None:
 
 def test_a_closed_model_keeps_no_memory_of_its_loops(bundle: Bundle, tmp_path: Path) -> None:
     program = load_tier(bundle, "onnxruntime", tmp_path)
-    model = Model(bundle, {("full", role): loaded for role, loaded in program.files.items()}, 0)
+    model = Model(bundle, {("full", role): loaded for role, loaded in program.files.items()})
     model.measure()
     runner = program.files["step"].runner
     assert isinstance(runner, OnnxRuntimeRunner)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.bundles.golden import Golden, GoldenReport, OutputDiff, check_runner, compare, decode
+from edge.bundles.golden import Golden, GoldenReport, OutputDiff, check_outputs, check_runner, compare, decode
 from edge.bundles.manifest import Tolerance
 from edge.datatypes import Array
 from edge.errors import BundleError, GoldenError
@@ -91,7 +91,21 @@ def test_other_shape_or_text_fails():
     assert diff == OutputDiff("value", INF, 0.0, False)
     (diff,) = compare({"value": np.array([b"yes", b"no"], object)}, of(b"yes", b"no"), EXACT).outputs
     assert diff == OutputDiff("value", 0.0, 0.0, True)
-    assert not compare({"value": np.array([b"yes", b"yes"], object)}, of(b"yes", b"no"), EXACT).passed
+    for wrong, message in (
+        (["longer", "same"], r"m output 'value' on golden row 0: got 'longer', expected 'long'\. Do not serve"),
+        (["long", "sam"], r"on golden row 1: got 'sam', expected 'same'"),
+        (["long", "sam\N{BLACK STAR}e"], r"on golden row 1: got 'sam★e', expected 'same'"),
+    ):
+        for dtype in (object, np.bytes_):
+            with pytest.raises(GoldenError, match=message):
+                check_outputs(
+                    {"value": np.array([text.encode() for text in wrong], dtype)}, of(b"long", b"same"), EXACT, "m"
+                )
+    begin, end = b"x" * 50, b"y" * 90
+    with pytest.raises(GoldenError, match=rf"got '…{'x' * 20}a{'y' * 39}…', expected '…{'x' * 20}b{'y' * 39}…'\."):
+        check_outputs({"value": np.array([begin + b"a" + end], object)}, of(begin + b"b" + end), EXACT, "m")
+    with pytest.raises(GoldenError, match=r"on 2 golden rows: got the shape \[1, 1\], expected \[2\]\."):
+        check_outputs({"value": np.array([[b"long"]], object)}, of(b"long", b"same"), EXACT, "m")
 
 
 def test_runner_reproduces_the_set_in_parts_of_any_size():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -14,7 +15,9 @@ import pytest_asyncio
 from click.testing import CliRunner
 
 from edge.__main__ import cli
-from edge.bundles.bundle import Bundle
+from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.npz import decode_npz, encode_npz
+from edge.cli.doctor import bundle_checks
 from edge.errors import InvalidRequest, ModelNotReady, NotFound
 from edge.launch import running_server
 from edge.server import Ready
@@ -116,6 +119,11 @@ async def test_loading_and_unloading_take_effect_on_the_same_bytes(running: Runn
     write_letters_head(running.directory / f"{ONE}-2", running_base(running), ONE, 5, version=2)
     await running.control.load_model(ONE)
     assert text_of(await running.infer(request)) == continued(PROMPT, shift=5)
+    for version, shift in ((1, 1), (2, 5)):
+        named = text_request(PROMPT, head=f"{ONE}:{version}")
+        assert text_of(await running.infer(named)) == continued(PROMPT, shift=shift)
+    with pytest.raises(NotFound, match=f"head '{ONE}:3': got '3', expected one of: 1, 2. Leave the version out"):
+        await running.infer(text_request(PROMPT, head=f"{ONE}:3"))
     assert await running.at_rest(ONE)
 
 
@@ -127,6 +135,7 @@ async def test_wrong_heads_are_refused(running: Running) -> None:
     for model, parameters, error, message in (
         (NAME, {"head": "none"}, NotFound, "head 'none': got a name that no bundle has, expected one of: calculator"),
         (NAME, {"head": ORACLE}, InvalidRequest, f"got '{ORACLE}', no head, expected a head of letters 1 with"),
+        (NAME, {"head": f"{ONE}:new"}, InvalidRequest, f"head '{ONE}:new': got 'new', expected a positive integer"),
         (OTHER, {"head": ONE}, InvalidRequest, f"got '{ONE}', a head of letters 1, expected a head of {OTHER} 1"),
         (
             NAME,
@@ -149,9 +158,40 @@ async def test_wrong_heads_are_refused(running: Running) -> None:
     assert await running.at_rest(NAME)
 
 
+def test_doctor_and_bench_take_a_head(head: Bundle, tmp_path: Path) -> None:
+    (check,) = bundle_checks(head.path, "onnxruntime", tmp_path)
+    assert (check.name, check.status) == (f"{ONE} full head", "ok"), check
+    (report,) = json.loads(shown("bench", head.path, "--requests", 10, "--rows", 2, "--json"))
+    assert (report["in_process"]["count"], report["served"]["count"]) == (10, 10)
+
+
+def test_malformed_tensors_are_refused(head: Bundle, tmp_path: Path) -> None:
+    files = {name: head.read(name) for name in head.manifest.files}
+    layer = decode_npz(files["tensors.npz"], "tensors")
+    compressed = io.BytesIO()
+    np.savez_compressed(compressed, **layer)
+    for number, (tensors, found) in enumerate(
+        (
+            (compressed.getvalue(), "member '0/keys.npy': compressed"),
+            (files["tensors.npz"][:-9], "zip"),
+            (encode_npz({"0/keys": layer["0/keys"]}), "tensors.npz: ['0/keys']"),
+            (encode_npz({**layer, "0/values": layer["0/values"][:, :5]}), "[[1, 27, 27], [1, 5, 27], [1]]"),
+            (encode_npz({**layer, "0/keys": np.float32("nan") * layer["0/keys"]}), "layer 0"),
+            (encode_npz({**layer, "0/temperatures": -layer["0/temperatures"]}), "layer 0"),
+        )
+    ):
+        bundle = write_bundle(tmp_path / str(number), head.manifest, {**files, "tensors.npz": tensors})
+        (check,) = bundle_checks(bundle.path, "onnxruntime", tmp_path)
+        assert (check.status, found in check.found) == ("failed", True), check
+
+
 @pytest.fixture(scope="module")
-def server(letters_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
-    head = write_letters_head(tmp_path_factory.mktemp("head") / ONE, letters_bundle, ONE, 1)
+def head(letters_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return write_letters_head(tmp_path_factory.mktemp("head") / ONE, letters_bundle, ONE, 1)
+
+
+@pytest.fixture(scope="module")
+def server(letters_bundle: Bundle, head: Bundle) -> Iterator[Ready]:
     with running_server([letters_bundle.path, head.path], arguments=["--http-port=0"]) as ready:
         yield ready
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import msgspec
 import numpy as np
 import pytest
 
@@ -36,6 +37,7 @@ from edge.runtimes.runtime import Product, Source
 from edge.runtimes.table import choose
 from edge.scheduling.scheduler import Scheduler
 from tests.support.builds import children, pause_builds, wait_for_no_children
+from tests.support.letters_model import MAX_TOKENS, write_letters_bundle
 from tests.support.models import DATA, oracle_golden, write_oracle_bundle
 from tests.support.server_processes import served
 from tests.support.text_model import write_sentiment_bundle
@@ -350,3 +352,16 @@ def test_server_without_room_reports_it_and_keeps_its_models(tmp_path: Path) -> 
         assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         (model,) = server.stub.RepositoryIndex(pb.RepositoryIndexRequest()).models
         assert (model.state, "to be kept free" in model.reason) == ("UNAVAILABLE", True)
+
+
+def test_golden_texts_have_a_length_of_their_own_and_must_be_repeated(scheduler: Scheduler, tmp_path: Path) -> None:
+    loader = Loader(scheduler, "onnxruntime", tmp_path / "cache")
+    bundle = write_letters_bundle(tmp_path / "more", max_tokens=MAX_TOKENS + 8)
+    loader.close(loader.load_model(bundle))
+    texts = bundle.golden.outputs["text"]
+    wrong = np.array([texts[0], [texts[1, 0][:-1] + b"?"]])
+    bundle.goldens["full"] = msgspec.structs.replace(bundle.golden, outputs={**bundle.golden.outputs, "text": wrong})
+    with pytest.raises(
+        GoldenError, match=r"letters tier full output 'text' on golden row 1: got '\w+', expected '\w+\?'"
+    ):
+        loader.load_model(bundle)

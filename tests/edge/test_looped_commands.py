@@ -156,7 +156,7 @@ def test_a_prompt_has_one_point_more_than_values(bundle: Bundle, tmp_path: Path)
             rules.check(msgspec.structs.replace(manifest, program=program), "m")
     paired = write_halving_bundle(tmp_path / "paired", values=True)
     program = load_tier(paired, "onnxruntime", tmp_path)
-    model = Model(paired, {("full", role): loaded for role, loaded in program.files.items()}, 0)
+    model = Model(paired, {("full", role): loaded for role, loaded in program.files.items()})
     good = {"xs": prompt(1, tokens=3), "ys": np.ones((1, 2), np.float32)}
     assert model.prepare(good).rows == 1
     with pytest.raises(InvalidRequest, match=r"'xs' and 'ys' of 'halving': got 4 points and 2 values, expected one"):

@@ -79,7 +79,7 @@ def test_cascade_can_be_the_default(tmp_path: Path) -> None:
     changed = msgspec.structs.replace(manifest(), program=msgspec.structs.replace(manifest().program, default=True))
     bundle = write_bundle(tmp_path / "b", changed, text_model.files())
     loaded = {(tier, "model"): load_runner(bundle, "onnxruntime", tmp_path / "cache", tier=tier) for tier in TIERS}
-    model = Model(bundle, loaded, load_memory_bytes=0)
+    model = Model(bundle, loaded)
     assert (model.selector.policy, model.full_tier) == ("router", "full")
     model.close()
 

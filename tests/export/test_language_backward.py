@@ -241,7 +241,7 @@ def in_onnxruntime():
         "logits": {0: "positions", 1: "vocabulary"},
         "keys": {0: "groups", 1: "dims", 2: "vocabulary"},
         "values": {0: "groups", 1: "vocabulary", 2: "dims"},
-        "temperature": {0: "groups"},
+        "temperatures": {0: "groups"},
         "alpha": {0: "positions"},
     }
     sizes = {"positions": 3, "vocabulary": 11, "groups": 2, "dims": 5}
@@ -258,7 +258,7 @@ def test_a_folded_head_equals_the_head_in_torch_and_onnx_runtime(form, in_onnxru
     logits[1, :5] = -math.inf
     expected = head(logits).detach().numpy()
     assert np.abs(expected[0] - logits[0].numpy()).max() > 0.1
-    groups = [len(folded.temperature) for folded in fold(head)]
+    groups = [len(folded.temperatures) for folded in fold(head)]
     assert groups == [head.config.heads] * head.config.layers  # all temperatures differ
     for compute in (in_torch, in_onnxruntime):
         np.testing.assert_allclose(run_folded(head, logits, compute), expected, rtol=1e-4, atol=1e-4)
@@ -270,7 +270,7 @@ def test_heads_of_equal_temperature_are_one_group():
     head.layers[0].log_temperature.data = torch.tensor([0.3, -0.2, 0.3])
     (folded,) = fold(head)
     assert (folded.keys.shape, folded.values.shape) == ((2, 4, 23), (2, 23, 4))  # two dims of the other are zeros
-    np.testing.assert_allclose(folded.temperature, np.exp([-0.2, 0.3]), rtol=1e-6)
+    np.testing.assert_allclose(folded.temperatures, np.exp([-0.2, 0.3]), rtol=1e-6)
     found = run_folded(head, logits, in_torch)
     np.testing.assert_allclose(found, head(logits).detach(), rtol=1e-4, atol=1e-4)
     doubled = run_folded(head, logits, in_torch, alpha=2.0)  # α scales what the head adds

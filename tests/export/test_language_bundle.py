@@ -15,7 +15,8 @@ import torch
 import transformers
 
 from edge.bundles.bundle import Bundle, write_bundle
-from edge.bundles.programs import Base, GenerateProgram
+from edge.bundles.manifest import TokenizerPreprocess
+from edge.bundles.programs import GenerateProgram, HeadBase
 from edge.errors import BundleError, UsageError
 from edge.launch import serving
 from edge.pb.inference_pb2_grpc import GRPCInferenceServiceStub as Stub
@@ -27,14 +28,16 @@ from edge.programs.session import Joining
 from edge.runner import DecoderTensors
 from edge.runtimes.build import load_runner
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
+from export.exported import FULL
 from export.language.backward import BackwardHead, HeadConfig
 from export.language.base import BaseIdentity, identity_of
 from export.language.bundle import export_language_model
 from export.language.decoder import LAST, LENGTHS, LOGITS, TOKENS, DecoderGraph, cache_names, decoder_onnx
 from export.language.folding import fold
+from export.language.golden_texts import LEAST_LEAD, Greedy, clearest, golden_of_texts
 from export.language.head_bundle import export_head
 from export.provenance import provenance
-from tests.support.letters_model import LETTERS, text_request, tokenizer_of
+from tests.support.letters_model import BYTES, LETTERS, text_request, tokenizer_of
 
 PROMPTS = ("abc", "hello", "world", "xyz", "foo", "bar")
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -67,7 +70,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def repository(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("repository")
-    export_language_model(directory, place, "letters", prompts=PROMPTS)
+    export_language_model(directory, place, "letters", prompts=PROMPTS, int8=True)
     for number, strength in enumerate((0.0, 40.0)):
         head = head_of(directory, strength)
         made, identity = provenance(trainer="a test", data="none", seed=0), identity_of(directory)
@@ -138,6 +141,51 @@ def test_texts_of_100_prompts_are_those_of_the_library(directory: Path, reposito
     runner.close()
 
 
+def test_golden_texts_are_clear_and_of_one_length(directory: Path, repository: Path, tmp_path: Path) -> None:
+    bundle = Bundle.open(repository / "letters-1")
+    model = transformers.GPT2LMHeadModel.from_pretrained(directory).eval()
+    full, int8 = bundle.goldens[FULL], bundle.goldens[f"{FULL}-int8"]
+    assert (full.rows > 1, int8.rows) == (True, 1)
+    for ids, mask, (generated,) in zip(full.inputs["ids"], full.inputs["mask"], full.outputs["generated"], strict=True):
+        prompt = torch.from_numpy(ids[: mask.sum()])[None]
+        made = model.generate(
+            prompt, do_sample=False, max_new_tokens=int(generated), output_logits=True, return_dict_in_generate=True,
+            pad_token_id=0,
+        )  # fmt: skip
+        best = torch.cat(made.logits).topk(2).values
+        assert float((best[:, 0] - best[:, 1]).min()) >= LEAST_LEAD
+    model.transformer.ln_f.weight.data.zero_()
+    model.save_pretrained(tmp_path / "ties")
+    (tmp_path / "ties" / "tokenizer.json").write_bytes((directory / "tokenizer.json").read_bytes())
+    with pytest.raises(UsageError, match=r"golden prompts of the tier 'x1': got prompts after which no token leads by"):
+        export_language_model(tmp_path / "ties", tmp_path, "ties", prompts=PROMPTS)
+
+
+@pytest.mark.parametrize(
+    ("leads", "rows", "expected"),
+    [
+        ([[1, 1, 1, 0, 1], [1, 1, 0, 1, 1], [1, 0, 1, 1, 1]], 3, [2, 2]),
+        ([[1, 1, 1, 0, 1], [1, 1, 0, 1, 1], [1, 1, 1, 1, 1]], 1, [5]),
+        ([[1, 1, 1, 1], [1], [0, 1, 1, 1], [1, 1]], 4, [4, 2, 1]),  # some have ended before
+        ([[0.1, 0.09], [0.09, 0.1]], 2, [1]),
+    ],
+)
+def test_the_clearest_texts_have_most_tokens(leads: list[list[float]], rows: int, expected: list[int]) -> None:
+    texts = [Greedy(str(row), [1], [*range(len(row))], row) for row in leads]
+    assert [len(text.tokens) for text in clearest(texts, rows, "full")] == expected
+    with pytest.raises(UsageError, match="expected one whose next token leads the second choice by"):
+        clearest([text._replace(leads=[0.0] * len(text.tokens)) for text in texts], rows, "full")
+
+
+def test_a_golden_text_ends_before_a_character_that_is_cut(repository: Path) -> None:
+    manifest, tokenizer = Bundle.open(repository / "letters-1").manifest, tokenizer_of(BYTES)
+    assert isinstance(manifest.program, GenerateProgram)
+    assert isinstance(manifest.preprocess, TokenizerPreprocess)
+    texts = [Greedy("a", [1], [LETTERS.index(letter) for letter in "aflx"[:length]], []) for length in (4, 3)]
+    golden = golden_of_texts(texts, tokenizer, manifest.program, manifest.preprocess, tokenizer.to_str().encode())
+    assert [text.decode() for text in golden.outputs["text"][:, 0]] == ["a丹", "a"]
+
+
 def test_requests_choose_heads_that_move_the_logits_of_their_base(directory: Path, repository: Path) -> None:
     with (
         serving(repository, target="onnxruntime") as ready,
@@ -172,7 +220,7 @@ def test_heads_of_other_weights_and_broken_heads_are_refused(repository: Path, t
     bundle = Bundle.open(repository / "head-1-1")
     base = msgspec.structs.replace(bundle.manifest.program.base, sha256="0" * 64)
     program = msgspec.structs.replace(bundle.manifest.program, base=base)
-    assert isinstance(base, Base)
+    assert isinstance(base, HeadBase)
     files = {name: bundle.read(name) for name in bundle.manifest.files}
     manifest = msgspec.structs.replace(bundle.manifest, name="other", program=program)
     (tmp_path / "r").mkdir()

@@ -10,7 +10,7 @@ import numpy as np
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, Profile, Tier, Tolerance
-from edge.bundles.programs import Base, HeadProgram
+from edge.bundles.programs import HeadBase, HeadProgram
 from edge.datatypes import TensorSpec
 from tests.support.letters_model import LETTERS, MAX_BATCH_SIZE
 from tests.support.models import graph_of, manifest_of, serialized
@@ -58,7 +58,7 @@ def write_letters_head(
     full = base.manifest.tiers[0].artifacts[0].file
     fields = ("logits", "alpha", "moved", "keys", "values", "temperatures")
     program = HeadProgram(
-        base=Base(name=base.manifest.name, version=base.manifest.version, sha256=base.manifest.files[full].sha256),
+        base=HeadBase(name=base.manifest.name, version=base.manifest.version, sha256=base.manifest.files[full].sha256),
         tensors="tensors.npz", usual_alpha=usual_alpha, **dict(zip(fields, fields, strict=True)),
     )  # fmt: skip
     manifest = manifest_of(

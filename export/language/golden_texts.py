@@ -1,0 +1,132 @@
+"""Golden texts: greedy continuations of prompts that are clear enough for machines that round otherwise.
+
+The logit of each of their tokens exceeds the second largest by :data:`LEAST_LEAD` or more. FP16, or another CPU, moves
+logits a little, and where two are nearly equal it would choose another token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from edge.bundles.golden import Golden
+from edge.bundles.manifest import TokenizerPreprocess
+from edge.bundles.preprocess import TokenizerPreprocessor
+from edge.bundles.programs import GenerateProgram
+from edge.errors import Literally, UsageError
+from edge.programs.generate import Generate, Pieces
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+#: Logits.
+LEAST_LEAD = 0.1
+
+
+class Greedy(NamedTuple):
+    """The likeliest tokens after a prompt, and by how much the logit of each exceeds the second largest."""
+
+    prompt: str
+    ids: list[int]
+    tokens: list[int]
+    leads: list[float]
+
+    @property
+    def clear(self) -> int:
+        """The number of tokens before the first one that is not clear; of all, if each is."""
+        return next((place for place, lead in enumerate(self.leads) if lead < LEAST_LEAD), len(self.tokens))
+
+
+def greedy_of_model(model: Any, tokenizer: Tokenizer, prompts: Sequence[str], program: GenerateProgram) -> list[Greedy]:
+    """Return what transformers itself generates after the prompts that leave room for a text.
+
+    Raises:
+        UsageError: no prompt leaves room.
+    """
+    found = []
+    for prompt in prompts:
+        ids = tokenizer.encode(prompt).ids
+        room = program.positions - len(ids)
+        if room < 1:
+            continue
+        made = model.generate(
+            torch.tensor([ids]), do_sample=False, max_new_tokens=min(program.max_tokens, room), output_logits=True,
+            attention_mask=torch.ones(1, len(ids), dtype=torch.int64), pad_token_id=0, return_dict_in_generate=True,
+        )  # fmt: skip
+        best = torch.cat(made.logits).topk(2, dim=1).values
+        leads = (best[:, 0] - best[:, 1]).tolist()
+        found.append(Greedy(prompt, ids, made.sequences[0, len(ids) :].tolist(), leads))
+    if not found:
+        expected = f"some of less than {program.positions} tokens"
+        given = Literally("prompts that leave no room for a text")
+        fix = "Give --data with shorter ones, or --positions."
+        raise UsageError("golden prompts", given=given, expected=expected, fix=fix)
+    return found
+
+
+def greedy_of_file(generate: Generate, tier: str, references: Sequence[Greedy]) -> list[Greedy]:
+    """Return what the file of a tier makes of each prompt alone, with as many tokens as the reference at most."""
+    found = []
+    decoder = generate.decoder(tier)
+    for reference in references:
+        logits = decoder.add(np.array([reference.ids]), np.array([len(reference.ids)]))
+        tokens, leads = [], []
+        while True:
+            second, best = np.partition(logits[0], -2)[-2:].tolist()
+            tokens.append(int(logits[0].argmax()))
+            leads.append(best - second)
+            if len(tokens) == len(reference.tokens) or tokens[-1] in generate.config.end_tokens:
+                break
+            logits = decoder.step(np.array(tokens[-1:]))
+        decoder.keep(0, [])
+        found.append(Greedy(reference.prompt, reference.ids, tokens, leads))
+    generate.leave(tier, decoder)
+    return found
+
+
+def clearest(texts: Sequence[Greedy], rows: int, tier: str) -> list[Greedy]:
+    """Return so many texts at most, cut at one length; they have as many tokens together as can be clear.
+
+    Texts that end before that length stay as they are.
+
+    Raises:
+        UsageError: no text has a clear first token.
+    """
+
+    def cut(length: int) -> list[Greedy]:
+        clear = [text for text in texts if text.clear >= min(length, len(text.tokens))]
+        found = [text._replace(tokens=text.tokens[:length], leads=text.leads[:length]) for text in clear]
+        return sorted(found, key=lambda text: -len(text.tokens))[:rows]
+
+    longest = max(len(text.tokens) for text in texts)
+    chosen = max(map(cut, range(1, longest + 1)), key=lambda found: sum(len(text.tokens) for text in found))
+    if not chosen:
+        given = Literally(f"prompts after which no token leads by {LEAST_LEAD}")
+        expected = f"one whose next token leads the second choice by {LEAST_LEAD} logits"
+        fix = "Give --data with other prompts."
+        raise UsageError(f"golden prompts of the tier {tier!r}", given=given, expected=expected, fix=fix)
+    return chosen
+
+
+def golden_of_texts(
+    texts: Sequence[Greedy],
+    tokenizer: Tokenizer,
+    program: GenerateProgram,
+    step: TokenizerPreprocess,
+    definition: bytes,
+) -> Golden:
+    """Return the golden set of a bundle whose preprocessing is ``step``, with the tokenizer of that definition."""
+    raw = np.array([[one.prompt.encode()] for one in texts], np.object_)
+    inputs = TokenizerPreprocessor(step, definition, step.file, cut=False)(raw)
+    written = np.array([[_written(one.tokens, tokenizer, program).encode()] for one in texts])
+    generated = np.array([[len(one.tokens)] for one in texts], np.int32)
+    return Golden(inputs, {program.text: written, program.generated: generated}, {step.input: raw.astype(np.bytes_)})
+
+
+def _written(tokens: Sequence[int], tokenizer: Tokenizer, program: GenerateProgram) -> str:
+    """Return the text of tokens without the character in which it may have been cut."""
+    pieces = Pieces(tokenizer)
+    return "".join(pieces.add(token) for token in tokens if token not in program.end_tokens)
