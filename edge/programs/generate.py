@@ -23,7 +23,7 @@ from edge.datatypes import Array, TensorSpec, byte_size
 from edge.errors import Literally, RunnerError
 from edge.programs.program import TOKENS, AppliedHead, Computed, LoopLimits, Mover, Options
 from edge.programs.sampling import Sampler, Sampling, log_probability
-from edge.programs.session import Finished, IterativeProgram, Joining, Session
+from edge.programs.session import Finished, IterativeProgram, Joining, Session, close_gaps
 from edge.protocol import BY_LENGTH, BY_STOP, LOGPROBS, STOPPED, TOKEN_IDS
 from edge.runner import DecoderTensors, DeviceDecoder, Runner
 
@@ -104,7 +104,7 @@ class Generate(IterativeProgram):
         self._decoders.append(weakref.ref(decoder, self._decoders.remove))
         return decoder
 
-    def leave(self, tier: str, decoder: DeviceDecoder) -> None:
+    def give_back(self, tier: str, decoder: DeviceDecoder) -> None:
         """Take a decoder without rows back."""
         self._idle[tier].append(decoder)
 
@@ -216,16 +216,11 @@ class GenerationSession(Session):
         """Drop some rows, in ascending order; others from the end move into the gaps."""
         if not leaving:
             return
-        rows = len(self._rows) - len(leaving)
-        staying = sorted({*range(rows, len(self._rows))}.difference(leaving))
-        moves = list(zip(staying, leaving, strict=False))  # as many rows stay at the end as there are gaps
-        for source, target in moves:
-            self._rows[target] = self._rows[source]
-        del self._rows[rows:]
+        moves = close_gaps(self._rows, leaving)
         assert self._decoder
-        self._decoder.keep(rows, moves)
-        if not rows:
-            self._program.leave(self._tier, self._decoder)
+        self._decoder.keep(len(self._rows), moves)
+        if not self._rows:
+            self._program.give_back(self._tier, self._decoder)
             self._decoder = None
 
 
@@ -308,11 +303,7 @@ class _Row:
         """Return the text without an end that may become a stop text."""
         if self.stopped or not self._sampling.stop:
             return self.text
-        longest = max(map(len, self._sampling.stop)) - 1
-        for length in range(min(longest, len(self.text)), 0, -1):
-            if any(stop.startswith(self.text[-length:]) for stop in self._sampling.stop):
-                return self.text[:-length]
-        return self.text
+        return self.text[: min(_begin(self.text, stop) for stop in self._sampling.stop)]
 
     def _add(self, piece: str) -> None:
         begin = len(self.text)
@@ -324,6 +315,14 @@ class _Row:
 
     def _full(self) -> bool:
         return self.prompt_tokens + len(self.tokens) >= self._config.positions
+
+
+def _begin(text: str, stop: str) -> int:
+    """Return where a stop text may begin that the text does not contain as a whole; its length if nowhere."""
+    place = text.find(stop[0], max(len(text) - len(stop) + 1, 0))
+    while place >= 0 and not stop.startswith(text[place:]):
+        place = text.find(stop[0], place + 1)
+    return place if place >= 0 else len(text)
 
 
 def generator(bundle: Bundle, config: GenerateProgram, runners: Mapping[str, Runner]) -> Generate:

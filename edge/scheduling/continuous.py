@@ -114,7 +114,7 @@ class ContinuousRun:
             self._runs.now[self._worker] = None
         if len(jobs) == 1:
             return [*jobs]
-        log.warning("%d requests could not join a loop together; each is tried alone", len(jobs))
+        log.warning("%d requests to %s could not join together; each is tried alone", len(jobs), self.executor.model)
         now = time.monotonic()
         return [one for job in jobs for one in ([job] if job.leaves(now) else self._add([job], batch))]
 
@@ -165,7 +165,7 @@ class ContinuousRun:
             if not computed:
                 return job.leaves(now)
             if now < job.deadline:
-                job.estimate = None  # whatever was predicted, a loop that is cut ends in time
+                job.estimate = None  # whatever was predicted, an answer that is cut ends in time
             _finish(job, batch.jobs[job], computed, time.perf_counter_ns(), batch.session.rows)
             if job.statistics:
                 job.statistics.ended_between_steps(self.executor.tier)
@@ -211,7 +211,7 @@ class ContinuousRun:
         for job in jobs:
             batch.remove(job)
         batch.session = self._session()
-        log.warning("a loop with %d requests failed; each begins anew, alone", len(jobs))
+        log.warning("a session of %d requests to %s failed; each begins anew, alone", len(jobs), self.executor.model)
         ended = []
         for job in jobs:
             alone = _Batch(self._session())

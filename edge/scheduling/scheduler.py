@@ -201,7 +201,7 @@ class Scheduler:
         for worker in self._workers:
             continuous, run = worker.continuous, worker.run  # the worker replaces them at any time
             runs += continuous
-            if run and not (continuous and run.executor.iterative):  # a loop's own run is one of the continuous ones
+            if run and not (continuous and run.executor.iterative):  # a session's run is one of the continuous ones
                 runs.append(run)
         return runs
 
@@ -293,7 +293,7 @@ class Scheduler:
             self._settle(ended, worker)
 
     def _compute(self, jobs: list[Job], worker: _Worker) -> list[Job]:
-        """Compute jobs, and those that follow them without a pause of the device, unless the next step of a loop waits.
+        """Compute jobs, and those that follow them without a pause of the device, unless a session's next step waits.
 
         Return the jobs that follow last if their program is iterative; they have been taken, and not started.
         """

@@ -164,6 +164,10 @@ def test_partial_texts_contain_no_part_of_a_stop_text(letters: Generate, stops: 
     assert ended[0].computed.facts[STOPPED] == ["stop" if cut < len(whole) else "length"]
     assert all(whole[:cut].startswith(text) for text in seen)
     assert seen == sorted(seen, key=len)
+    for tokens, text in enumerate(seen, 1):
+        ends = [whole[place:tokens] for place in range(tokens)]
+        held = [len(end) for end in ends if any(stop.startswith(end) for stop in stops)]
+        assert len(text) == tokens - max(held, default=0)
 
 
 def test_a_part_of_a_stop_text_is_shown_at_the_end(letters: Generate) -> None:
@@ -315,7 +319,7 @@ def test_texts_begin_anew_when_a_step_fails(tmp_path: Path, caplog: pytest.LogCa
         while run.jobs:
             run.step()
         assert isinstance(bad.error, RunnerError)
-        assert "a loop with 2 requests failed; each begins anew, alone" in caplog.text
+        assert "a session of 2 requests to letters failed; each begins anew, alone" in caplog.text
         assert answer_of(good)[0] == [continued(GOES_ON, 20), continued("ab", 20)]
         used = letters.cache_bytes
         assert run.admit([job_of(run, GOES_ON)]) == []
