@@ -59,6 +59,7 @@ class Generate(IterativeProgram):
         ids, mask: names of the inputs.
     """
 
+    generates = True
     per_token = MappingProxyType({LOGPROBS: 0.0, TOKEN_IDS: -1})
 
     def __init__(
@@ -119,8 +120,8 @@ class Generate(IterativeProgram):
 
 
 def steps_of(sampling: Sampling) -> LoopLimits:
-    """Return the limits by which admission predicts the steps of a request."""
-    return LoopLimits(sampling.max_tokens, 1.0)
+    """Return the limits by which admission predicts the steps of a request; a text has no tolerance."""
+    return LoopLimits(sampling.max_tokens, 0.0)
 
 
 class GenerationSession(Session):

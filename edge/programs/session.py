@@ -75,10 +75,13 @@ class IterativeProgram(Program):
     Attributes:
         limits: of requests that set none.
         loops_per_step: loops that one step of a session computes.
+        generates: whether rows are texts. The run in which a row joins and each step give it one token, so the time of
+            a step grows with the rows; that of a loop also with the size of their inputs.
     """
 
     limits: LoopLimits
     loops_per_step = 1
+    generates = False
 
     def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:
         """Compute one request in a session of its own, until the last of its rows has ended."""

@@ -131,7 +131,7 @@ class Scheduler:
         """Predict the seconds until a job is answered that is submitted now; unknown run times count as 0."""
         with self._lock:
             if self._runs_at_once(job.executor):
-                return job.executor.run_seconds(job.size, job.options) + self._admission.return_seconds
+                return job.executor.run_seconds(job.size, job.options, job.rows) + self._admission.return_seconds
             return self._admission.finish_seconds(job, time.monotonic(), self._current_runs())
 
     def call(self, work: Callable[[], T]) -> T:
@@ -400,4 +400,5 @@ class Scheduler:
 
 
 def _run_of(jobs: Sequence[Job], begun: float) -> Run:
-    return Run(begun, jobs[0].executor, sum(job.size for job in jobs), jobs[0].options)
+    rows, size = sum(job.rows for job in jobs), sum(job.size for job in jobs)
+    return Run(begun, jobs[0].executor, size, jobs[0].options, rows)

@@ -299,7 +299,8 @@ class InferenceService:
             return self._scheduler.finish_seconds(call)
 
         left = None if call.deadline is None else call.deadline - now
-        return Demand(now, call.size, left, finish, self._scheduler.queue.fullness, self._scheduler.instances)
+        size = call.executor.call_size(call.rows, call.size)
+        return Demand(now, size, left, finish, self._scheduler.queue.fullness, self._scheduler.instances)
 
     def _delivered(self, calls: Sequence[Job]) -> None:
         """Accept ended calls on the thread that ended them, and wake the event loop once for all of them."""

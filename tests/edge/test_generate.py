@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from edge.bundles.bundle import Bundle
 from edge.datatypes import Array
 from edge.errors import DeadlineExceeded, RunnerError
-from edge.programs.generate import PROMPT_TOKENS, Generate
+from edge.programs.generate import PROMPT_TOKENS, Generate, steps_of
 from edge.programs.loop import Loop
-from edge.programs.program import AppliedHead, Computed, LoopLimits, Options
+from edge.programs.program import AppliedHead, Computed, Options
 from edge.programs.sampling import Sampling
 from edge.programs.session import Finished, Joining
 from edge.protocol import STOPPED
@@ -44,7 +44,8 @@ GOES_ON, FAILS_LATER = "abc", "m"
 
 
 def options(max_tokens: int = 12, **how: Any) -> Options:
-    return Options("full", LoopLimits(max_tokens, 1.0), Sampling(max_tokens, **how))
+    sampling = Sampling(max_tokens, **how)
+    return Options("full", steps_of(sampling), sampling)
 
 
 def texts(computed: Computed) -> list[str]:
