@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 FIRST_TOKEN_NS: Final = "first_token_ns"
 LAST_TOKEN_NS: Final = "last_token_ns"
 PROMPT_TOKENS: Final = "prompt_tokens"
+#: The most tokens of prompts in one run, padding included, if there are several. Matrix products use a device fully
+#: from some hundreds on; more would only take more memory, of which attention needs tokens times the longest prompt.
+_MOST_JOINED: Final = 1024
 #: The outputs, beside those of the manifest, of requests that ask for log-probabilities.
 BY_TOKEN: Final = (TensorSpec(LOGPROBS, "FP32", (-1, -1)), TensorSpec(TOKEN_IDS, "INT64", (-1, -1)))
 
@@ -139,7 +142,7 @@ class GenerationSession(Session):
         return len(self._rows)
 
     def add(self, requests: Sequence[Joining]) -> list[Finished]:
-        """Compute the prompts of requests in one run, and choose their first tokens; see :meth:`Session.add`."""
+        """Compute the prompts of requests, several in a run, and choose their first tokens; see :meth:`Session.add`."""
         program = self._program
         inputs = [request.inputs for request in requests]
         ids, mask = (np.concatenate([one[name] for one in inputs]) for name in (program.ids, program.mask))
@@ -153,11 +156,19 @@ class GenerationSession(Session):
         for row, length in zip(rows, lengths.tolist(), strict=True):
             row.prompt_tokens = length
         decoder = self._decoder or program.decoder(self._tier)
-        logits = decoder.add(ids, lengths)
+        together = max(_MOST_JOINED // ids.shape[1], 1)
+        for begin in range(0, len(rows), together):
+            part = slice(begin, begin + together)
+            try:
+                logits = decoder.add(ids[part], lengths[part])
+            except BaseException:
+                if begin:
+                    decoder.keep(len(self._rows), [])  # without the prompts before
+                raise
+            _append(rows[part], logits)
         self._decoder = decoder
         self._rows += rows
         self._requests |= joining
-        _append(rows, logits)
         return self._finished()
 
     def step(self) -> list[Finished]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from edge.bundles.bundle import Bundle
 from edge.datatypes import Array
 from edge.errors import DeadlineExceeded, RunnerError
+from edge.programs import generate
 from edge.programs.generate import PROMPT_TOKENS, Generate, steps_of
 from edge.programs.loop import Loop
 from edge.programs.program import AppliedHead, Computed, Options
@@ -119,6 +120,36 @@ def test_request_with_a_failing_row_leaves_alone(letters: Generate) -> None:
     assert {one.key: texts(one.computed) for one in ended[1:]} == {
         "good": [continued(GOES_ON), continued("ab")],
         "beside": [continued("ah")],
+    }
+
+
+def test_long_prompts_are_computed_in_several_runs(letters: Generate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "_MOST_JOINED", 64)
+    session, shapes = letters.session(options()), []
+    session.add([Joining("first", inputs_of(GOES_ON), options())])
+    decoder = session._decoder
+    assert decoder
+    add = decoder.add
+
+    def recorded(tokens: Array, lengths: Array) -> Array:
+        shapes.append(tokens.shape)
+        if lengths.max() > 50:
+            raise RunnerError("decoder", given=50, expected="less", fix="None.")
+        return add(tokens, lengths)
+
+    monkeypatch.setattr(decoder, "add", recorded)
+    long = [GOES_ON * 7, "ab" * 10, "c" * 4, "de", "i" * 25]
+    assert session.add([Joining("long", inputs_of(*long), options())]) == []
+    assert shapes == [(2, 25), (2, 25), (1, 25)]
+    with pytest.raises(RunnerError):  # after the runs of the first two
+        session.add([Joining("wrong", inputs_of("a" * 26, "b", "c" * 51), options())])
+    assert session.rows == 6
+    ended: list[Finished] = []
+    while session.rows:
+        ended += session.step()
+    assert {one.key: texts(one.computed) for one in ended} == {
+        "first": [continued(GOES_ON)],
+        "long": [continued(one) for one in long],
     }
 
 
