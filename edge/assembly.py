@@ -89,7 +89,8 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
     traces = Traces(settings.trace_endpoint, settings.trace_ratio) if settings.trace_endpoint else None
     scheduler, memory = _scheduler(settings), MemorySampler()
     options = ServingOptions(scheduler.instances, settings.batching, settings.max_queue_delay_us, settings.policy)
-    budget = MemoryBudget(memory, settings.memory_headroom_bytes, scheduler.instances)
+    cache = CacheBudget(settings.cache_mib * 1024**2) if settings.cache_mib else None
+    budget = MemoryBudget(memory, settings.memory_headroom_bytes, scheduler.instances, cache)
     loader = Loader(scheduler, settings.target, settings.cache, options, budget, settings.build)
     repository = Repository(settings.repository, loader)
     health = Health(repository, scheduler.runs, watchdog_seconds=settings.watchdog_seconds)
@@ -104,7 +105,7 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
         shared_memory=shared_memory,
         limit=RateLimit(settings.rate_limit) if settings.rate_limit else None,
         traces=traces,
-        cache=CacheBudget(settings.cache_mib * 1024**2) if settings.cache_mib else None,
+        cache=cache,
     )
     metadata = Metadata(
         repository,

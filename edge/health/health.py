@@ -98,7 +98,7 @@ class Health:
         return [(run, now - run.begun) for run in list(self._runs.now) if run]
 
     def _limit(self, run: Run) -> float:
-        usual = run.executor.call_seconds(run.size, _P99_DEVIATIONS)
+        usual = run.call_seconds(_P99_DEVIATIONS)
         return max(self._watchdog_seconds, _TIMES_P99 * usual)
 
     def _model_problem(self, entry: Entry) -> str:

@@ -46,7 +46,7 @@ class TierRuns:
 
     requests: int = 0
     rows: int = 0
-    tokens: int = 0  # rows times tokens, padding included, where the model has a sequence axis, else rows
+    tokens: int = 0  # of generated texts; else rows times tokens, with padding, or rows without a sequence axis
     infer_ns: int = 0
 
 

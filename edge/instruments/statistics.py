@@ -59,6 +59,12 @@ class ModelStatistics:
             batch.count += 1
             batch.compute_infer_ns += infer_ns
 
+    def joined(self, tier: str, infer_ns: int, tokens: int) -> None:
+        """Count a run in which requests join an iterative program, and the tokens that it gives to their texts."""
+        with self._lock:
+            self._runs[tier].infer_ns += infer_ns
+            self._runs[tier].tokens += tokens
+
     def ended_between_steps(self, tier: str) -> None:
         """Count a request among those of a tier's runs that none of its calls of :meth:`executed` has counted."""
         with self._lock:

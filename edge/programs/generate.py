@@ -23,7 +23,7 @@ from edge.datatypes import Array, TensorSpec, byte_size
 from edge.errors import Literally, RunnerError
 from edge.programs.program import TOKENS, AppliedHead, Computed, LoopLimits, Mover, Options
 from edge.programs.sampling import Sampler, Sampling, log_probability
-from edge.programs.session import Finished, IterativeProgram, Joining, Session
+from edge.programs.session import Finished, IterativeProgram, Joining, Session, close_gaps
 from edge.protocol import BY_LENGTH, BY_STOP, LOGPROBS, STOPPED, TOKEN_IDS
 from edge.runner import DecoderTensors, DeviceDecoder, Runner
 
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 FIRST_TOKEN_NS: Final = "first_token_ns"
 LAST_TOKEN_NS: Final = "last_token_ns"
 PROMPT_TOKENS: Final = "prompt_tokens"
+#: The most tokens of prompts in one run, padding included, if there are several. More would only take memory: with two
+#: layers of GPT-2's size in ONNX Runtime, eight prompts of 900 tokens take 1.4 GiB together, and 0.3 GiB, and no more
+#: time, one by one.
+_MOST_JOINED: Final = 1024
 #: The outputs, beside those of the manifest, of requests that ask for log-probabilities.
 BY_TOKEN: Final = (TensorSpec(LOGPROBS, "FP32", (-1, -1)), TensorSpec(TOKEN_IDS, "INT64", (-1, -1)))
 
@@ -59,6 +63,7 @@ class Generate(IterativeProgram):
         ids, mask: names of the inputs.
     """
 
+    generates = True
     per_token = MappingProxyType({LOGPROBS: 0.0, TOKEN_IDS: -1})
 
     def __init__(
@@ -104,7 +109,7 @@ class Generate(IterativeProgram):
         self._decoders.append(weakref.ref(decoder, self._decoders.remove))
         return decoder
 
-    def leave(self, tier: str, decoder: DeviceDecoder) -> None:
+    def give_back(self, tier: str, decoder: DeviceDecoder) -> None:
         """Take a decoder without rows back."""
         self._idle[tier].append(decoder)
 
@@ -119,8 +124,8 @@ class Generate(IterativeProgram):
 
 
 def steps_of(sampling: Sampling) -> LoopLimits:
-    """Return the limits by which admission predicts the steps of a request."""
-    return LoopLimits(sampling.max_tokens, 1.0)
+    """Return the limits by which admission predicts the steps of a request; a text has no tolerance."""
+    return LoopLimits(sampling.max_tokens, 0.0)
 
 
 class GenerationSession(Session):
@@ -138,7 +143,7 @@ class GenerationSession(Session):
         return len(self._rows)
 
     def add(self, requests: Sequence[Joining]) -> list[Finished]:
-        """Compute the prompts of requests in one run, and choose their first tokens; see :meth:`Session.add`."""
+        """Compute the prompts of requests, several in a run, and choose their first tokens; see :meth:`Session.add`."""
         program = self._program
         inputs = [request.inputs for request in requests]
         ids, mask = (np.concatenate([one[name] for one in inputs]) for name in (program.ids, program.mask))
@@ -152,11 +157,19 @@ class GenerationSession(Session):
         for row, length in zip(rows, lengths.tolist(), strict=True):
             row.prompt_tokens = length
         decoder = self._decoder or program.decoder(self._tier)
-        logits = decoder.add(ids, lengths)
+        together = max(_MOST_JOINED // ids.shape[1], 1)
+        for begin in range(0, len(rows), together):
+            part = slice(begin, begin + together)
+            try:
+                logits = decoder.add(ids[part], lengths[part])
+            except BaseException:
+                if begin:
+                    decoder.keep(len(self._rows), [])  # without the prompts before
+                raise
+            _append(rows[part], logits)
         self._decoder = decoder
         self._rows += rows
         self._requests |= joining
-        _append(rows, logits)
         return self._finished()
 
     def step(self) -> list[Finished]:
@@ -216,16 +229,11 @@ class GenerationSession(Session):
         """Drop some rows, in ascending order; others from the end move into the gaps."""
         if not leaving:
             return
-        rows = len(self._rows) - len(leaving)
-        staying = sorted({*range(rows, len(self._rows))}.difference(leaving))
-        moves = list(zip(staying, leaving, strict=False))  # as many rows stay at the end as there are gaps
-        for source, target in moves:
-            self._rows[target] = self._rows[source]
-        del self._rows[rows:]
+        moves = close_gaps(self._rows, leaving)
         assert self._decoder
-        self._decoder.keep(rows, moves)
-        if not rows:
-            self._program.leave(self._tier, self._decoder)
+        self._decoder.keep(len(self._rows), moves)
+        if not self._rows:
+            self._program.give_back(self._tier, self._decoder)
             self._decoder = None
 
 
@@ -308,11 +316,7 @@ class _Row:
         """Return the text without an end that may become a stop text."""
         if self.stopped or not self._sampling.stop:
             return self.text
-        longest = max(map(len, self._sampling.stop)) - 1
-        for length in range(min(longest, len(self.text)), 0, -1):
-            if any(stop.startswith(self.text[-length:]) for stop in self._sampling.stop):
-                return self.text[:-length]
-        return self.text
+        return self.text[: min(_begin(self.text, stop) for stop in self._sampling.stop)]
 
     def _add(self, piece: str) -> None:
         begin = len(self.text)
@@ -324,6 +328,14 @@ class _Row:
 
     def _full(self) -> bool:
         return self.prompt_tokens + len(self.tokens) >= self._config.positions
+
+
+def _begin(text: str, stop: str) -> int:
+    """Return where a stop text may begin that the text does not contain as a whole; its length if nowhere."""
+    place = text.find(stop[0], max(len(text) - len(stop) + 1, 0))
+    while place >= 0 and not stop.startswith(text[place:]):
+        place = text.find(stop[0], place + 1)
+    return place if place >= 0 else len(text)
 
 
 def generator(bundle: Bundle, config: GenerateProgram, runners: Mapping[str, Runner]) -> Generate:

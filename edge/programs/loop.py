@@ -18,7 +18,7 @@ from edge.bundles.programs import LoopProgram
 from edge.datatypes import Array
 from edge.errors import InvalidRequest, Literally, RunnerError
 from edge.programs.program import Computed, LoopLimits, Options
-from edge.programs.session import Finished, IterativeProgram, Joining, Session
+from edge.programs.session import Finished, IterativeProgram, Joining, Session, close_gaps
 from edge.protocol import BY_BUDGET, BY_TOLERANCE, LOOPS, STOPPED
 from edge.runner import DeviceLoop, LoopTensors, Runner
 
@@ -204,16 +204,13 @@ class LoopSession(Session):
 
     def _leave(self, leaving: list[int]) -> None:
         """Drop some rows, in ascending order; others from the end move into the gaps."""
-        rows = len(self._owners) - len(leaving)
-        staying = sorted({*range(rows, len(self._owners))}.difference(leaving))
-        moves = list(zip(staying, leaving, strict=False))  # as many rows stay at the end as there are gaps
+        moves = close_gaps(self._owners, leaving)
+        rows = len(self._owners)
         columns = [self._begins, self._ends, self._tolerance]
         columns += [self._predictions[-1].copy(), self._residuals[-1].copy()]  # not in the device's arrays
         for source, target in moves:
-            self._owners[target] = self._owners[source]
             for column in columns:
                 column[target] = column[source]
-        del self._owners[rows:]
         self._begins, self._ends, self._tolerance, predictions, residuals = (column[:rows] for column in columns)
         self._predictions, self._residuals = predictions[None], residuals[None]
         assert self._device

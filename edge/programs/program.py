@@ -18,7 +18,7 @@ TOKENS: Final = "tokens"
 
 
 class LoopLimits(NamedTuple):
-    """When a row of a loop ends: after ``max_loops``, or when its residual is at most ``tolerance``."""
+    """When a row ends: after ``max_loops``, or when its residual is at most ``tolerance``, which is 0 for texts."""
 
     max_loops: int
     tolerance: float

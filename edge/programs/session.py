@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from edge.datatypes import Array
 from edge.errors import RunnerError
 from edge.programs.program import Computed, LoopLimits, Options, Program
+
+T = TypeVar("T")
 
 
 class Joining(NamedTuple):
@@ -53,16 +55,33 @@ class Session(Protocol):
         """Drop the rows of a request, if it is in progress."""
 
 
+def close_gaps(rows: list[T], leaving: Sequence[int]) -> list[tuple[int, int]]:
+    """Remove the rows at some places, in ascending order, and move others from the end into the gaps.
+
+    Return the moves, from the old place of a row to the new one, for :meth:`edge.runner.DeviceLoop.keep`.
+    """
+    left = len(rows) - len(leaving)
+    staying = sorted({*range(left, len(rows))}.difference(leaving))
+    moves = list(zip(staying, leaving, strict=False))  # as many rows stay at the end as there are gaps
+    for source, target in moves:
+        rows[target] = rows[source]
+    del rows[left:]
+    return moves
+
+
 class IterativeProgram(Program):
     """A program of sessions, in which requests are batched continuously.
 
     Attributes:
         limits: of requests that set none.
         loops_per_step: loops that one step of a session computes.
+        generates: whether rows are texts. The run in which a row joins and each step give it one token, so the time of
+            a step grows with the rows; that of a loop also with the size of their inputs.
     """
 
     limits: LoopLimits
     loops_per_step = 1
+    generates = False
 
     def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:
         """Compute one request in a session of its own, until the last of its rows has ended."""

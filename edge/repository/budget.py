@@ -9,12 +9,14 @@ from contextlib import contextmanager
 
 from edge.bundles import manifest_file
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import Profile
+from edge.bundles.manifest import Manifest, Profile
+from edge.bundles.programs import GenerateProgram
 from edge.datatypes import NUMPY_TYPES, TensorSpec
 from edge.errors import Literally, LoadFailed
 from edge.files import sha256
 from edge.instruments.memory import MemorySampler
 from edge.runtimes.runtime import Runtime
+from edge.scheduling.cache_budget import CacheBudget
 
 _MIB = 1024**2
 #: Resident bytes of ONNX Runtime for each byte of the model: 2.2 to 2.3 for MiniLM in FP32 and dynamic INT8, dense and
@@ -30,14 +32,19 @@ class MemoryBudget:
     """Rejects models that would not leave enough memory free. Thread-safe; it counts concurrent loads.
 
     The need of a model that was loaded before in this process is its growth then; otherwise it is estimated from the
-    sizes of its files. The headroom must cover what runs need beyond their inputs and outputs. Where the available
-    memory cannot be read, no model is rejected.
+    sizes of its files. The headroom must cover what runs need beyond their inputs and outputs. While a model that
+    generates text is loaded or being loaded, what requests have not reserved of ``cache`` must stay free, too. Where
+    the available memory cannot be read, no model is rejected.
     """
 
-    def __init__(self, memory: MemorySampler, headroom_bytes: int, instances: int = 1) -> None:
+    def __init__(
+        self, memory: MemorySampler, headroom_bytes: int, instances: int = 1, cache: CacheBudget | None = None
+    ) -> None:
         self._memory = memory
         self._headroom_bytes = headroom_bytes
         self._instances = instances
+        self._cache = cache
+        self._generating = 0  # models
         self._lock = threading.Lock()
         self._reserved = 0
         self._known: dict[str, int] = {}
@@ -46,15 +53,25 @@ class MemoryBudget:
     def reserved(self, bundle: Bundle, runtime: Runtime) -> Iterator[None]:
         """Reserve the memory of a model while the block loads it; raise LoadFailed if too little would stay free."""
         known = self._known.get(_key(bundle))
-        needed = _estimate(bundle, runtime, self._instances, known)
+        needed, generates = _estimate(bundle, runtime, self._instances, known), _generates(bundle.manifest)
         with self._lock:
-            self._check(bundle, needed, "as it took before" if known else "estimated from its files")
+            texts = self._cache if self._generating or generates else None
+            self._check(bundle, needed, "as it took before" if known else "estimated from its files", texts)
             self._reserved += needed
+            self._generating += generates
         try:
             yield
+        except BaseException:
+            self.closed(bundle.manifest)
+            raise
         finally:
             with self._lock:
                 self._reserved -= needed
+
+    def closed(self, manifest: Manifest) -> None:
+        """Record that a model is no longer loaded."""
+        with self._lock:
+            self._generating -= _generates(manifest)
 
     def learn(self, bundle: Bundle, grown_bytes: int) -> None:
         """Record how much the process grew while a model was loaded."""
@@ -63,22 +80,29 @@ class MemoryBudget:
             # A later load grows less where it takes what an earlier one has left.
             self._known[key] = max(grown_bytes, self._known.get(key, 0))
 
-    def _check(self, bundle: Bundle, needed: int, source: str) -> None:
-        available = self._memory.available()
-        if available is None or needed + self._headroom_bytes <= available.size_bytes - self._reserved:
+    def _check(self, bundle: Bundle, needed: int, source: str, cache: CacheBudget | None) -> None:
+        available, texts = self._memory.available(), cache.most_bytes - cache.reserved_bytes if cache else 0
+        total = needed + texts + self._headroom_bytes
+        if available is None or total <= available.size_bytes - self._reserved:
             return
+        reasons = [f"{_mib(needed)} {source}"] + [f"{_mib(texts)} for keys and values"] * bool(cache)
         others = f", of which {_mib(self._reserved)} are for others that are being loaded" if self._reserved else ""
         headroom = f"{_mib(self._headroom_bytes)} to be kept free"
         raise LoadFailed(
             f"memory for {bundle.manifest.name}:{bundle.manifest.version}",
             given=Literally(f"{_mib(available.size_bytes)} available ({available.source}){others}"),
-            expected=f"{_mib(needed + self._headroom_bytes)}: {_mib(needed)} {source}, and {headroom}",
-            fix="Unload another model, serve fewer tiers or instances, or lower --memory-headroom-bytes.",
+            expected=f"{_mib(total)}: {', '.join(reasons)}, and {headroom}",
+            fix="Unload another model, serve fewer tiers or instances, or lower --memory-headroom-bytes"
+            + (" or --cache-mib." if cache else "."),
         )
 
 
 def _key(bundle: Bundle) -> str:
     return sha256(manifest_file.encode(bundle.manifest))
+
+
+def _generates(manifest: Manifest) -> bool:
+    return isinstance(manifest.program, GenerateProgram)
 
 
 def _estimate(bundle: Bundle, runtime: Runtime, instances: int, known: int | None) -> int:

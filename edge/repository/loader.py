@@ -156,6 +156,8 @@ class Loader:
     def close(self, model: Model) -> None:
         """Close a model on the thread that owns it, and return its memory to the system."""
         self._device.call(model.close)
+        if self._budget:
+            self._budget.closed(model.manifest)
         _trim_memory()
 
 

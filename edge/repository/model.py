@@ -122,12 +122,7 @@ class Model:
         for name, executor in self.executors.items():
             inputs = self.golden_row(name)
             for _ in range(_MEASURED_RUNS):
-                begun = time.perf_counter()
-                computed = self.program.compute(inputs, executor.options)
-                seconds = time.perf_counter() - begun
-                executor.latency.observe(executor.assembler.size(inputs), seconds, computed.repeats)
-                if executor.iterative:
-                    executor.loops.observe(executor.limits(executor.options), computed.repeats)
+                executor.measure(inputs)
 
     def golden_row(self, tier: str) -> dict[str, Array]:
         """Return golden inputs of a tier: one row, or the whole set where it has no rows."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -12,13 +11,9 @@ from edge.runner import DecoderTensors, Runner
 
 #: Tokens of a row that the cache has room for at first; it doubles as rows grow.
 FEWEST_PLACES = 32
-
-
-class StepRun(Protocol):
-    """Computes one step in place, again and again, on arrays that it was made for."""
-
-    def __call__(self) -> None:
-        """Compute it; raise as :meth:`edge.runner.Runner.infer`."""
+#: Computes one step in place, again and again, on arrays that it was made for; raises as
+#: :meth:`edge.runner.Runner.infer`.
+StepRun = Callable[[], None]
 
 
 class HostDecoder:

@@ -76,7 +76,7 @@ class Admission:
         for run in runs:
             seconds += run.wait_seconds(job, now)
         if first:
-            own = min(own, job.executor.call_seconds(job.size))
+            own = min(own, job.executor.first_seconds(job.rows, job.size))
         waiting = (seconds / self._instances + own) * self.correction.factor(now)
         return waiting + job.executor.max_delay_seconds + self.return_seconds
 

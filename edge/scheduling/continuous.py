@@ -34,7 +34,7 @@ class ContinuousRun:
         self.executor = executor
         self._program = executor.program
         self._runs, self._worker, self._return_seconds = runs, worker, return_seconds
-        self._batch = _Batch(self._session())
+        self._batch = _Batch(self._session(), executor)
         self._timed_size = self._timed_ns = self._timed_steps = 0
         self._suspects: list[_Batch] = []  # after a step has failed, each of its jobs, so that only the culprit fails
 
@@ -97,14 +97,20 @@ class ContinuousRun:
         """Add jobs of equal shapes together or, if that fails, one by one; return those that ended instead."""
         for job in jobs:
             job.started = True
-        self._runs.now[self._worker] = Run(time.monotonic(), self.executor, sum(job.size for job in jobs))
+        self._runs.now[self._worker] = Run(time.monotonic(), self.executor, sum(job.size for job in jobs), joins=True)
+        begun_ns = time.perf_counter_ns()
         try:
             self._runs.check_lost()
-            finished = batch.add(jobs)
+            size, finished = batch.add(jobs)
         except BaseException as error:
             self._runs.fail(error, jobs)
         else:
-            ended = self._finished(finished, batch, time.perf_counter_ns(), sum(job.rows for job in jobs))
+            rows, now_ns = sum(job.rows for job in jobs), time.perf_counter_ns()
+            self.executor.joins.observe_step(size, (now_ns - begun_ns) / 1e9)
+            if jobs[0].statistics:
+                tokens = rows if self._program.generates else 0
+                jobs[0].statistics.joined(self.executor.tier, now_ns - begun_ns, tokens)
+            ended = self._finished(finished, batch, now_ns, rows)
             for job in ended:
                 if job.statistics and job.answer:  # no step will count it
                     job.statistics.ended_between_steps(self.executor.tier)
@@ -114,7 +120,7 @@ class ContinuousRun:
             self._runs.now[self._worker] = None
         if len(jobs) == 1:
             return [*jobs]
-        log.warning("%d requests could not join a loop together; each is tried alone", len(jobs))
+        log.warning("%d requests to %s could not join together; each is tried alone", len(jobs), self.executor.model)
         now = time.monotonic()
         return [one for job in jobs for one in ([job] if job.leaves(now) else self._add([job], batch))]
 
@@ -165,7 +171,7 @@ class ContinuousRun:
             if not computed:
                 return job.leaves(now)
             if now < job.deadline:
-                job.estimate = None  # whatever was predicted, a loop that is cut ends in time
+                job.estimate = None  # whatever was predicted, an answer that is cut ends in time
             _finish(job, batch.jobs[job], computed, time.perf_counter_ns(), batch.session.rows)
             if job.statistics:
                 job.statistics.ended_between_steps(self.executor.tier)
@@ -211,10 +217,10 @@ class ContinuousRun:
         for job in jobs:
             batch.remove(job)
         batch.session = self._session()
-        log.warning("a loop with %d requests failed; each begins anew, alone", len(jobs))
+        log.warning("a session of %d requests to %s failed; each begins anew, alone", len(jobs), self.executor.model)
         ended = []
         for job in jobs:
-            alone = _Batch(self._session())
+            alone = _Batch(self._session(), self.executor)
             ended += self._add([job], alone)
             if alone.jobs:
                 self._suspects.append(alone)
@@ -232,8 +238,8 @@ class _Joined(NamedTuple):
 class _Batch:
     """A session and its jobs."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(self, session: Session, executor: TierExecutor) -> None:
+        self.session, self._executor = session, executor
         self.steps = 0
         self.jobs: dict[Job, _Joined] = {}
         self.streamed: list[Job] = []  # those with partial answers
@@ -242,13 +248,16 @@ class _Batch:
     @property
     def size(self) -> int:
         """The elements of a step."""
-        return self.session.rows * self._row_size
+        rows = self.session.rows
+        return self._executor.call_size(rows, rows * self._row_size)
 
-    def add(self, jobs: Sequence[Job]) -> list[Finished]:
+    def add(self, jobs: Sequence[Job]) -> tuple[int, list[Finished]]:
+        """Add jobs of equal shapes; return the elements of their inputs, with padding, and those that have ended."""
         begun_ns = time.perf_counter_ns()
-        inputs, assembler = [job.inputs for job in jobs], jobs[0].executor.assembler
+        inputs, assembler, size = [job.inputs for job in jobs], self._executor.assembler, jobs[0].size
         if len(jobs) > 1 or assembler.pads_alone:
-            inputs = list(split(assembler.join(inputs), [job.rows for job in jobs]))  # all padded to one length
+            together = assembler.join(inputs)  # all padded to one length
+            size, inputs = assembler.size(together), list(split(together, [job.rows for job in jobs]))
         finished = self.session.add([Joining(job, own, job.options) for job, own in zip(jobs, inputs, strict=True)])
         joined = _Joined(self.steps, begun_ns, time.perf_counter_ns())
         for job in jobs:
@@ -256,7 +265,7 @@ class _Batch:
             self._row_size = max(self._row_size, job.size // job.rows)
             if job.partials:
                 self.streamed.append(job)
-        return finished
+        return size, finished
 
     def remove(self, job: Job) -> _Joined:
         joined = self.jobs.pop(job)

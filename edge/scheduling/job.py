@@ -132,7 +132,7 @@ class Job:
     order: tuple[int, int] = (0, 0)  # in the queue: priority, then arrival
     ready_at: float = 0.0  # until then it may wait for others to join it
     repeats: float = 1.0  # of the step of an iterative program, predicted while it waits
-    best_effort: bool = False  # whether a loop is cut at the deadline, and answers with its current prediction
+    best_effort: bool = False  # whether it is cut at the deadline, and answered with what there is, as loops can be
     cancelled: bool = False
     started: bool = False
     batch_rows: int = 0  # of the run that answered it
@@ -153,7 +153,7 @@ class Job:
 
     @property
     def key(self) -> Hashable:
-        """Jobs with equal keys may share a run; a loop takes rows of any length."""
+        """Jobs with equal keys may share a run; a session takes rows of any length."""
         joined = self.executor.max_rows and not self.executor.iterative
         return (self.executor, self.options.tier, self.shapes if joined else None)
 

@@ -162,8 +162,10 @@ class JobQueue:
         before = sum(group.executor.seconds(*group.ahead(job.priority)) for group in others)
         ahead = self._groups[key].ahead(job.priority) if key in self._groups else (0, 0, 0, 0.0)
         if executor.iterative:  # the server is busy, perhaps with as many rows as there may be
-            full = round(max(executor.max_rows, job.rows) * job.size / job.rows)
-            return before + executor.seconds(*ahead), executor.run_seconds(full, job.options)
+            beside = max(executor.max_rows - job.rows, 0)
+            return before + executor.seconds(*ahead), executor.run_seconds(
+                job.size, job.options, job.rows, beside=beside
+            )
         if not executor.max_rows:
             return before + executor.seconds(*ahead), executor.run_seconds(job.size, job.options)
         rows, size = ahead[1] + job.rows, ahead[2] + job.size

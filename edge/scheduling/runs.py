@@ -26,10 +26,17 @@ class Run(NamedTuple):
     executor: TierExecutor
     size: int
     options: Options | None = None  # of a request to an iterative program
+    rows: int = 1  # of its requests
+    joins: bool = False  # whether requests join an iterative program
+
+    def call_seconds(self, deviations: float) -> float:
+        """Predict how long it takes; of an iterative program this step, or this joining, alone."""
+        executor = self.executor
+        return (executor.join_seconds if self.joins else executor.call_seconds)(self.size, deviations)
 
     def wait_seconds(self, job: Job, now: float) -> float:
         """Predict how long a job waits for it, on the safe side."""
-        return max(self.begun + self.executor.run_seconds(self.size, self.options) - now, 0.0)
+        return max(self.begun + self.executor.run_seconds(self.size, self.options, self.rows) - now, 0.0)
 
 
 class Flight(NamedTuple):

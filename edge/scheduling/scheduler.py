@@ -131,7 +131,7 @@ class Scheduler:
         """Predict the seconds until a job is answered that is submitted now; unknown run times count as 0."""
         with self._lock:
             if self._runs_at_once(job.executor):
-                return job.executor.run_seconds(job.size, job.options) + self._admission.return_seconds
+                return job.executor.run_seconds(job.size, job.options, job.rows) + self._admission.return_seconds
             return self._admission.finish_seconds(job, time.monotonic(), self._current_runs())
 
     def call(self, work: Callable[[], T]) -> T:
@@ -201,7 +201,7 @@ class Scheduler:
         for worker in self._workers:
             continuous, run = worker.continuous, worker.run  # the worker replaces them at any time
             runs += continuous
-            if run and not (continuous and run.executor.iterative):  # a loop's own run is one of the continuous ones
+            if run and not (continuous and run.executor.iterative):  # a session's run is one of the continuous ones
                 runs.append(run)
         return runs
 
@@ -293,7 +293,7 @@ class Scheduler:
             self._settle(ended, worker)
 
     def _compute(self, jobs: list[Job], worker: _Worker) -> list[Job]:
-        """Compute jobs, and those that follow them without a pause of the device, unless the next step of a loop waits.
+        """Compute jobs, and those that follow them without a pause of the device, unless a session's next step waits.
 
         Return the jobs that follow last if their program is iterative; they have been taken, and not started.
         """
@@ -400,4 +400,5 @@ class Scheduler:
 
 
 def _run_of(jobs: Sequence[Job], begun: float) -> Run:
-    return Run(begun, jobs[0].executor, sum(job.size for job in jobs), jobs[0].options)
+    rows, size = sum(job.rows for job in jobs), sum(job.size for job in jobs)
+    return Run(begun, jobs[0].executor, size, jobs[0].options, rows)

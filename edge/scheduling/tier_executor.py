@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
+from edge.datatypes import Array
 from edge.errors import RequestError, RunnerError
 from edge.programs.program import LoopLimits, Options, Program
-from edge.programs.session import IterativeProgram
+from edge.programs.session import IterativeProgram, Joining
 from edge.scheduling.batching import BatchAssembler
 from edge.scheduling.latency import LatencyTable
 from edge.scheduling.loop_estimate import LoopEstimate
@@ -79,8 +82,32 @@ class TierExecutor:
         self.options = Options(self.tier)
         self.iterative = isinstance(self.program, IterativeProgram)
         self.latency = LatencyTable()
+        self.joins = LatencyTable()  # of the runs in which requests join an iterative program
         self.loops = LoopEstimate()
         self.failures = FailureTracker()
+
+    def measure(self, inputs: Mapping[str, Array]) -> None:
+        """Compute a request alone, and learn from it; raise as :meth:`Program.compute`."""
+        size, begun = self.assembler.size(inputs), time.perf_counter()
+        if not isinstance(self.program, IterativeProgram):
+            computed = self.program.compute(inputs, self.options)
+            self.latency.observe(size, time.perf_counter() - begun, computed.repeats)
+            return
+        session = self.program.session(self.options)
+        ended = session.add([Joining(None, inputs, self.options)])
+        joined = time.perf_counter()
+        self.joins.observe_step(size, joined - begun)
+        rows, steps = session.rows, 0
+        while not ended:
+            ended = session.step()
+            steps += 1
+        (finished,) = ended
+        if finished.error:
+            raise finished.error
+        if steps:
+            seconds = (time.perf_counter() - joined) / steps / self.program.loops_per_step
+            self.latency.observe_step(self.call_size(rows, size), seconds)
+        self.learn(self.options, finished.computed.repeats)
 
     def is_brief(self, size: int, now: float) -> bool:
         """Return whether the submitting thread may compute a run; see :meth:`LatencyTable.is_brief`."""
@@ -105,6 +132,14 @@ class TierExecutor:
         expected = self.repeats(options)
         return expected - done if done < expected else min(done, self.limits(options).max_loops - done)
 
+    def call_size(self, rows: int, size: float) -> int:
+        """Return the elements that the time of a run, or of a step of an iterative program, grows with.
+
+        Args:
+            size: elements of the inputs of all rows.
+        """
+        return rows if isinstance(self.program, IterativeProgram) and self.program.generates else round(size)
+
     def call_seconds(self, size: int, deviations: float = TAIL_DEVIATIONS) -> float:
         """Predict one run, or one step of an iterative program, of ``size`` elements; 0 while none is known."""
         if self.iterative:
@@ -112,16 +147,26 @@ class TierExecutor:
             return (self.latency.step_seconds(size, deviations) or 0.0) * self.program.loops_per_step
         return self.latency.seconds(size, deviations) or 0.0
 
-    def run_seconds(self, size: int, options: Options | None = None) -> float:
-        """Predict a request's run of ``size`` elements, on the safe side; 0 while no run is known.
+    def join_seconds(self, size: int, deviations: float = TAIL_DEVIATIONS) -> float:
+        """Predict the run in which inputs of ``size`` elements join an iterative program; 0 while none is known."""
+        return self.joins.step_seconds(size, deviations) or 0.0
 
-        The rows of an iterative program are in a step of that size.
+    def first_seconds(self, rows: int, size: int) -> float:
+        """Predict the time until a request to an iterative program has joined and its first step has ended."""
+        return self.join_seconds(size) + self.call_seconds(self.call_size(rows, size))
+
+    def run_seconds(self, size: int, options: Options | None = None, rows: int = 1, *, beside: int = 0) -> float:
+        """Predict a request's run, on the safe side; 0 while no run is known.
+
+        Args:
+            size: elements of its inputs.
+            options, rows: of a request to an iterative program.
+            beside: rows of others, of the same size, in its steps.
         """
-        if self.iterative:
-            return (self.latency.step_seconds(size, TAIL_DEVIATIONS) or 0.0) * self.repeats(
-                options or self.options, TAIL_DEVIATIONS
-            )
-        return self.latency.seconds(size, TAIL_DEVIATIONS) or 0.0
+        if not self.iterative:
+            return self.latency.seconds(size, TAIL_DEVIATIONS) or 0.0
+        step = self.latency.step_seconds(self.call_size(rows + beside, size / rows * (rows + beside)), TAIL_DEVIATIONS)
+        return self.join_seconds(size) + (step or 0.0) * self.repeats(options or self.options, TAIL_DEVIATIONS)
 
     def seconds(self, jobs: int, rows: int, size: int, loops: float = 0.0) -> float:
         """Predict the runs of so many waiting requests, rows and elements; 0 while no run is known.
@@ -135,7 +180,8 @@ class TierExecutor:
         each = size / rows
         if self.iterative:
             limit = max(self.max_rows, 1)
-            return loops / limit * (self.latency.step_seconds(round(limit * each), _WAITING_DEVIATIONS) or 0.0)
+            step = self.latency.step_seconds(self.call_size(limit, limit * each), _WAITING_DEVIATIONS) or 0.0
+            return self.join_seconds(size, _WAITING_DEVIATIONS) + loops / limit * step
         runs, rest = divmod(rows, self.max_rows)
         seconds = runs * self._waiting_seconds(self.max_rows * each)
         return seconds + (self._waiting_seconds(rest * each) if rest else 0.0)

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from edge.instruments.snapshot import End
+from edge.instruments.snapshot import End, LoopEnd, TextEnd
 from edge.pb import inference_pb2 as pb
-from edge.programs.program import TOKENS
+from edge.programs.generate import FIRST_TOKEN_NS, LAST_TOKEN_NS, PROMPT_TOKENS
+from edge.programs.loop import RESIDUAL
+from edge.programs.program import TIER, TOKENS
+from edge.protocol import BY_BUDGET, BY_DEADLINE, BY_LENGTH, BY_STOP, BY_TOLERANCE, LOOPS, STOPPED
 from edge.scheduling.answers import Answer
 from edge.scheduling.job import Job
 from edge.serving.forms import Form
 from edge.serving.shared_memory import Window
+
+#: Why a row of a loop or a text stopped. A response names the first of its rows' reasons.
+_REASONS: Final = (BY_DEADLINE, BY_BUDGET, BY_LENGTH, BY_TOLERANCE, BY_STOP)
 
 #: Receives the response, or the error in its place, on the event loop.
 Reply = Callable[[pb.ModelInferResponse | Exception], None]
@@ -73,3 +79,23 @@ class Call(Job):
                 texts[row, 0] = text[sent[row] :]
                 sent[row] = max(sent[row], len(text))  # the last answer may overtake those that wait
         return answer._replace(outputs=outputs)
+
+    def answering_tiers(self, answer: Answer) -> str:
+        """Return the tier that answered; if several answered rows, their names with commas, the leanest first."""
+        rows = answer.facts.get(TIER)
+        if rows is None:
+            return self.executor.tier
+        names = set(rows.tolist())
+        return ",".join([name for name in reversed(self.form.model.tiers) if name in names])
+
+    def end_of(self, answer: Answer) -> End:
+        """Return how the rows of a loop or a text ended."""
+        facts, tier = answer.facts, self.executor.tier
+        stopped = facts[STOPPED].tolist()
+        reason = next(reason for reason in _REASONS if reason in stopped)
+        if RESIDUAL in facts:
+            return LoopEnd(tier, int(facts[LOOPS].max()), float(facts[RESIDUAL].max()), reason)
+        tokens, first_ns, last_ns = facts[TOKENS], facts[FIRST_TOKEN_NS], facts[LAST_TOKEN_NS]
+        token_ns = int((last_ns - first_ns).sum() / max(int(tokens.sum()) - len(tokens), 1))
+        first_token_ns = int(first_ns.mean()) - self.started_ns
+        return TextEnd(tier, int(facts[PROMPT_TOKENS].sum()), int(tokens.sum()), first_token_ns, token_ns, reason)

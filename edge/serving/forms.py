@@ -1,4 +1,4 @@
-"""Cache of validated request forms.
+"""Checks of requests, and the cache of validated request forms.
 
 Clients send similar requests. The form of a request is everything but its id and its tensor values: names, datatypes,
 shapes, parameters and requested outputs. A request whose form is in the cache skips validation.
@@ -12,12 +12,17 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from edge.datatypes import WIRE_TYPES, Array
+from edge.errors import ModelNotReady, RequestError
 from edge.pb import inference_pb2 as pb
 from edge.programs.program import Options
 from edge.repository.entry import Entry
 from edge.repository.model import Model
-from edge.scheduling.job import Use
-from edge.serving.parameters import Parameters
+from edge.repository.repository import Repository
+from edge.scheduling.batching import byte_size
+from edge.scheduling.job import BothUses, Use
+from edge.serving.parameters import Parameters, parse, with_logprobs
+from edge.serving.shared_memory import SharedMemory, Window, output_windows
+from edge.serving.wire import decode_inputs, requested_outputs
 
 #: A further form empties the cache.
 _MAX_FORMS: Final = 256
@@ -59,10 +64,19 @@ class Form(NamedTuple):
         return None if self.model.checks_values and self.model.wrong_values(inputs) else inputs
 
 
-class Forms:
-    """The cache. Only the event loop uses it."""
+class Checked(NamedTuple):
+    """A request that has passed all checks."""
 
-    def __init__(self) -> None:
+    form: Form
+    inputs: Mapping[str, Array]
+    windows: Mapping[str, Window]  # the shared memory of the outputs that go there, by name
+
+
+class Forms:
+    """Validates requests, and keeps the forms of those that determine all but the values. For the event loop only."""
+
+    def __init__(self, repository: Repository, shared_memory: SharedMemory | None) -> None:
+        self._repository, self._shared_memory = repository, shared_memory
         self._forms: dict[bytes, Form] = {}
         self._generation = -1
 
@@ -73,12 +87,58 @@ class Forms:
             self._forms.clear()
         return self._forms.get(key)
 
-    def remember(self, key: bytes, form: Form) -> None:
-        """Add a form."""
+    def check(
+        self, request: pb.ModelInferRequest, contents: Sequence[bytes], key: bytes, entry: Entry, model: Model
+    ) -> Checked:
+        """Validate a request to a model, of which the caller has taken a use, and take one of the head that it names.
+
+        Args:
+            contents, key: from :func:`take_apart`.
+
+        Raises:
+            RequestError: the first check that it does not pass. No use is taken.
+        """
+        parameters = parse(request)
+        names = requested_outputs(request, model.outputs, model.on_request)
+        names, text = with_logprobs(names, parameters.text, model.on_request)
+        windows = output_windows(request, self._shared_memory)
+        inputs, rows = model.prepare(decode_inputs(request, contents, model.inputs, self._shared_memory))
+        tensors = tensors_of(request, contents, inputs) if key and not windows else None
+        assembler = model.executors[model.full_tier].assembler
+        known = (rows, assembler.size(inputs), byte_size(inputs), assembler.key(inputs))
+        options = model.options(parameters.loop, text)
+        use: Use = model.use
+        if parameters.head:
+            head = self._head(parameters.head)
+            options = model.apply_head(options, head, parameters.alpha)
+            take(head.use, head.name)
+            use = BothUses(use, head.use)
+        form = Form(entry, model, tensors or (), parameters, names, *known, options, use)
+        if tensors:
+            self._remember(key, form)
+        return Checked(form, inputs, windows)
+
+    def _head(self, name: str) -> Model:
+        """Return the model that a request names as its head, as name or name:version; its errors speak of the head."""
+        model, _, version = name.partition(":")
+        try:
+            return self._repository.ready(model, version)[1]
+        except RequestError as error:
+            subject, given = f"head {name!r}", error.given
+            raise type(error)(subject, given=given, expected=error.expected, fix=error.fix) from None
+
+    def _remember(self, key: bytes, form: Form) -> None:
         if len(key) <= _MAX_FORM_BYTES:
             if len(self._forms) >= _MAX_FORMS:
                 self._forms.clear()
             self._forms[key] = form
+
+
+def take(use: Use, model: str) -> None:
+    """Take a use of a model; raise a ModelNotReady if it is being unloaded."""
+    if not use.take():
+        fix = "Send the request again later."
+        raise ModelNotReady(f"model {model!r}", given="UNLOADING", expected="READY", fix=fix)
 
 
 def take_apart(request: pb.ModelInferRequest) -> tuple[str, list[bytes], bytes]:

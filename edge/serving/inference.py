@@ -10,34 +10,28 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from edge.datatypes import Array
-from edge.errors import DeadlineExceeded, InvalidRequest, Literally, ModelNotReady, Overloaded, RequestError
+from edge.errors import DeadlineExceeded, InvalidRequest, Literally, Overloaded
 from edge.instruments.logs import ABOUT, About
-from edge.instruments.snapshot import End, LoopEnd, TextEnd
+from edge.instruments.snapshot import TextEnd
 from edge.pb import inference_pb2 as pb
-from edge.programs.generate import FIRST_TOKEN_NS, LAST_TOKEN_NS, PROMPT_TOKENS
-from edge.programs.loop import RESIDUAL
-from edge.programs.program import TIER as TIER_FACT
-from edge.programs.program import TOKENS
-from edge.protocol import BY_BUDGET, BY_DEADLINE, BY_LENGTH, BY_STOP, BY_TOLERANCE, LOOPS, STOPPED, STREAM_PARTIAL
+from edge.programs.generate import PROMPT_TOKENS
+from edge.protocol import STOPPED, STREAM_PARTIAL
 from edge.repository.entry import Entry
-from edge.repository.model import Model
 from edge.repository.repository import Repository
-from edge.scheduling.answers import Answer, PartialAnswers
-from edge.scheduling.batching import byte_size
+from edge.scheduling.answers import PartialAnswers
 from edge.scheduling.cache_budget import CacheBudget
-from edge.scheduling.job import BothUses, Job, Use, expired
+from edge.scheduling.job import BothUses, Job, expired
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import TierExecutor
 from edge.scheduling.tier_selection import PINNED, Demand
 from edge.security.access import CALLER
 from edge.security.rate import RateLimit
 from edge.serving.call import Call, Reply, Told
-from edge.serving.forms import Form, Forms, take_apart, tensors_of
-from edge.serving.parameters import TIER, TIER_REASON, parse, with_logprobs
+from edge.serving.forms import Checked, Forms, take, take_apart
+from edge.serving.parameters import TIER, TIER_REASON
 from edge.serving.responses import ResponseBuilder
-from edge.serving.shared_memory import SharedMemory, Window, output_windows
+from edge.serving.shared_memory import SharedMemory, Window
 from edge.serving.traces import CARRIER, Traces
-from edge.serving.wire import decode_inputs, requested_outputs
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +39,6 @@ log = logging.getLogger(__name__)
 _CLOCK_SECONDS: Final = 0.005
 #: A best-effort answer is made in time, and one that is late by less than this factor is better than none.
 _LATE_ANSWER: Final = 1.25
-#: Why a row of a loop or a text stopped. A response names the first of its rows' reasons.
-_REASONS: Final = (BY_DEADLINE, BY_BUDGET, BY_LENGTH, BY_TOLERANCE, BY_STOP)
 _STAGES: Final = ("queue_ns", "compute_input_ns", "compute_infer_ns", "compute_output_ns", "request_ns")
 
 
@@ -77,14 +69,13 @@ class InferenceService:
         self._repository = repository
         self._scheduler = scheduler
         self._default_timeout = default_timeout_seconds
-        self._shared_memory = shared_memory
         self._limit = limit
         self.limited = limit is not None
         self._traces = traces
         self._cache = cache
         self.traced = traces is not None
         self._responses = ResponseBuilder()
-        self._forms = Forms()
+        self._forms = Forms(repository, shared_memory)
         self._loop = asyncio.get_running_loop()
         self._ended: deque[Call] = deque()
         self._progressed: deque[Call] = deque()  # with partial answers that their readers have not been told of
@@ -206,43 +197,16 @@ class InferenceService:
 
     def _checked(
         self, request: pb.ModelInferRequest, request_id: str, contents: Sequence[bytes], key: bytes, started_ns: int
-    ) -> tuple[Form, Mapping[str, Array], Mapping[str, Window]]:
-        """Validate a request, take a use of its model, and cache its form if that determines all but the values."""
+    ) -> Checked:
+        """Check a request, and take a use of its model; count a request that does not pass."""
         entry, model = self._repository.ready(request.model_name, request.model_version)
-        use: Use = model.use
-        _take(use, model.name)
+        take(model.use, model.name)
         try:
-            parameters = parse(request)
-            names = requested_outputs(request, model.outputs, model.on_request)
-            names, text = with_logprobs(names, parameters.text, model.on_request)
-            windows = output_windows(request, self._shared_memory)
-            inputs, rows = model.prepare(decode_inputs(request, contents, model.inputs, self._shared_memory))
-            tensors = tensors_of(request, contents, inputs) if key and not windows else None
-            assembler = model.executors[model.full_tier].assembler
-            known = (rows, assembler.size(inputs), byte_size(inputs), assembler.key(inputs))
-            options = model.options(parameters.loop, text)
-            if parameters.head:
-                head = self._head(parameters.head)
-                options = model.apply_head(options, head, parameters.alpha)
-                _take(head.use, head.name)
-                use = BothUses(use, head.use)
-            form = Form(entry, model, tensors or (), parameters, names, *known, options, use)
+            return self._forms.check(request, contents, key, entry, model)
         except BaseException as error:
-            use.give_back()
+            model.use.give_back()
             self._refused(entry, error, request.model_name, request_id, started_ns)
             raise
-        if tensors:
-            self._forms.remember(key, form)
-        return form, inputs, windows
-
-    def _head(self, name: str) -> Model:
-        """Return the model that a request names as its head, as name or name:version; its errors speak of the head."""
-        model, _, version = name.partition(":")
-        try:
-            return self._repository.ready(model, version)[1]
-        except RequestError as error:
-            subject, given = f"head {name!r}", error.given
-            raise type(error)(subject, given=given, expected=error.expected, fix=error.fix) from None
 
     def _set_deadline(self, call: Call, deadline: float | None) -> float | None:
         """Set a call's deadline to the client's or the server's, and return the server's limit if that is earlier."""
@@ -300,7 +264,8 @@ class InferenceService:
             return self._scheduler.finish_seconds(call)
 
         left = None if call.deadline is None else call.deadline - now
-        return Demand(now, call.size, left, finish, self._scheduler.queue.fullness, self._scheduler.instances)
+        size = call.executor.call_size(call.rows, call.size)
+        return Demand(now, size, left, finish, self._scheduler.queue.fullness, self._scheduler.instances)
 
     def _delivered(self, calls: Sequence[Job]) -> None:
         """Accept ended calls on the thread that ended them, and wake the event loop once for all of them."""
@@ -347,7 +312,7 @@ class InferenceService:
         if answer:
             begun_ns = time.perf_counter_ns()
             try:
-                tier = _answering_tiers(call, answer) if len(form.model.tiers) > 1 else ""
+                tier = call.answering_tiers(answer) if len(form.model.tiers) > 1 else ""
                 used, identity = tier or call.executor.tier, call.request_id
                 response = self._responses.build(
                     form.model,
@@ -370,7 +335,7 @@ class InferenceService:
                     response.parameters[TIER].string_param = tier
                     response.parameters[TIER_REASON].string_param = call.tier_reason
                 if STOPPED in answer.facts:
-                    call.end = _end_of(call, answer)
+                    call.end = call.end_of(answer)
                     response.parameters[STOPPED].string_param = call.end.stopped
                     if isinstance(call.end, TextEnd):
                         response.parameters[PROMPT_TOKENS].int64_param = call.end.prompt_tokens
@@ -421,33 +386,6 @@ class InferenceService:
             entry.statistics.failed(type(error).__name__, time.perf_counter_ns() - started_ns, place)
             if self._traces:
                 self._traces.failed(name, request_id, started_ns, type(error).__name__, CARRIER.get())
-
-
-def _take(use: Use, model: str) -> None:
-    if not use.take():
-        fix = "Send the request again later."
-        raise ModelNotReady(f"model {model!r}", given="UNLOADING", expected="READY", fix=fix)
-
-
-def _end_of(call: Call, answer: Answer) -> End:
-    facts, tier = answer.facts, call.executor.tier
-    stopped = facts[STOPPED].tolist()
-    reason = next(reason for reason in _REASONS if reason in stopped)
-    if RESIDUAL in facts:
-        return LoopEnd(tier, int(facts[LOOPS].max()), float(facts[RESIDUAL].max()), reason)
-    tokens, first_ns, last_ns = facts[TOKENS], facts[FIRST_TOKEN_NS], facts[LAST_TOKEN_NS]
-    token_ns = int((last_ns - first_ns).sum() / max(int(tokens.sum()) - len(tokens), 1))
-    first_token_ns = int(first_ns.mean()) - call.started_ns
-    return TextEnd(tier, int(facts[PROMPT_TOKENS].sum()), int(tokens.sum()), first_token_ns, token_ns, reason)
-
-
-def _answering_tiers(call: Call, answer: Answer) -> str:
-    """Return the tier that answered; if several answered rows, their names with commas, the leanest first."""
-    rows = answer.facts.get(TIER_FACT)
-    if rows is None:
-        return call.executor.tier
-    names = set(rows.tolist())
-    return ",".join([name for name in reversed(call.form.model.tiers) if name in names])
 
 
 def _fail(reply: Reply, error: Exception, model: str, request_id: str) -> None:

@@ -17,7 +17,7 @@ import pytest
 from edge.bundles.expression import tokenize
 from edge.errors import DeadlineExceeded, InvalidRequest, ModelNotReady, NotFound, RequestError
 from edge.pb import inference_pb2 as pb
-from edge.serving import forms, inference
+from edge.serving import forms
 from edge.serving.shared_memory import DIRECTORY, SharedMemory
 from tests.support.inference_service import Running, running_service
 from tests.support.jobs import occupied
@@ -28,8 +28,8 @@ from tests.support.server_models import write_echo_bundle
 
 @pytest.fixture
 def checks(monkeypatch: pytest.MonkeyPatch) -> Mock:
-    spy = Mock(wraps=inference.decode_inputs)
-    monkeypatch.setattr(inference, "decode_inputs", spy)
+    spy = Mock(wraps=forms.decode_inputs)
+    monkeypatch.setattr(forms, "decode_inputs", spy)
     return spy
 
 

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from edge.bundles.bundle import Bundle
 from edge.datatypes import Array
 from edge.errors import DeadlineExceeded, RunnerError
-from edge.programs.generate import PROMPT_TOKENS, Generate
+from edge.programs import generate
+from edge.programs.generate import PROMPT_TOKENS, Generate, steps_of
 from edge.programs.loop import Loop
-from edge.programs.program import AppliedHead, Computed, LoopLimits, Options
+from edge.programs.program import AppliedHead, Computed, Options
 from edge.programs.sampling import Sampling
 from edge.programs.session import Finished, Joining
 from edge.protocol import STOPPED
@@ -44,7 +45,8 @@ GOES_ON, FAILS_LATER = "abc", "m"
 
 
 def options(max_tokens: int = 12, **how: Any) -> Options:
-    return Options("full", LoopLimits(max_tokens, 1.0), Sampling(max_tokens, **how))
+    sampling = Sampling(max_tokens, **how)
+    return Options("full", steps_of(sampling), sampling)
 
 
 def texts(computed: Computed) -> list[str]:
@@ -121,6 +123,36 @@ def test_request_with_a_failing_row_leaves_alone(letters: Generate) -> None:
     }
 
 
+def test_long_prompts_are_computed_in_several_runs(letters: Generate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "_MOST_JOINED", 64)
+    session, shapes = letters.session(options()), []
+    session.add([Joining("first", inputs_of(GOES_ON), options())])
+    decoder = session._decoder
+    assert decoder
+    add = decoder.add
+
+    def recorded(tokens: Array, lengths: Array) -> Array:
+        shapes.append(tokens.shape)
+        if lengths.max() > 50:
+            raise RunnerError("decoder", given=50, expected="less", fix="None.")
+        return add(tokens, lengths)
+
+    monkeypatch.setattr(decoder, "add", recorded)
+    long = [GOES_ON * 7, "ab" * 10, "c" * 4, "de", "i" * 25]
+    assert session.add([Joining("long", inputs_of(*long), options())]) == []
+    assert shapes == [(2, 25), (2, 25), (1, 25)]
+    with pytest.raises(RunnerError):  # after the runs of the first two
+        session.add([Joining("wrong", inputs_of("a" * 26, "b", "c" * 51), options())])
+    assert session.rows == 6
+    ended: list[Finished] = []
+    while session.rows:
+        ended += session.step()
+    assert {one.key: texts(one.computed) for one in ended} == {
+        "first": [continued(GOES_ON)],
+        "long": [continued(one) for one in long],
+    }
+
+
 class Failing:
     """A head that fails for the alpha 0."""
 
@@ -164,6 +196,10 @@ def test_partial_texts_contain_no_part_of_a_stop_text(letters: Generate, stops: 
     assert ended[0].computed.facts[STOPPED] == ["stop" if cut < len(whole) else "length"]
     assert all(whole[:cut].startswith(text) for text in seen)
     assert seen == sorted(seen, key=len)
+    for tokens, text in enumerate(seen, 1):
+        ends = [whole[place:tokens] for place in range(tokens)]
+        held = [len(end) for end in ends if any(stop.startswith(end) for stop in stops)]
+        assert len(text) == tokens - max(held, default=0)
 
 
 def test_a_part_of_a_stop_text_is_shown_at_the_end(letters: Generate) -> None:
@@ -315,7 +351,7 @@ def test_texts_begin_anew_when_a_step_fails(tmp_path: Path, caplog: pytest.LogCa
         while run.jobs:
             run.step()
         assert isinstance(bad.error, RunnerError)
-        assert "a loop with 2 requests failed; each begins anew, alone" in caplog.text
+        assert "a session of 2 requests to letters failed; each begins anew, alone" in caplog.text
         assert answer_of(good)[0] == [continued(GOES_ON, 20), continued("ab", 20)]
         used = letters.cache_bytes
         assert run.admit([job_of(run, GOES_ON)]) == []

@@ -95,7 +95,7 @@ async def test_failing_rpc_hides_its_error(tmp_path: Path, caplog: pytest.LogCap
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("place", ["decode_inputs", "ResponseBuilder.build"])
+@pytest.mark.parametrize("place", ["forms.decode_inputs", "inference.ResponseBuilder.build"])
 async def test_failed_request_leaves_no_cycle_with_its_tensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str, place: str
 ) -> None:
@@ -106,7 +106,7 @@ async def test_failed_request_leaves_no_cycle_with_its_tensors(
         held.append(weakref.ref(tensor))
         raise InvalidRequest("x", given=tensor.size, expected="2", fix="Send 2.")
 
-    monkeypatch.setattr(f"edge.serving.inference.{place}", fail)
+    monkeypatch.setattr(f"edge.serving.{place}", fail)
     async with serving_here(tmp_path, transport) as channel:
         call = channel.unary_unary(f"/{INFERENCE}/ModelInfer")
         gc.disable()  # it would free tensors in a cycle, too late

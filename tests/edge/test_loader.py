@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from edge.runtimes.build import build, load_runner
 from edge.runtimes.onnxruntime import OnnxRuntimeCpu
 from edge.runtimes.runtime import Product, Source
 from edge.runtimes.table import choose
+from edge.scheduling.cache_budget import CacheBudget
 from edge.scheduling.scheduler import Scheduler
 from tests.support.builds import children, pause_builds, wait_for_no_children
 from tests.support.letters_model import MAX_TOKENS, write_letters_bundle
@@ -316,6 +318,33 @@ def test_concurrent_loads_share_the_memory(tmp_path: Path, bundle: Bundle) -> No
     budget = MemoryBudget(machine(tmp_path, 50), 0)
     with budget.reserved(bundle, RUNTIME):
         assert "of which 31 MiB are for others that are being loaded" in rejection(budget, bundle)
+    with budget.reserved(bundle, RUNTIME):
+        pass
+
+
+def test_room_for_keys_and_values_stays_free_while_a_model_generates_text(tmp_path: Path, bundle: Bundle) -> None:
+    letters, cache = write_letters_bundle(tmp_path / "letters"), CacheBudget(80 * MIB)
+    budget = MemoryBudget(machine(tmp_path, 100), 0, cache=cache)
+    with budget.reserved(bundle, RUNTIME):
+        pass
+    with suppress(ZeroDivisionError), budget.reserved(letters, RUNTIME):
+        raise ZeroDivisionError
+    with budget.reserved(bundle, RUNTIME):  # the other one is not loaded
+        pass
+    with budget.reserved(letters, RUNTIME), budget.reserved(letters, RUNTIME):  # the room is kept once
+        pass
+    assert rejection(budget, bundle).endswith(
+        "expected 111 MiB: 31 MiB estimated from its files, 80 MiB for keys and values, and 0 MiB to be kept free. "
+        "Unload another model, serve fewer tiers or instances, or lower --memory-headroom-bytes or --cache-mib."
+    )
+    budget.closed(letters.manifest)
+    rejection(budget, bundle)
+    reserved = cache.reserve("letters", 20 * MIB)
+    with budget.reserved(bundle, RUNTIME):
+        pass
+    assert reserved
+    reserved.give_back()
+    budget.closed(letters.manifest)
     with budget.reserved(bundle, RUNTIME):
         pass
 

@@ -1,0 +1,119 @@
+"""Predictions for generated text: the run of its prompt by size, steps by rows, and tokens by ``max_tokens``."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.bundles.bundle import Bundle
+from edge.programs.generate import Generate, steps_of
+from edge.programs.program import Options
+from edge.programs.sampling import Sampling
+from edge.scheduling.admission import Admission
+from edge.scheduling.batching import BatchAssembler
+from edge.scheduling.continuous import ContinuousRun
+from edge.scheduling.job import Job
+from edge.scheduling.loop_estimate import LoopEstimate
+from edge.scheduling.queue import JobQueue
+from edge.scheduling.runs import Run, Runs
+from edge.scheduling.tier_executor import TierExecutor
+from tests.support.inference_service import running_service
+from tests.support.jobs import occupied
+from tests.support.letters_model import (
+    MAX_BATCH_SIZE,
+    NAME,
+    PROMPT,
+    continued,
+    inputs_of,
+    text_of,
+    text_request,
+    write_letters_bundle,
+)
+
+NOW, STEP_SECONDS, TOKEN_SECONDS = 100.0, 0.01, 0.001
+
+
+@pytest.fixture
+def executor(letters: Generate, letters_bundle: Bundle) -> TierExecutor:
+    return TierExecutor("full", letters, BatchAssembler.of(letters_bundle.manifest), max_rows=MAX_BATCH_SIZE)
+
+
+def job_of(executor: TierExecutor, *prompts: str, max_tokens: int = 12) -> Job:
+    sampling = Sampling(max_tokens)
+    options = Options("full", steps_of(sampling), sampling)
+    return Job(executor, inputs_of(*prompts), len(prompts), options=options)
+
+
+def test_steps_are_learnt_by_rows_and_prompts_by_their_size(executor: TierExecutor) -> None:
+    run = ContinuousRun(executor, Runs(1), 0, lambda: 0.0)
+    # The first two share a run, in which three rows have 30 tokens.
+    prompts = [[PROMPT * 10], ["a" * 28, "ab"], [PROMPT]]
+    run.admit([job_of(executor, *own, max_tokens=3) for own in prompts])
+    while run.jobs:
+        run.step()
+    known = [size for size in range(1, 400) if executor.latency.usual_seconds(size) is not None]
+    assert known == [4]
+    known = [size for size in range(1, 400) if executor.joins.usual_seconds(size) is not None]
+    assert known == [3, *range(83, 99)]
+
+
+def learnt(executor: TierExecutor) -> None:
+    for _ in range(200):
+        for rows in range(1, MAX_BATCH_SIZE + 1):
+            executor.latency.observe_step(rows, STEP_SECONDS)
+        for size in (64, 128, 256):
+            executor.joins.observe_step(size, TOKEN_SECONDS * size)
+
+
+def test_predicted_finish_has_each_prompt_once(executor: TierExecutor) -> None:
+    learnt(executor)
+    queue = JobQueue(100, 10**6)
+    admission = Admission(queue, 1, True)
+
+    def finish(job: Job, *runs: Run, first: bool = False) -> float:
+        return admission.finish_seconds(job, NOW, runs, first=first) - admission.return_seconds
+
+    long = job_of(executor, "a" * 64)
+    assert finish(long) == pytest.approx(64 * TOKEN_SECONDS + 12 * STEP_SECONDS)
+    assert finish(long, first=True) == pytest.approx(64 * TOKEN_SECONDS + STEP_SECONDS)
+    running = Run(NOW, executor, 128, job_of(executor, "a", max_tokens=5).options, rows=2)
+    assert running.wait_seconds(long, NOW) == pytest.approx(128 * TOKEN_SECONDS + 5 * STEP_SECONDS)
+    queue.push(job_of(executor, "a" * 64, "b", max_tokens=8))
+    waiting = 128 * TOKEN_SECONDS + 2 * 8 / MAX_BATCH_SIZE * STEP_SECONDS
+    assert finish(long) == pytest.approx(waiting + 64 * TOKEN_SECONDS + 12 * STEP_SECONDS)
+    calls = [Run(NOW, executor, 128, joins=True), Run(NOW, executor, 3)]
+    assert [call.call_seconds(0) for call in calls] == pytest.approx([128 * TOKEN_SECONDS, STEP_SECONDS])
+
+
+def test_tokens_of_a_text_are_learnt_by_the_most_that_it_may_have() -> None:
+    learnt, limits = LoopEstimate(), [steps_of(Sampling(most)) for most in (8, 64, 256)]
+    assert [learnt.loops(one) for one in limits] == [8, 64, 256]
+    for _ in range(200):
+        learnt.observe(limits[0], 8)
+    assert [learnt.loops(one) for one in limits] == pytest.approx([8, 64, 256])  # they used up all that they had
+    for _ in range(200):
+        learnt.observe(limits[1], 16)
+    assert [learnt.loops(one) for one in limits] == pytest.approx([8, 16, 64])
+    learnt.observe(limits[1], 24)
+    assert learnt.loops(limits[1]) == pytest.approx(17)
+    assert learnt.loops(limits[1], 2) == pytest.approx(17 + 2 * 8 / 4)
+
+
+async def test_request_that_a_run_can_meet_is_admitted_whatever_its_prompt(tmp_path: Path) -> None:
+    def write(repository: Path) -> Any:
+        return write_letters_bundle(repository / NAME)
+
+    async with running_service(tmp_path, write, target="simulated:5") as running:
+        long = (PROMPT * 32)[:90]
+        with occupied(running.scheduler):
+            task = asyncio.create_task(running.infer(text_request(long, max_tokens=5), time.monotonic() + 1.2))
+            await asyncio.sleep(0.02)
+        assert text_of(await task) == continued(long, 5)
+        await running.infer(text_request(PROMPT, "ab", max_tokens=7))
+        runs = running.repository.find(NAME, "").statistics.runs()["full"]
+        assert (runs.requests, runs.tokens) == (2, 5 + 2 * 7)
+        assert runs.infer_ns >= (5 + 7) * 5e6  # with the runs of the prompts
