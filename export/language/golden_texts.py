@@ -83,7 +83,7 @@ def greedy_of_file(generate: Generate, tier: str, references: Sequence[Greedy]) 
             logits = decoder.step(np.array(tokens[-1:]))
         decoder.keep(0, [])
         found.append(Greedy(reference.prompt, reference.ids, tokens, leads))
-    generate.leave(tier, decoder)
+    generate.give_back(tier, decoder)
     return found
 
 
