@@ -17,9 +17,11 @@ import pytest
 from edge.launch import running_server
 from edge.pb import inference_pb2_grpc
 from edge.profiling.conditions import cpu_name
+from tests.support.letters_model import write_letters_bundle
 from tests.support.loop_model import ENDLESS, NAME, array_of, loop_request, write_halving_bundle
 
 PEERS = Path(__file__).parent.parent / "deploy" / "peers"
+PERF_ANALYZER = shutil.which("perf_analyzer")
 
 
 def run(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -120,6 +122,19 @@ def test_machine_names_the_processor_and_its_instruction_sets(report: Any) -> No
     assert cpu.startswith(f"{os.cpu_count()} × {cpu_name()} (")
     assert ("AVX2" in cpu) == (" avx2 " in Path("/proc/cpuinfo").read_text())
     assert f"; cpu {cpu}." in report.markdown(report.summarise([cell("fewheads, nghttp2")], {"cpu": cpu}))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PERF_ANALYZER, reason="perf_analyzer is not on the PATH")
+def test_perf_analyzer_counts_as_the_server_does(tmp_path: Path) -> None:
+    bundle = write_letters_bundle(tmp_path / "letters")
+    arguments = (f"--perf-analyzer={PERF_ANALYZER}", "--requests=12", "--tokens=5", f"--out={tmp_path / 'out.json'}")
+    done = run(tmp_path, sys.executable, str(PEERS / "text_clients.py"), str(bundle.path), *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    trials = {one["client"]: one["reported"] for one in json.loads((tmp_path / "out.json").read_text())["trials"]}
+    assert [one["requests"] for one in trials.values()] == [12] * 5
+    assert trials["perf_analyzer, grpc"]["responses"] == trials["perf_analyzer, openai"]["responses"] == 12
+    assert 12 < trials["perf_analyzer, stream"]["responses"] <= 12 * 5
 
 
 @pytest.mark.slow

@@ -16,8 +16,8 @@ from edge.protocol import FINAL_RESPONSE, LOOPS, STOPPED, STREAM_PARTIAL, STREAM
 from edge.serving.wire import from_raw, from_typed, to_raw
 
 #: Parameters of loops and of generated text, and one of all requests.
-_FLAGS = ("timings", "logprobs")
-_INTEGERS = ("max_loops", "max_tokens", "top_k", "seed")
+_FLAGS = ("timings", "logprobs", "ignore_eos")
+_INTEGERS = ("max_loops", "max_tokens", "min_tokens", "top_k", "seed")
 _FLOATS = ("tolerance", "temperature", "top_p", "alpha")
 _MAX_RANK = 32  # NumPy 1's limit
 
@@ -38,6 +38,8 @@ class InferRequest:
         max_loops: budget of a looped model, the most steps of each row; None for the model's default.
         tolerance: residual at which a row of a looped model ends; None for the model's default.
         max_tokens: of a generated text; None for the model's default.
+        min_tokens: of it, before which it neither ends nor has a stop text; None for none.
+        ignore_eos: whether the tokens that would end it do not.
         temperature: at which its tokens are drawn; 0 takes the likeliest, and so does None.
         top_k: draw from so many of the likeliest tokens; 0 or None for all.
         top_p: draw from the fewest likeliest tokens whose probabilities sum up to this; None for all.
@@ -67,6 +69,8 @@ class InferRequest:
     max_loops: int | None = None
     tolerance: float | None = None
     max_tokens: int | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool = False
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None

@@ -259,6 +259,9 @@ def _append(rows: Sequence[_Row], logits: Array) -> None:
         except RunnerError as error:  # of these rows alone
             for place in places:
                 rows[place].error = error
+    for place, row in enumerate(rows):
+        if len(row.tokens) < row.min_tokens:
+            logits[place, row.end_tokens] = -np.inf
     greedy = logits.argmax(axis=1)  # the place of a NaN, if there is one
     finite = np.isfinite(logits[np.arange(len(rows)), greedy]).tolist()
     now_ns = time.perf_counter_ns()
@@ -285,9 +288,11 @@ class _Row:
         self._pieces = Pieces(program.tokenizer)
         sampler = Sampler(sampling, number)
         self.greedy, self.choose = sampler.greedy, sampler.choose
+        self.min_tokens, self.end_tokens = sampling.min_tokens, list(program.config.end_tokens)
         self.tokens: list[int] = []
         self.logprobs: list[float] | None = [] if sampling.logprobs else None  # of the tokens, if they are to be sent
         self.text = ""
+        self.unsearched = 0  # characters that come too early for a stop text
         self.stopped = ""
         self.error: RunnerError | None = None
         self.prompt_tokens = 0
@@ -302,7 +307,7 @@ class _Row:
         """Append a token, and end the text if it is the last one."""
         self.tokens.append(token)
         self.first_ns, self.last_ns = self.first_ns or now_ns, now_ns
-        if token in self._config.end_tokens:
+        if token in self.end_tokens and not self._sampling.ignore_eos:
             self.stopped = BY_STOP
             return
         if piece := self._pieces.add(token):
@@ -321,7 +326,10 @@ class _Row:
     def _add(self, piece: str) -> None:
         begin = len(self.text)
         self.text += piece
-        found = [self.text.find(stop, max(begin - len(stop) + 1, 0)) for stop in self._sampling.stop]
+        if len(self.tokens) < self.min_tokens:
+            self.unsearched = len(self.text)
+            return
+        found = [self.text.find(stop, max(begin - len(stop) + 1, self.unsearched)) for stop in self._sampling.stop]
         if places := [place for place in found if place >= 0]:
             self.text = self.text[: min(places)]
             self.stopped = BY_STOP

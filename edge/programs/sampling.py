@@ -28,6 +28,8 @@ class Sampling(NamedTuple):
         seed: of the draws; None is a new one for each request.
         stop: texts that end the generated text, which does not include them.
         logprobs: whether to return the tokens and their log-probabilities, too.
+        min_tokens: before which the text neither ends nor has a stop text.
+        ignore_eos: whether tokens that would end the text do not.
     """
 
     max_tokens: int
@@ -37,6 +39,8 @@ class Sampling(NamedTuple):
     seed: int | None = None
     stop: tuple[str, ...] = ()
     logprobs: bool = False
+    min_tokens: int = 0
+    ignore_eos: bool = False
 
 
 def sampling_of(config: GenerateProgram, model: str, given: Mapping[str, Any]) -> Sampling:
@@ -50,6 +54,7 @@ def sampling_of(config: GenerateProgram, model: str, given: Mapping[str, Any]) -
     """
     found = Sampling(**{"max_tokens": config.max_tokens, **given})
     _require(model, "max_tokens", found.max_tokens, 1, config.positions - 1)
+    _require(model, "min_tokens", found.min_tokens, 0, found.max_tokens)
     _require(model, "temperature", found.temperature, 0, 100)
     _require(model, "top_k", found.top_k, 0, 2**31 - 1)
     _require(model, "top_p", found.top_p, 0, 1, open_below=True)

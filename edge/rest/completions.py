@@ -12,7 +12,7 @@ from edge.errors import InvalidRequest, Literally
 from edge.pb import inference_pb2 as pb
 from edge.programs.generate import PROMPT_TOKENS, Pieces
 from edge.protocol import BY_STOP, FINAL_RESPONSE, LOGPROBS, STOPPED, STREAM_PARTIAL, TOKEN_IDS
-from edge.rest.json_messages import checked, encode, field, kind_of
+from edge.rest.json_messages import INT64, checked, encode, field, kind_of, whole
 from edge.rest.messages import set_parameters
 from edge.serving.metadata import TextModel
 from edge.serving.wire import from_raw
@@ -20,23 +20,22 @@ from edge.serving.wire import from_raw
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-#: More prompts than this are refused.
-MOST_PROMPTS: Final = 256
+#: More choices than this are refused.
+MOST_CHOICES: Final = 256
 #: What OpenAI documents for requests that set neither.
 _DEFAULTS: Final = {"max_tokens": 16, "temperature": 1.0}
-_INTEGERS: Final = ("max_tokens", "top_k", "seed")
+_INTEGERS: Final = ("max_tokens", "min_tokens", "top_k", "seed")
 _NUMBERS: Final = ("temperature", "top_p", "alpha")
 #: Fields without effect here, and the value of each that asks for none.
 _NEUTRAL: Final[dict[str, object]] = {
-    "n": 1,
-    "best_of": 1,
     "echo": False,
     "suffix": "",
     "logit_bias": {},
     "presence_penalty": 0,
     "frequency_penalty": 0,
+    "repetition_penalty": 1,
 }
-_OTHERS: Final = ("head", "stop", "logprobs", "stream", "stream_options", "user")
+_OTHERS: Final = ("ignore_eos", "head", "stop", "logprobs", "n", "best_of", "stream", "stream_options", "user")
 FIELDS: Final = ("model", "prompt", *_INTEGERS, *_NUMBERS, *_OTHERS, *_NEUTRAL)
 
 
@@ -44,13 +43,16 @@ class Completion(NamedTuple):
     """A request for the texts that follow some prompts.
 
     Attributes:
-        parameters: of the request for each prompt.
+        prompts: as texts, or as ids of tokens.
+        n: choices for each prompt.
+        parameters: of the request for each choice.
         logprobs: whether choices have the tokens and their log-probabilities.
         include_usage: in a stream, whether its last event has the numbers of tokens.
     """
 
     model: str
-    prompts: list[str]
+    prompts: list[str | list[int]]
+    n: int
     parameters: dict[str, Any]
     stream: bool
     include_usage: bool
@@ -69,6 +71,8 @@ def completion_of(document: Mapping[str, Any]) -> Completion:
     parameters: dict[str, Any] = dict(_DEFAULTS)
     parameters |= {name: checked(given[name], int, f"{name} of body") for name in _INTEGERS if name in given}
     parameters |= {name: _number(given[name], f"{name} of body") for name in _NUMBERS if name in given}
+    if field(given, "ignore_eos", bool, default=False):
+        parameters["ignore_eos"] = True
     if head := field(given, "head", str, default=""):
         parameters["head"] = head
     if stops := _stops(given.get("stop", [])):
@@ -84,7 +88,21 @@ def completion_of(document: Mapping[str, Any]) -> Completion:
         raise InvalidRequest("field of stream_options", given=name, expected="include_usage", fix="Remove it.")
     usage = field(options, "include_usage", bool, "stream_options", default=False)
     prompts, logprobs = _prompts(given.get("prompt")), _logprobs(given.get("logprobs"))
-    return Completion(field(given, "model", str), prompts, parameters, stream, usage, logprobs)
+    n = _choices(given, len(prompts))
+    return Completion(field(given, "model", str), prompts, n, parameters, stream, usage, logprobs)
+
+
+def _choices(given: Mapping[str, Any], prompts: int) -> int:
+    """Return the number of choices for each prompt."""
+    n = checked(given.get("n", 1), int, "n of body")
+    most = MOST_CHOICES // prompts
+    if not 1 <= n <= most:
+        raise InvalidRequest("n of body", given=n, expected=f"1 to {most}", fix="Ask for fewer choices at once.")
+    best_of = checked(given.get("best_of", n), int, "best_of of body")
+    if best_of != n:
+        expected = f"{n}, as many as n: all choices are returned"
+        raise InvalidRequest("best_of of body", given=best_of, expected=expected, fix="Leave it out.")
+    return n
 
 
 def _logprobs(value: object) -> bool:
@@ -115,30 +133,33 @@ def _stops(value: object) -> list[str]:
     return [checked(value, str, "stop of body")]
 
 
-def _prompts(value: object) -> list[str]:
-    values = value if isinstance(value, list) else [value]
-    prompts = [one for one in values if isinstance(one, str)]
-    others = [one for one in values if not isinstance(one, str)]
-    if others or not 1 <= len(prompts) <= MOST_PROMPTS:
-        what = kind_of(others[0]) if others else f"{len(prompts)} prompts"
-        expected = f"a string, or a list of 1 to {MOST_PROMPTS} strings"
-        fix = "Send text; ids of tokens are not offered."
-        raise InvalidRequest("prompt of body", given=Literally(what), expected=expected, fix=fix)
+def _prompts(value: object) -> list[str | list[int]]:
+    several = isinstance(value, list) and not (value and type(value[0]) is int)
+    prompts: list[Any] = value if several else [value]  # type: ignore[assignment]
+    if not 1 <= len(prompts) <= MOST_CHOICES:
+        given, fix = Literally(f"{len(prompts)} prompts"), "Send them in several requests."
+        raise InvalidRequest("prompt of body", given=given, expected=f"1 to {MOST_CHOICES}", fix=fix)
+    for prompt in prompts:
+        ids = prompt if isinstance(prompt, list) else [] if isinstance(prompt, str) else [prompt]
+        if wrong := [kind_of(one) for one in ids if type(one) is not int or one is prompt]:
+            expected, fix = "a string, ids of tokens, or a list of such prompts", "Send it in one of these forms."
+            raise InvalidRequest("prompt of body", given=Literally(wrong[0]), expected=expected, fix=fix)
     return prompts
 
 
 class Answers:
-    """The answers to one completion: each prompt is a request of its own, and has a choice."""
+    """The answers to one completion: each choice is that of a request of its own."""
 
     def __init__(self, completion: Completion, model: TextModel) -> None:
         self._completion, self._model = completion, model
+        self._count = len(completion.prompts) * completion.n
         self._id, self._created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
         self._prompt_tokens = self._generated = 0
-        self._spellings = [_Spelling(model.tokenizer) for _ in completion.prompts] if completion.logprobs else []
+        self._spellings = [_Spelling(model.tokenizer) for _ in range(self._count)] if completion.logprobs else []
 
     def requests(self) -> list[pb.ModelInferRequest]:
-        """Return a request for each prompt."""
-        return [self._request(number, prompt) for number, prompt in enumerate(self._completion.prompts)]
+        """Return a request for each choice."""
+        return [self._request(number) for number in range(self._count)]
 
     def choice(self, response: pb.ModelStreamInferResponse) -> dict[str, Any]:
         """Return the choice that a response belongs to, with its text; count the tokens of a last response."""
@@ -147,13 +168,13 @@ class Answers:
             tensor.name: from_raw(raw, tensor.datatype, tuple(tensor.shape), tensor.name)
             for tensor, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)
         }
-        reason = None
+        number, reason = int(answer.id.rpartition("-")[2]), None
         if answer.parameters[FINAL_RESPONSE].bool_param:
-            self._prompt_tokens += answer.parameters[PROMPT_TOKENS].int64_param
+            if number % self._completion.n == 0:  # once for all choices of a prompt
+                self._prompt_tokens += answer.parameters[PROMPT_TOKENS].int64_param
             self._generated += tensors[names.generated].item()
             reason = "stop" if answer.parameters[STOPPED].string_param == BY_STOP else "length"
         text = tensors[names.text].item().decode()
-        number = int(answer.id.rpartition("-")[2])
         spelt = self._spellings[number].spell(tensors) if self._spellings else None
         return {"text": text, "index": number, "logprobs": spelt, "finish_reason": reason}
 
@@ -167,14 +188,24 @@ class Answers:
         total = self._prompt_tokens + self._generated
         return {"prompt_tokens": self._prompt_tokens, "completion_tokens": self._generated, "total_tokens": total}
 
-    def _request(self, number: int, prompt: str) -> pb.ModelInferRequest:
-        message = pb.ModelInferRequest(model_name=self._completion.model, id=f"{self._id}-{number}")
-        tensor = message.inputs.add(name=self._model.prompt, datatype="BYTES", shape=(1, 1))
-        tensor.contents.bytes_contents.append(prompt.encode())
-        by_token = (LOGPROBS, TOKEN_IDS) if self._completion.logprobs else ()
-        for name in (self._model.text, self._model.generated, *by_token):
+    def _request(self, number: int) -> pb.ModelInferRequest:
+        completion, model = self._completion, self._model
+        message = pb.ModelInferRequest(model_name=completion.model, id=f"{self._id}-{number}")
+        prompt, choice = completion.prompts[number // completion.n], number % completion.n
+        if isinstance(prompt, str):
+            tensor = message.inputs.add(name=model.prompt, datatype="BYTES", shape=(1, 1))
+            tensor.contents.bytes_contents.append(prompt.encode())
+        else:
+            for name, values in ((model.ids, prompt), (model.mask, [1] * len(prompt))):
+                tensor = message.inputs.add(name=name, datatype="INT64", shape=(1, len(prompt)))
+                tensor.contents.int64_contents.extend(whole(one, INT64, "an id of prompt of body") for one in values)
+        by_token = (LOGPROBS, TOKEN_IDS) if completion.logprobs else ()
+        for name in (model.text, model.generated, *by_token):
             message.outputs.add(name=name)
-        set_parameters(message.parameters, self._completion.parameters, "the request")
+        parameters = completion.parameters
+        if choice and "seed" in parameters:  # draws of its own
+            parameters = {**parameters, "seed": (parameters["seed"] + choice) % 2**63}
+        set_parameters(message.parameters, parameters, "the request")
         return message
 
 

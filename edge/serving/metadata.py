@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 
 
 class TextModel(NamedTuple):
-    """A model that generates text, and the names of its input and outputs."""
+    """A model that generates text, and the names of its inputs and outputs."""
 
     model: Model
     prompt: str
+    ids: str  # those of the prompt's tokens, and their mask
+    mask: str
     text: str
     generated: str  # the number of its tokens
     tokenizer: Tokenizer
@@ -165,7 +167,8 @@ def _text_model(model: Model) -> TextModel | None:
     if not isinstance(program, GenerateProgram) or not isinstance(step, TokenizerPreprocess):
         return None
     assert isinstance(model.program, Generate)
-    return TextModel(model, step.input, program.text, program.generated, model.program.tokenizer)
+    tokenizer = model.program.tokenizer
+    return TextModel(model, step.input, step.ids, step.mask, program.text, program.generated, tokenizer)
 
 
 def _data_type(datatype: str) -> pb.DataType:

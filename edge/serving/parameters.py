@@ -36,6 +36,8 @@ _KINDS: dict[str, tuple[str, ...]] = {
     TOLERANCE: ("double_param", *_INTEGERS),
     STREAM_PARTIAL: ("bool_param",),
     "max_tokens": _INTEGERS,
+    "min_tokens": _INTEGERS,
+    "ignore_eos": ("bool_param",),
     "temperature": ("double_param", *_INTEGERS),
     "top_k": _INTEGERS,
     "top_p": ("double_param", *_INTEGERS),
@@ -46,7 +48,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "alpha": ("double_param", *_INTEGERS),
 }
 #: Those of generated text, and those that are numbers with a fraction.
-_TEXT = ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop", LOGPROBS)
+_TEXT = ("max_tokens", "min_tokens", "ignore_eos", "temperature", "top_k", "top_p", "seed", "stop", LOGPROBS)
 _FLOATS = {TOLERANCE, "temperature", "top_p", "alpha"}
 _OURS: tuple[str, ...] = tuple(name for name in _KINDS if not name.startswith("triton_"))
 #: Names from other servers and from our own command line.

@@ -202,6 +202,23 @@ def test_partial_texts_contain_no_part_of_a_stop_text(letters: Generate, stops: 
         assert len(text) == tokens - max(held, default=0)
 
 
+@pytest.mark.parametrize(("min_tokens", "text"), [(0, "f"), (2, "f"), (3, "flxuocf"), (10, "flxuocflxuoc")])
+def test_stop_texts_begin_after_the_fewest_tokens(letters: Generate, min_tokens: int, text: str) -> None:
+    computed = letters.compute(inputs_of(GOES_ON), options(stop=("lx",), min_tokens=min_tokens))
+    assert texts(computed) == [text]
+
+
+def test_a_text_with_fewest_tokens_leaves_others_alone(letters: Generate) -> None:
+    session = letters.session(options())
+    finished = session.add([Joining("later", inputs_of("yb"), options(6, min_tokens=2))])
+    finished += session.add([Joining("at once", inputs_of("sh"), options())])
+    while session.rows:
+        finished += session.step()
+    found = {one.key: facts(one.computed) for one in finished}
+    assert found["at once"] == ([""], [[1]], ["stop"])
+    assert found["later"] == (["a" + continued("yba", 5)], [[6]], ["length"])
+
+
 def test_a_part_of_a_stop_text_is_shown_at_the_end(letters: Generate) -> None:
     session = letters.session(options())
     session.add([Joining("", inputs_of(GOES_ON), options(stop=("flz",)))])

@@ -50,6 +50,38 @@ def test_defaults_are_those_of_openai(client: Any) -> None:
     assert not continued(PROMPT, 16).startswith(drawn)
 
 
+def test_several_choices_for_a_prompt(client: Any) -> None:
+    def texts(**fields: Any) -> list[str]:
+        answer = client.completions.create(**completion(temperature=1, max_tokens=5, prompt=[PROMPT, "de"], **fields))
+        assert [choice.index for choice in answer.choices] == list(range(len(answer.choices)))
+        assert answer.usage.prompt_tokens == 5  # those of a prompt once
+        return [choice.text for choice in answer.choices]
+
+    drawn = texts(n=3, best_of=3, seed=5)
+    assert len(drawn) == len(set(drawn)) == 6
+    assert [drawn[place::3] for place in range(3)] == [texts(seed=5 + choice) for choice in range(3)]
+
+
+def test_prompts_as_ids_of_tokens(client: Any) -> None:
+    ids = {"abc": [1, 2, 3], "de": [4, 5]}
+    for prompt, texts in ((ids["abc"], ["abc"]), ([ids["de"]], ["de"]), ([ids["de"], "abc"], ["de", "abc"])):
+        answer = client.completions.create(**completion(prompt=prompt, max_tokens=9))
+        assert [choice.text for choice in answer.choices] == [continued(text, 9) for text in texts]
+        assert answer.usage.prompt_tokens == sum(map(len, texts))
+
+
+def test_length_may_be_fixed(client: Any) -> None:
+    # The sum of "yb", 27, ends the text at once; the likeliest other letter is "a".
+    for extra, text, reason, count in (
+        ({}, "", "stop", 1),
+        ({"min_tokens": 3}, "aab", "length", 3),
+        ({"ignore_eos": True}, "", "length", 3),  # ends of the text are tokens without letters
+    ):
+        answer = client.completions.create(**completion(prompt="yb", max_tokens=3), extra_body=extra)
+        assert (answer.choices[0].text, answer.choices[0].finish_reason) == (text, reason)
+        assert answer.usage.completion_tokens == count
+
+
 def test_stock_client_streams(client: Any) -> None:
     prompts = [PROMPT, "de"]
     options = {"include_usage": True}

@@ -73,7 +73,15 @@ def sampling(bundle: Bundle, **parameters: Any) -> Sampling:
 
 def test_parameters_of_a_request(letters_bundle: Bundle) -> None:
     assert sampling(letters_bundle) == Sampling(MAX_TOKENS)
-    every = {"max_tokens": 99, "temperature": 2, "top_k": 2**31 - 1, "top_p": 1, "seed": 2**63 - 1}
+    every = {
+        "max_tokens": 99,
+        "min_tokens": 99,
+        "ignore_eos": True,
+        "temperature": 2,
+        "top_k": 2**31 - 1,
+        "top_p": 1,
+        "seed": 2**63 - 1,
+    }
     assert sampling(letters_bundle, **every, stop='["b", "cd"]') == Sampling(**every, stop=("b", "cd"))
     for given_stop, stop in (("ab", ("ab",)), ("[", ("[",)), ("[1]", ("[1]",)), ("[]", ()), ('["[1]"]', ("[1]",))):
         assert sampling(letters_bundle, stop=given_stop).stop == stop
@@ -85,6 +93,8 @@ def test_parameters_of_a_request(letters_bundle: Bundle) -> None:
     [
         ("max_tokens", 0, f"got 0, expected 1 to {POSITIONS - 1}. Leave it out for the default"),
         ("max_tokens", POSITIONS, f"got {POSITIONS}, expected 1 to {POSITIONS - 1}"),
+        ("min_tokens", MAX_TOKENS + 1, f"got {MAX_TOKENS + 1}, expected 0 to {MAX_TOKENS}"),
+        ("min_tokens", -1, "got -1"),
         ("temperature", -0.1, "got -0.1, expected 0 to 100"),
         ("temperature", 101, "got 101.0, expected 0 to 100"),
         ("temperature", float("nan"), "got nan, expected 0 to 100"),
@@ -105,7 +115,7 @@ def test_values_out_of_range_are_refused(letters_bundle: Bundle, name: str, valu
     assert f"parameter {name!r} of {NAME!r}: {message}" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["max_tokens", "temperature", "top_k", "top_p", "seed", "stop"])
+@pytest.mark.parametrize("name", ["max_tokens", "min_tokens", "temperature", "top_k", "top_p", "seed", "stop"])
 def test_parameters_of_another_kind_are_refused(name: str) -> None:
     wrong: list[Any] = [True, 5 if name == "stop" else "5"]
     if name not in ("temperature", "top_p"):
