@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from edge.bundles.fields import require
 from edge.bundles.manifest import MANIFEST_NAME, Artifact, LabelPostprocess, Manifest, Tensors, Tier
 from edge.bundles.program_rules import check_program
@@ -44,8 +46,9 @@ def _check_tensors(tensors: Tensors, max_batch_size: int, subject: str) -> None:
     _unique(subject, "tensor name", [spec.name for spec in specs])
     dynamic = {spec.name: spec for spec in tensors.inputs if -1 in spec.shape}
     expected = f"exactly the inputs with a -1 dimension: {sorted(dynamic)}"
-    require(set(tensors.profile) == set(dynamic), subject, "profile", sorted(tensors.profile), expected)
-    for name, profile in tensors.profile.items():
+    for profiles in (tensors.profile, *tensors.more_profiles):
+        require(set(profiles) == set(dynamic), subject, "profile", sorted(profiles), expected)
+    for name, profile in chain(*(profiles.items() for profiles in tensors.profiles)):
         field, shapes = f"profile of {name!r}", (profile.min, profile.opt, profile.max)
         for shape in shapes:
             require(dynamic[name].accepts(shape), subject, field, shape, f"a shape that fits {dynamic[name].shape}")
@@ -56,14 +59,16 @@ def _check_tensors(tensors: Tensors, max_batch_size: int, subject: str) -> None:
 
 
 def _check_own_tensors(manifest: Manifest, artifact: Artifact, subject: str) -> None:
-    own = [name for name in ("inputs", "outputs", "profile", "golden") if getattr(artifact, name)]
+    fields = ("inputs", "outputs", "profile", "more_profiles", "golden")
+    own = [name for name in fields if getattr(artifact, name)]
     subject = f"{subject} artifact {artifact.file!r}"
     if not own:
         return
     given, expected = Literally(f"{own[0]} of its own"), "the manifest's tensors, because clients send those"
     require(artifact.role != "model", subject, "role 'model'", given, expected)
     expected = "none, because its inputs are the manifest's"
-    require(artifact.inputs or not artifact.profile, subject, "profile", sorted(artifact.profile), expected)
+    profiles = (artifact.profile, *artifact.more_profiles)
+    require(artifact.inputs or not any(profiles), subject, "profile", sorted(set().union(*profiles)), expected)
     # Only some tensors of a head's file have rows.
     has_rows = not isinstance(manifest.program, HeadProgram)
     _check_tensors(manifest.tensors(artifact), manifest.max_batch_size if has_rows else 0, subject)

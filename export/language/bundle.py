@@ -19,7 +19,7 @@ from edge.datatypes import Array, TensorSpec
 from edge.errors import Literally, UsageError
 from edge.programs.generate import Generate
 from edge.programs.program import Options
-from edge.runtimes.host_decoder import FEWEST_PLACES
+from edge.runtimes.decoder_cache import FEWEST_PLACES
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.convert import OPSET, golden_of, largest_difference
 from export.exported import FULL, Exported
@@ -41,6 +41,10 @@ _TOKENIZER, _GOLDEN, _STEP_GOLDEN = "tokenizer.json", "golden.npz", "backbone.go
 #: Longer texts are refused before they are tokenized; no usual token has more bytes on average.
 _BYTES_PER_TOKEN = 16
 _DEFAULT_TOKENS = 64
+#: Tokens of a prompt that TensorRT tunes for.
+_USUAL_PROMPT = 128
+#: The smallest, the best and the largest number of something.
+_Sizes = tuple[int, int, int]
 #: Protocol Buffers, and so an ONNX file, end at 2 GiB; the graph needs some of it.
 _MOST_ONNX_BYTES = 2**31 - 2**24
 #: Golden prompts: those whose greedy texts are clearest, because other machines round otherwise.
@@ -114,6 +118,7 @@ def export_language_model(
     made = {FULL: [("onnxruntime", "fp32", fused(plain)), ("tensorrt", "fp16", half(plain))]}
     if int8:
         made[f"{FULL}-int8"] = [("onnxruntime", "int8", dynamic_int8(plain, has_head=b"LayerNormalization" in plain))]
+    profile, step_profile = profiles_of(graph, positions)
     tiers, largest = [], 0.0
     for tier, steps in made.items():
         artifacts = []
@@ -126,7 +131,7 @@ def export_language_model(
                 Artifact(
                     file=file, runtime=runtime, precision=precision, opset=OPSET, role="backbone",
                     tolerance=allowed_tolerance(step_golden, precision, difference), golden=_STEP_GOLDEN,
-                    profile=_profile(graph, positions), **_tensors(graph, config.vocab_size),
+                    profile=profile, more_profiles=(step_profile,), **_tensors(graph, config.vocab_size),
                 )
             )  # fmt: skip
         outputs, own = _texts_of(program, steps[0][2], tokenizer, golden), None
@@ -186,17 +191,23 @@ def _tensors(graph: DecoderGraph, vocabulary: int) -> dict[str, tuple[TensorSpec
     return {"inputs": reads, "outputs": gives}
 
 
-def _profile(graph: DecoderGraph, positions: int) -> dict[str, Profile]:
+def profiles_of(graph: DecoderGraph, positions: int) -> tuple[dict[str, Profile], dict[str, Profile]]:
+    """Return the profiles of a decoder's graph for prompts, with hardly a cache, and for single tokens behind one."""
     most = max(FEWEST_PLACES, 1 << (positions - 1).bit_length())  # the places of a cache
-    column = Profile(min=(1, 1), opt=(1, 1), max=(MAX_BATCH_SIZE, 1))
-    sizes = ((1, 1), (1, min(64, most)), (MAX_BATCH_SIZE, most))
-    places = [(rows, graph.key_heads, length, graph.width) for rows, length in sizes]
-    found = {
-        TOKENS: Profile(min=(1, 1), opt=(1, 1), max=(MAX_BATCH_SIZE, positions - 1)),
-        LENGTHS: column,
-        LAST: column,
-    }
-    return found | {past: Profile(*places) for past, _ in cache_names(graph.layers)}
+    usual = min(_USUAL_PROMPT, positions - 1)
+    return (
+        _profile(graph, tokens=(min(2, positions - 1), usual, positions - 1), places=(1, 1, FEWEST_PLACES)),
+        _profile(graph, tokens=(1, 1, 1), places=(1, most // 2, most)),
+    )
+
+
+def _profile(graph: DecoderGraph, *, tokens: _Sizes, places: _Sizes) -> dict[str, Profile]:
+    """Return a profile from the smallest, the best and the largest number of tokens and of places."""
+    rows = (1, 1, MAX_BATCH_SIZE)
+    column = Profile(*((count, 1) for count in rows))
+    cache = Profile(*((count, graph.key_heads, size, graph.width) for count, size in zip(rows, places, strict=True)))
+    found = {TOKENS: Profile(*zip(rows, tokens, strict=True)), LENGTHS: column, LAST: column}
+    return found | {past: cache for past, _ in cache_names(graph.layers)}
 
 
 def _step_golden(graph: DecoderGraph, vocabulary: int) -> Golden:
