@@ -165,10 +165,9 @@ class Engine:
         """
         found = self._output_shapes.get((profile, shapes))
         if found is None:
-            context = self._contexts[profile]
-            self._set_shapes(context, profile, shapes)
-            self._infer_shapes(context, shapes)
-            found = [tuple(context.get_tensor_shape(spec.name)) for spec in self.outputs]
+            self._set_shapes(self._contexts[profile], profile, shapes)
+            self._infer_shapes(profile, shapes)
+            found = [tuple(self._contexts[profile].get_tensor_shape(spec.name)) for spec in self.outputs]
             if len(self._output_shapes) >= _OUTPUT_SHAPES:
                 self._output_shapes.clear()
             self._output_shapes[profile, shapes] = found
@@ -257,11 +256,11 @@ class Engine:
             done = context.set_input_shape(spec.name, shape)
             self._check(done, f"shape of {spec.name!r}", list(shape), f"{allowed.least} to {allowed.most}")
 
-    def _infer_shapes(self, context: Any, shapes: tuple[Shape, ...]) -> None:
+    def _infer_shapes(self, profile: int, shapes: tuple[Shape, ...]) -> None:
         """Let TensorRT compute the shapes of all tensors; raise an InvalidRequest if those of the inputs disagree."""
         self._logger.messages.clear()
         try:
-            missing = context.infer_shapes()
+            missing = self._contexts[profile].infer_shapes()
         except RuntimeError:
             missing = None
         if missing is None:  # outside the handler, whose frames may refer to a context of TensorRT

@@ -215,25 +215,23 @@ def test_a_cache_in_fp16_has_the_same_logits(bundle: Bundle, runner: TensorRtRun
         smaller.close()
 
 
-def test_prompts_and_single_tokens_have_profiles_of_their_own(
-    bundle: Bundle, software: SoftwareDriver
-) -> None:
+def test_prompts_and_single_tokens_have_profiles_of_their_own(bundle: Bundle) -> None:
     shapes = dict(shapes_of(bundle))
     steps = shapes | {"tokens": ((1, 1), (1, 1), (MAX_BATCH_SIZE, 1))}
     prompts = shapes | {"tokens": ((1, 2), (1, 8), (MAX_BATCH_SIZE, 99))}
-    for name, (least, _, (rows, heads, _, width)) in shapes.items():
-        if name.startswith("past_"):
-            prompts[name] = least, least, (rows, heads, FEWEST_PLACES, width)
+    for past, _ in TENSORS.cache:
+        least, _, (rows, heads, _, width) = shapes[past]
+        prompts[past] = least, least, (rows, heads, FEWEST_PLACES, width)
     two = loaded(engine((bundle.path / "decoder.onnx").read_bytes(), prompts, steps))
     try:
         both = Both(on_host(bundle), two.decoder(TENSORS))
-        both.join(1, 70)  # one behind the other, as a single token too
-        both.join(1)
+        both.join(1, 70)
+        both.join(1)  # of the profile for single tokens, too
         for _ in range(20):
             both.step()
         contexts = two._engine._contexts
         assert [context.active_optimization_profile for context in contexts] == [0, 1]
-        assert all(context.get_tensor_shape("tokens")[1] == tokens for context, tokens in zip(contexts, (70, 1)))
+        assert [context.get_tensor_shape("tokens")[1] for context in contexts] == [70, 1]
         with pytest.raises(InvalidRequest, match=r"expected at most \[1, 99\]"):
             both.decoders[1].add(np.ones((1, 100), np.int64), np.array([100]))
     finally:
