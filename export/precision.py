@@ -21,6 +21,7 @@ from onnxruntime.transformers.onnx_model import OnnxModel
 from onnxscript.rewriter.ort_fusions import optimize_for_ort
 
 from edge.datatypes import Array
+from export.mixed_precision import keep_fp32
 
 #: QuantizeLinear and DequantizeLinear take FP16 scales from here on; TensorRT 10.3 reads up to 20.
 INT8_OPSET = 19
@@ -60,7 +61,7 @@ def dynamic_int8(model: bytes, *, has_head: bool = True) -> bytes:
 
 
 def half(model: bytes, *, fp32_head: bool = False) -> bytes:
-    """Return the model in FP16 for TensorRT, weights too, with softmaxes in FP32.
+    """Return the model in FP16 for TensorRT, weights too, with softmaxes and what :func:`keep_fp32` keeps in FP32.
 
     Token ids stay INT64 and logits FP32. A LayerNormalization reads and returns FP16 and sums in FP32, its
     ``stash_type``. TensorRT-RTX fuses attention with and without the casts around a softmax.
@@ -172,6 +173,7 @@ def _half(model: ModelProto, fp32_head: bool) -> ModelProto:
     converted = convert_float_to_float16(model, keep_io_types=True, op_block_list=["Softmax"])
     # The converter appends its casts at the end.
     OnnxModel(converted).topological_sort()
+    keep_fp32(converted, model)
     if head is not None:
         del converted.graph.output[:]
         converted.graph.MergeFrom(head)

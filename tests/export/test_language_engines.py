@@ -13,7 +13,7 @@ from export.language.bundle import profiles_of
 from export.language.decoder import TOKENS, DecoderGraph, decoder_onnx
 from export.language.folding import FoldedHead
 from export.precision import half
-from tests.support.language_models import bpe, tiny_gpt2
+from tests.support.language_models import bpe, tiny_gpt2, tiny_llama
 from tests.support.marks import with_rtx
 
 pytestmark = with_rtx
@@ -23,9 +23,9 @@ PRECISIONS = pytest.mark.parametrize("converted", [bytes, half], ids=["fp32", "f
 POSITIONS, ROWS = 64, 8
 
 
-@PRECISIONS
-def test_a_decoder_compiles(converted):
-    graph = DecoderGraph(tiny_gpt2(positions=POSITIONS))
+@pytest.mark.parametrize(("model", "converted"), [(tiny_gpt2, bytes), (tiny_gpt2, half), (tiny_llama, half)])
+def test_a_decoder_compiles(model, converted):
+    graph = DecoderGraph(model(positions=POSITIONS))
     profile, step_profile = profiles_of(graph, POSITIONS)
     report = compiled(converted(decoder_onnx(graph)), profile, more_profiles=[step_profile]).report
     assert (report.typing, report.notes) == ("strong", ())
