@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from itertools import chain
 
-from edge.bundles.fields import require
+from edge.bundles.fields import Role, require
 from edge.bundles.manifest import MANIFEST_NAME, Artifact, LabelPostprocess, Manifest, Tensors, Tier
 from edge.bundles.program_rules import check_program
 from edge.bundles.programs import HeadProgram
-from edge.datatypes import NUMPY_TYPES
+from edge.datatypes import NUMPY_TYPES, TensorSpec
 from edge.errors import Literally
 
 
@@ -82,9 +82,20 @@ def _check_roles(manifest: Manifest, tier: Tier, subject: str) -> None:
         require(role in first, subject, "roles of the artifacts", sorted(first), f"{role!r} among them")
     for artifact in tier.artifacts:
         other = first[artifact.role]
-        holds = manifest.tensors(artifact) == manifest.tensors(other)
+        holds = _alike(manifest.tensors(artifact), artifact.role) == _alike(manifest.tensors(other), other.role)
         given, expected = Literally("tensors of its own"), f"the tensors of {other.file!r}, which has the same role"
         require(holds, subject, f"artifact {artifact.file!r}", given, expected)
+
+
+def _alike(tensors: Tensors, role: Role) -> Tensors:
+    """Return tensors as files for other runtimes have them: of a decoder in FP16, those of one in FP32."""
+    if role != "backbone":
+        return tensors
+    reads, gives = (
+        tuple(TensorSpec(one.name, {"FP16": "FP32"}.get(one.datatype, one.datatype), one.shape) for one in specs)
+        for specs in (tensors.inputs, tensors.outputs)
+    )
+    return tensors._replace(inputs=reads, outputs=gives)
 
 
 def _check_preprocess(manifest: Manifest, subject: str) -> None:

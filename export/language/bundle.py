@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,6 +38,7 @@ MAX_BATCH_SIZE = 8
 MOST_POSITIONS = 1024
 _PROMPT, _IDS, _MASK, _TEXT, _GENERATED = "prompt", "ids", "mask", "text", "generated"
 _TOKENIZER, _GOLDEN, _STEP_GOLDEN = "tokenizer.json", "golden.npz", "backbone.golden.npz"
+_FP16_GOLDEN = "backbone.fp16.golden.npz"
 #: Longer texts are refused before they are tokenized; no usual token has more bytes on average.
 _BYTES_PER_TOKEN = 16
 _DEFAULT_TOKENS = 64
@@ -114,8 +115,11 @@ def export_language_model(
     plain = decoder_onnx(graph)
     golden = _golden(references, tokenizer, tokenize, definition)
     step_golden = _step_golden(graph, config.vocab_size)
-    files = {_TOKENIZER: definition, _GOLDEN: golden.encode(), _STEP_GOLDEN: step_golden.encode()}
-    made = {FULL: [("onnxruntime", "fp32", fused(plain)), ("tensorrt", "fp16", half(plain))]}
+    cache = {name for pair in cache_names(graph.layers) for name in pair}
+    goldens = {_STEP_GOLDEN: step_golden, _FP16_GOLDEN: _in_fp16(step_golden, cache)}
+    files = {_TOKENIZER: definition, _GOLDEN: golden.encode()}
+    files |= {file: one.encode() for file, one in goldens.items()}
+    made = {FULL: [("onnxruntime", "fp32", fused(plain)), ("tensorrt", "fp16", half(plain, fp16_tensors=cache))]}
     if int8:
         made[f"{FULL}-int8"] = [("onnxruntime", "int8", dynamic_int8(plain, has_head=b"LayerNormalization" in plain))]
     profile, step_profile = profiles_of(graph, positions)
@@ -124,14 +128,15 @@ def export_language_model(
         artifacts = []
         for runtime, precision, data in steps:
             file = f"{tier}.{runtime}.{precision}.onnx"
-            difference = largest_difference(data, step_golden, worst_tolerance(step_golden, precision), file)
+            kind, own_golden = ("FP16", _FP16_GOLDEN) if precision == "fp16" else ("FP32", _STEP_GOLDEN)
+            difference = largest_difference(data, goldens[own_golden], worst_tolerance(step_golden, precision), file)
             largest = max(largest, difference)
             files[file] = data
             artifacts.append(
                 Artifact(
                     file=file, runtime=runtime, precision=precision, opset=OPSET, role="backbone",
-                    tolerance=allowed_tolerance(step_golden, precision, difference), golden=_STEP_GOLDEN,
-                    profile=profile, more_profiles=(step_profile,), **_tensors(graph, config.vocab_size),
+                    tolerance=allowed_tolerance(step_golden, precision, difference), golden=own_golden,
+                    profile=profile, more_profiles=(step_profile,), **_tensors(graph, config.vocab_size, kind),
                 )
             )  # fmt: skip
         outputs, own = _texts_of(program, steps[0][2], tokenizer, golden), None
@@ -183,11 +188,11 @@ def _end_tokens(model: Any) -> tuple[int, ...]:
     return tuple(int(token) for token in tokens)
 
 
-def _tensors(graph: DecoderGraph, vocabulary: int) -> dict[str, tuple[TensorSpec, ...]]:
+def _tensors(graph: DecoderGraph, vocabulary: int, cache: str) -> dict[str, tuple[TensorSpec, ...]]:
     names, shape = cache_names(graph.layers), (-1, graph.key_heads, -1, graph.width)
     columns = [TensorSpec(name, "INT64", (-1, 1)) for name in (LENGTHS, LAST)]
-    reads = (TensorSpec(TOKENS, "INT64", (-1, -1)), *columns, *(TensorSpec(past, "FP32", shape) for past, _ in names))
-    gives = (TensorSpec(LOGITS, "FP32", (-1, vocabulary)), *(TensorSpec(new, "FP32", shape) for _, new in names))
+    reads = (TensorSpec(TOKENS, "INT64", (-1, -1)), *columns, *(TensorSpec(past, cache, shape) for past, _ in names))
+    gives = (TensorSpec(LOGITS, "FP32", (-1, vocabulary)), *(TensorSpec(new, cache, shape) for _, new in names))
     return {"inputs": reads, "outputs": gives}
 
 
@@ -227,6 +232,15 @@ def _step_golden(graph: DecoderGraph, vocabulary: int) -> Golden:
                          *[nothing] * len(names))  # fmt: skip
     inputs = dict(columns) | {name: tensor.numpy() for (name, _), tensor in zip(names, past, strict=True)}
     return golden_of(graph, inputs, [LOGITS, *(new for _, new in names)])
+
+
+def _in_fp16(golden: Golden, cache: Collection[str]) -> Golden:
+    """Return a golden set whose tensors of the cache are rounded to FP16."""
+    reads, gives = (
+        {name: array.astype(np.float16) if name in cache else array for name, array in arrays.items()}
+        for arrays in (golden.inputs, golden.outputs)
+    )
+    return Golden(reads, gives)
 
 
 class _Reference(NamedTuple):

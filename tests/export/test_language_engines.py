@@ -10,7 +10,7 @@ from edge.runtimes.tensorrt_builder import compile_onnx
 from edge.runtimes.tensorrt_profiles import described
 from export.convert import to_onnx
 from export.language.bundle import profiles_of
-from export.language.decoder import TOKENS, DecoderGraph, decoder_onnx
+from export.language.decoder import TOKENS, DecoderGraph, cache_names, decoder_onnx
 from export.language.folding import FoldedHead
 from export.precision import half
 from tests.support.language_models import bpe, tiny_gpt2, tiny_llama
@@ -21,9 +21,11 @@ pytestmark = with_rtx
 compiled = partial(compile_onnx, flavor="tensorrt_rtx", compute_capability="SM86", subject="a language model")
 PRECISIONS = pytest.mark.parametrize("converted", [bytes, half], ids=["fp32", "fp16"])
 POSITIONS, ROWS = 64, 8
+#: As a bundle has it.
+FP16_CACHE = partial(half, fp16_tensors={name for pair in cache_names(2) for name in pair})
 
 
-@pytest.mark.parametrize(("model", "converted"), [(tiny_gpt2, bytes), (tiny_gpt2, half), (tiny_llama, half)])
+@pytest.mark.parametrize(("model", "converted"), [(tiny_gpt2, bytes), (tiny_gpt2, half), (tiny_llama, FP16_CACHE)])
 def test_a_decoder_compiles(model, converted):
     graph = DecoderGraph(model(positions=POSITIONS))
     profile, step_profile = profiles_of(graph, POSITIONS)
