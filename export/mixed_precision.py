@@ -63,7 +63,7 @@ def _normalisations(graph: GraphProto) -> Iterator[_Part]:
 
 def _squares(node: NodeProto, constants: dict[str, TensorProto]) -> bool:
     if node.op_type == "Mul":
-        return node.input[0] == node.input[1]
+        return bool(node.input[0] == node.input[1])
     exponent = constants.get(node.input[1]) if node.op_type == "Pow" else None
     return exponent is not None and onnx.numpy_helper.to_array(exponent).tolist() in (2, [2])
 
