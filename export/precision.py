@@ -8,7 +8,7 @@ types of these files.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import onnx
@@ -21,6 +21,7 @@ from onnxruntime.transformers.onnx_model import OnnxModel
 from onnxscript.rewriter.ort_fusions import optimize_for_ort
 
 from edge.datatypes import Array
+from export.mixed_precision import keep_fp32
 
 #: QuantizeLinear and DequantizeLinear take FP16 scales from here on; TensorRT 10.3 reads up to 20.
 INT8_OPSET = 19
@@ -59,16 +60,17 @@ def dynamic_int8(model: bytes, *, has_head: bool = True) -> bytes:
         return _checked(onnx.load(path))
 
 
-def half(model: bytes, *, fp32_head: bool = False) -> bytes:
-    """Return the model in FP16 for TensorRT, weights too, with softmaxes in FP32.
+def half(model: bytes, *, fp32_head: bool = False, fp16_tensors: Collection[str] = ()) -> bytes:
+    """Return the model in FP16 for TensorRT, weights too, with softmaxes and what :func:`keep_fp32` keeps in FP32.
 
-    Token ids stay INT64 and logits FP32. A LayerNormalization reads and returns FP16 and sums in FP32, its
+    Token ids stay INT64, and inputs and outputs FP32. A LayerNormalization reads and returns FP16 and sums in FP32, its
     ``stash_type``. TensorRT-RTX fuses attention with and without the casts around a softmax.
 
     Args:
         fp32_head: whether all that follows the last normalisation stays FP32.
+        fp16_tensors: inputs and outputs that become FP16.
     """
-    return _checked(_half(_load(model), fp32_head))
+    return _checked(_half(_load(model), fp32_head, fp16_tensors))
 
 
 def static_int8(
@@ -167,11 +169,13 @@ def _preprocessed(model: ModelProto) -> ModelProto:
     return model
 
 
-def _half(model: ModelProto, fp32_head: bool) -> ModelProto:
+def _half(model: ModelProto, fp32_head: bool, fp16_tensors: Collection[str] = ()) -> ModelProto:
     head = _without_head(model) if fp32_head else None
-    converted = convert_float_to_float16(model, keep_io_types=True, op_block_list=["Softmax"])
+    kept = [tensor.name for tensor in (*model.graph.input, *model.graph.output) if tensor.name not in fp16_tensors]
+    converted = convert_float_to_float16(model, keep_io_types=kept, op_block_list=["Softmax"])
     # The converter appends its casts at the end.
     OnnxModel(converted).topological_sort()
+    keep_fp32(converted, model)
     if head is not None:
         del converted.graph.output[:]
         converted.graph.MergeFrom(head)

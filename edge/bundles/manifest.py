@@ -57,21 +57,32 @@ class ArtifactV1(Struct, frozen=True):
 
 
 class Artifact(ArtifactV1, frozen=True):
-    """One ONNX file of a tier. Without inputs, outputs or a golden set of its own, it has the manifest's."""
+    """One ONNX file of a tier. Without inputs, outputs or a golden set of its own, it has the manifest's.
+
+    ``more_profiles`` are further sets of shapes, such as those of single tokens beside those of prompts. A run needs
+    one set that admits all its inputs, and TensorRT tunes for each.
+    """
 
     role: Role = "model"
     inputs: FileTensorSpecs | None = None
     outputs: FileTensorSpecs | None = None
     profile: dict[TensorName, Profile] = msgspec.field(default_factory=dict)
+    more_profiles: Annotated[tuple[dict[TensorName, Profile], ...], msgspec.Meta(max_length=7)] = ()
     golden: FileName | None = None
 
 
 class Tensors(NamedTuple):
-    """The inputs and outputs of an ONNX file, and a profile for each input with a -1."""
+    """The inputs and outputs of an ONNX file, and a profile for each input with a -1, once or several times."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     profile: dict[str, Profile]
+    more_profiles: tuple[dict[str, Profile], ...] = ()
+
+    @property
+    def profiles(self) -> tuple[dict[str, Profile], ...]:
+        """All sets of profiles; none for fixed shapes."""
+        return (self.profile, *self.more_profiles) if self.profile else ()
 
 
 class TierV1(Struct, frozen=True):
@@ -274,6 +285,7 @@ class Manifest(Common, frozen=True, tag=FORMAT_VERSION, tag_field="format_versio
             self.inputs if artifact.inputs is None else artifact.inputs,
             self.outputs if artifact.outputs is None else artifact.outputs,
             self.profile if artifact.inputs is None else artifact.profile,
+            artifact.more_profiles,
         )
 
     def batch_size(self, artifact: Artifact) -> int:

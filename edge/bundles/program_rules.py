@@ -94,8 +94,8 @@ def _check_generate(program: GenerateProgram, manifest: Manifest, subject: str) 
     holds = len(set(names_of_cache)) == len(names_of_cache)
     require(holds, subject, "generate cache", sorted(names_of_cache), "each name once")
     column = ("INT64", (-1, 1))
-    for tier in manifest.tiers:
-        file = manifest.tensors(tier.artifacts[0])  # all have the same ones
+    for tier, artifact in ((one, artifact) for one in manifest.tiers for artifact in one.artifacts):
+        file = manifest.tensors(artifact)
         reads, gives = ({spec.name: spec for spec in specs} for specs in file[:2])
         field = f"generate files of tier {tier.name!r}"
         wanted = {program.tokens, program.lengths, program.last, *(one.past for one in program.cache)}

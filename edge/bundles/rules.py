@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from edge.bundles.fields import require
+from itertools import chain
+
+from edge.bundles.fields import Role, require
 from edge.bundles.manifest import MANIFEST_NAME, Artifact, LabelPostprocess, Manifest, Tensors, Tier
 from edge.bundles.program_rules import check_program
-from edge.datatypes import NUMPY_TYPES
+from edge.datatypes import NUMPY_TYPES, TensorSpec
 from edge.errors import Literally
 
 
@@ -43,8 +45,9 @@ def _check_tensors(tensors: Tensors, max_batch_size: int, subject: str) -> None:
     _unique(subject, "tensor name", [spec.name for spec in specs])
     dynamic = {spec.name: spec for spec in tensors.inputs if -1 in spec.shape}
     expected = f"exactly the inputs with a -1 dimension: {sorted(dynamic)}"
-    require(set(tensors.profile) == set(dynamic), subject, "profile", sorted(tensors.profile), expected)
-    for name, profile in tensors.profile.items():
+    for profiles in (tensors.profile, *tensors.more_profiles):
+        require(set(profiles) == set(dynamic), subject, "profile", sorted(profiles), expected)
+    for name, profile in chain(*(profiles.items() for profiles in tensors.profiles)):
         field, shapes = f"profile of {name!r}", (profile.min, profile.opt, profile.max)
         for shape in shapes:
             require(dynamic[name].accepts(shape), subject, field, shape, f"a shape that fits {dynamic[name].shape}")
@@ -55,14 +58,16 @@ def _check_tensors(tensors: Tensors, max_batch_size: int, subject: str) -> None:
 
 
 def _check_own_tensors(manifest: Manifest, artifact: Artifact, subject: str) -> None:
-    own = [name for name in ("inputs", "outputs", "profile", "golden") if getattr(artifact, name)]
+    fields = ("inputs", "outputs", "profile", "more_profiles", "golden")
+    own = [name for name in fields if getattr(artifact, name)]
     subject = f"{subject} artifact {artifact.file!r}"
     if not own:
         return
     given, expected = Literally(f"{own[0]} of its own"), "the manifest's tensors, because clients send those"
     require(artifact.role != "model", subject, "role 'model'", given, expected)
     expected = "none, because its inputs are the manifest's"
-    require(artifact.inputs or not artifact.profile, subject, "profile", sorted(artifact.profile), expected)
+    profiles = (artifact.profile, *artifact.more_profiles)
+    require(artifact.inputs or not any(profiles), subject, "profile", sorted(set().union(*profiles)), expected)
     _check_tensors(manifest.tensors(artifact), manifest.batch_size(artifact), subject)
 
 
@@ -74,9 +79,20 @@ def _check_roles(manifest: Manifest, tier: Tier, subject: str) -> None:
         require(role in first, subject, "roles of the artifacts", sorted(first), f"{role!r} among them")
     for artifact in tier.artifacts:
         other = first[artifact.role]
-        holds = manifest.tensors(artifact) == manifest.tensors(other)
+        holds = _alike(manifest.tensors(artifact), artifact.role) == _alike(manifest.tensors(other), other.role)
         given, expected = Literally("tensors of its own"), f"the tensors of {other.file!r}, which has the same role"
         require(holds, subject, f"artifact {artifact.file!r}", given, expected)
+
+
+def _alike(tensors: Tensors, role: Role) -> Tensors:
+    """Return tensors as files for other runtimes have them: of a decoder in FP16, those of one in FP32."""
+    if role != "backbone":
+        return tensors
+    reads, gives = (
+        tuple(TensorSpec(one.name, {"FP16": "FP32"}.get(one.datatype, one.datatype), one.shape) for one in specs)
+        for specs in (tensors.inputs, tensors.outputs)
+    )
+    return tensors._replace(inputs=reads, outputs=gives)
 
 
 def _check_preprocess(manifest: Manifest, subject: str) -> None:

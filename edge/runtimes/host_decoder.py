@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from edge.datatypes import NUMPY_TYPES, Array, TensorSpec
+from edge.datatypes import Array, TensorSpec
 from edge.runner import DecoderTensors, Runner
+from edge.runtimes.decoder_cache import FEWEST_PLACES, Group, groups_of
 
-#: Tokens of a row that the cache has room for at first; it doubles as rows grow.
-FEWEST_PLACES = 32
 #: Computes one step in place, again and again, on arrays that it was made for; raises as
 #: :meth:`edge.runner.Runner.infer`.
 StepRun = Callable[[], None]
@@ -37,11 +36,9 @@ class HostDecoder:
     ) -> None:
         self._infer, self._bind, self._tensors = infer, bind, tensors
         shapes = {spec.name: spec for spec in specs}
-        groups: dict[tuple[int, int, str], list[tuple[str, str]]] = {}
-        for past, new in tensors.cache:
-            spec = shapes[past]
-            groups.setdefault((spec.shape[1], spec.shape[3], spec.datatype), []).append((past, new))
-        self._groups = [_Group(names, *shape) for shape, names in groups.items()]
+        new = dict(tensors.cache)
+        groups = groups_of(shapes[past] for past in new)
+        self._groups = [_Arrays(group, [(past, new[past]) for past in group.names]) for group in groups]
         self._vocabulary = shapes[tensors.logits].shape[1]
         self._rows = 0
         self._runs: dict[int, tuple[StepRun, Array]] = {}  # by rows: a step, and its logits
@@ -131,12 +128,11 @@ class HostDecoder:
         self._runs.clear()
 
 
-class _Group:
+class _Arrays:
     """The caches with equal shapes: ``past`` [caches, rows, heads, places, width] and ``new``, with one place."""
 
-    def __init__(self, names: list[tuple[str, str]], heads: int, width: int, datatype: str) -> None:
-        self.names = names
-        self._heads, self._width, self._type = heads, width, NUMPY_TYPES[datatype]
+    def __init__(self, group: Group, names: list[tuple[str, str]]) -> None:
+        self.names, self._group = names, group
         self.past = self.new = self._zeros(len(names), 0)
 
     def empty(self, rows: int) -> Array:
@@ -151,7 +147,7 @@ class _Group:
         self.new = self._zeros(len(self.names), capacity, places=1)
 
     def _zeros(self, *before: int, places: int = 0) -> Array:
-        return np.zeros((*before, self._heads, places, self._width), self._type)
+        return np.zeros((*before, self._group.heads, places, self._group.width), self._group.dtype)
 
 
 def infer_into(runner: Runner, arrays: Mapping[str, Array]) -> StepRun:

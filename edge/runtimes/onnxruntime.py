@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import ClassVar
 
@@ -134,12 +135,12 @@ class OnnxRuntimeTensorRt(OnnxRuntimeCuda):
         return super().cache_key() | device_key(facts) | {"tensorrt": version}
 
     def providers(self, source: Source, options: BuildOptions) -> Providers:
-        precision, profile = source.artifact.precision, source.tensors.profile
+        precision, profiles = source.artifact.precision, source.tensors.profiles
         given = {
             "trt_max_workspace_size": str(options.workspace_bytes),
             "trt_fp16_enable": str(precision != "fp32"),
             "trt_int8_enable": str(precision == "int8"),
-            **{option: _shapes(profile, bound) for bound, option in _SHAPES.items() if profile},
+            **{option: _shapes(profiles, bound) for bound, option in _SHAPES.items() if profiles},
         }
         if options.timing_cache:
             options.timing_cache.parent.mkdir(parents=True, exist_ok=True)
@@ -148,6 +149,11 @@ class OnnxRuntimeTensorRt(OnnxRuntimeCuda):
         return (TENSORRT_PROVIDER, given), *CUDA
 
 
-def _shapes(profile: dict[str, Profile], bound: str) -> str:
-    """Return one bound of every profile in the provider's format, such as ``ids:1x32,mask:1x32``."""
-    return ",".join(f"{name}:{'x'.join(map(str, getattr(shapes, bound)))}" for name, shapes in profile.items())
+def _shapes(profiles: tuple[dict[str, Profile], ...], bound: str) -> str:
+    """Return one bound of every profile in the provider's format, such as ``ids:1x32,mask:1x32``.
+
+    The provider does not choose among several sets of profiles, so it gets one around them, with the first ``opt``.
+    """
+    chosen = {"min": min, "max": max}.get(bound, itemgetter(0))
+    shapes = {name: zip(*(getattr(one[name], bound) for one in profiles), strict=True) for name in profiles[0]}
+    return ",".join(f"{name}:{'x'.join(str(chosen(sizes)) for sizes in axes)}" for name, axes in shapes.items())

@@ -11,7 +11,7 @@ from edge.runner import Runner
 from edge.runtimes import cuda, tensorrt_builder, tensorrt_package
 from edge.runtimes.runtime import BuildMemory, BuildOptions, Product, Progress, Runtime, Source, Suitability
 from edge.runtimes.tensorrt_package import Flavor
-from edge.runtimes.tensorrt_profiles import buckets, described
+from edge.runtimes.tensorrt_profiles import described, optimization_profiles
 from edge.runtimes.tensorrt_runner import TensorRtRunner
 
 #: The major versions that this release supports, by package, and how to get one.
@@ -38,12 +38,14 @@ class _Engines(Runtime):
         return found
 
     def build_key(self, source: Source) -> dict[str, str]:
-        return {"profiles": "; ".join(map(described, buckets(source.tensors.profile)))}
+        profiles = optimization_profiles(source.tensors.profile, source.tensors.more_profiles)
+        return {"profiles": "; ".join(map(described, profiles))}
 
     def build(self, source: Source, options: BuildOptions, progress: Progress | None = None) -> Product:
         return tensorrt_builder.compile_onnx(
             source.read(),
             source.tensors.profile,
+            more_profiles=source.tensors.more_profiles,
             flavor=self.flavor,
             compute_capability=self.device if self.build_only else None,
             precision=source.artifact.precision,

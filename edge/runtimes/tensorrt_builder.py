@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from edge.bundles.manifest import Profile
 from edge.bundles.onnx_file import check_self_contained
 from edge.errors import BackendError, BundleError, Literally
 from edge.files import read_regular, sha256, write_whole
@@ -20,7 +19,7 @@ from edge.runtimes.build_memory import MORE_MEMORY
 from edge.runtimes.runtime import BuildMemory, BuildOptions, EngineReport, Product, Progress
 from edge.runtimes.tensorrt_network import attention_blocks, describe, index_limits, unexplained
 from edge.runtimes.tensorrt_package import BuilderLog, Flavor, import_tensorrt, logger_of
-from edge.runtimes.tensorrt_profiles import Profiles, buckets, described
+from edge.runtimes.tensorrt_profiles import Profiles, described, optimization_profiles
 from edge.runtimes.tensorrt_progress import interruptible, monitor
 
 log = logging.getLogger(__name__)
@@ -54,8 +53,9 @@ def memory_needed(model_bytes: int, workspace_bytes: int) -> BuildMemory:
 
 def compile_onnx(
     model: bytes,
-    profile: Mapping[str, Profile],
+    profile: Profiles,
     *,
+    more_profiles: Sequence[Profiles] = (),
     flavor: Flavor,
     compute_capability: str | None,
     subject: str,
@@ -63,13 +63,14 @@ def compile_onnx(
     options: BuildOptions = BuildOptions(),  # noqa: B008 - it is frozen
     progress: Progress | None = None,
 ) -> Product:
-    """Build an engine, with a profile for each bucket of its sequence axis.
+    """Build an engine, with a profile for each bucket of its sequence axis or with the given profiles.
 
     The network is strongly typed: it computes in the datatypes of the ONNX file. If such a build fails on TensorRT 10,
     a weakly typed one follows, in which TensorRT chooses among the datatypes of ``precision``.
 
     Args:
         profile: the allowed shapes of every dynamic input.
+        more_profiles: further sets of them; then none has buckets.
         compute_capability: the GPU to compile for, such as ``SM86``; None is this machine's.
         precision: of the file: ``fp32``, ``fp16`` or ``int8``.
 
@@ -78,7 +79,8 @@ def compile_onnx(
         BackendError: TensorRT is not installed, cannot parse the model, or cannot build it.
     """
     check_self_contained(model, subject)
-    job = _Job(model, profile, flavor, compute_capability, subject, precision, options, progress)
+    profiles = optimization_profiles(profile, more_profiles)
+    job = _Job(model, profiles, flavor, compute_capability, subject, precision, options, progress)
     job.logger.messages.clear()
     job.logger.listener = job.log.hear
     try:
@@ -100,7 +102,7 @@ def compile_onnx(
 @dataclass
 class _Job:
     model: bytes
-    profile: Mapping[str, Profile]
+    profiles: Sequence[Profiles]
     flavor: Flavor
     compute_capability: str | None
     subject: str
@@ -122,8 +124,7 @@ class _Job:
         # Before the build, which may change the network.
         layers, blocks = int(network.num_layers), attention_blocks(trt, network)
         limits = index_limits(trt, network)
-        profiles = buckets(self.profile)
-        config = self._config(builder, profiles)
+        config = self._config(builder)
         for flag in _PRECISION_FLAGS[self.precision] if weak else ():
             config.set_flag(getattr(trt.BuilderFlag, flag))
         timing, timed = self.options.timing_cache, "off"
@@ -152,7 +153,7 @@ class _Job:
             warnings=tuple(self.logger.messages),
             typing="weak" if weak else "strong",
             typing_reason=weak,
-            profiles=tuple(described(one) for one in profiles),
+            profiles=tuple(described(one) for one in self.profiles),
             skipped_tactics=self.log.skipped_tactics,
             workspace_bytes=self.options.workspace_bytes,
             timing_cache=timed,
@@ -181,7 +182,7 @@ class _Job:
         fix = "Export it again with standard ONNX operators, or serve it with --target onnxruntime."
         raise BackendError(self.subject, given=given, expected=expected, fix=fix)
 
-    def _config(self, builder: Any, profiles: Sequence[Profiles]) -> Any:
+    def _config(self, builder: Any) -> Any:
         trt, options = self.trt, self.options
         config = builder.create_builder_config()
         # With TF32's 10 bits of mantissa an FP32 model would miss its golden outputs.
@@ -192,7 +193,7 @@ class _Job:
         # skipped. TensorRT accepts only powers of two, and merely logs an error about others.
         needed = memory_needed(len(self.model), options.workspace_bytes).size_bytes
         config.set_memory_pool_limit(pools.TACTIC_DRAM, 1 << (needed - 1).bit_length())
-        for profile in profiles:
+        for profile in self.profiles:
             shapes = builder.create_optimization_profile()
             for name, allowed in profile.items():
                 shapes.set_shape(name, allowed.min, allowed.opt, allowed.max)

@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from math import gcd
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
-from edge.datatypes import NUMPY_TYPES, TensorSpec
 from edge.runtimes.cuda import Device, Slices
+from edge.runtimes.decoder_cache import Group
 from edge.runtimes.tensorrt_engine import Shape
 
 #: What TensorRT requires of addresses.
 ALIGNMENT = 256
-
-
-class Group(NamedTuple):
-    """The tensors of a cache that have the same shape but for rows and places."""
-
-    names: tuple[str, ...]
-    heads: int
-    width: int
-    entry_bytes: int  # of one head at one place
-
-
-def groups_of(specs: Iterable[TensorSpec]) -> tuple[Group, ...]:
-    """Return the groups of tensors [rows, heads, places, width]."""
-    names: dict[tuple[int, int, int], list[str]] = {}
-    for spec in specs:
-        _, heads, _, width = spec.shape
-        entry_bytes = width * np.dtype(NUMPY_TYPES[spec.datatype]).itemsize
-        names.setdefault((heads, width, entry_bytes), []).append(spec.name)
-    return tuple(Group(tuple(some), *shape) for shape, some in names.items())
 
 
 class Entries:

@@ -14,13 +14,12 @@ from edge.datatypes import Array
 from edge.errors import InvalidRequest
 from edge.runner import DecoderTensors
 from edge.runtimes.cuda import Memory
-from edge.runtimes.tensorrt_cache import ALIGNMENT, Entries, groups_of
+from edge.runtimes.decoder_cache import FEWEST_PLACES, groups_of
+from edge.runtimes.tensorrt_cache import ALIGNMENT, Entries
 from edge.runtimes.tensorrt_device import SharedDevice
 from edge.runtimes.tensorrt_engine import Engine, Enqueued, Shape
 from edge.runtimes.tensorrt_model import TensorRtModel
 
-#: Tokens of a row that the cache has room for at first; it doubles as rows grow.
-_FEWEST_PLACES = 32
 _INDEX = np.dtype(np.int64)
 _NUMBER = np.dtype(np.float32)
 
@@ -40,10 +39,12 @@ class DecoderBuffers:
 
         def ranges(name: str, axis: int) -> tuple[int, int]:
             found = [profile[places[name]] for profile in engine.profiles]
-            return min(one.least[axis] for one in found), max(one.most[axis] for one in found)
+            return max(one.least[axis] for one in found), max(one.most[axis] for one in found)
 
+        # One profile may be for prompts and one for single tokens: what is least fits all of them.
         self.least_rows, self.most_rows = ranges(tensors.tokens, 0)
-        self.least_tokens, self.most_tokens = ranges(tensors.tokens, 1)
+        self.most_tokens = ranges(tensors.tokens, 1)[1]
+        self.least_tokens = min(profile[places[tensors.tokens]].least[1] for profile in engine.profiles)
         self.least_places, self.most_places = ranges(tensors.cache[0][0], 2)
         self._past = groups_of(specs[past] for past, _ in tensors.cache)
         self._new = groups_of(specs[new] for _, new in tensors.cache)
@@ -86,7 +87,7 @@ class DecoderBuffers:
         if places <= self.cache.places:
             return
         model, shared, old = self._model, self._shared, self.cache
-        power = 1 << max(places - 1, _FEWEST_PLACES - 1).bit_length()
+        power = 1 << max(places - 1, FEWEST_PLACES - 1).bit_length()
         cache = Entries(self._past, self.most_rows, min(max(power, self.least_places), self.most_places))
         memory = model.own(shared.device.allocate(cache.size_bytes))
         try:
@@ -103,7 +104,7 @@ class DecoderBuffers:
 
     def shrink(self) -> None:
         """Free the cache of no rows, unless it is of the smallest size."""
-        if self.cache.places > max(_FEWEST_PLACES, self.least_places):
+        if self.cache.places > max(FEWEST_PLACES, self.least_places):
             self._shared.compute.synchronize()
             self._replace(Entries(self._past, self.most_rows, 0), None)
 

@@ -104,7 +104,8 @@ class Engine:
         self.outputs = self._specs(self._trt.TensorIOMode.OUTPUT)
         profiles = range(self._engine.num_optimization_profiles)
         self.profiles = [[self._range(spec, profile) for spec in self.inputs] for profile in profiles]
-        self._context = self._new_context()
+        # A context of its own for each profile: to switch a context costs more than a run of a small model.
+        self._contexts = [self._new_context() for _ in profiles]
         self.activation_bytes = int(self._engine.device_memory_size_v2)  # of the largest profile
 
     def largest(self) -> dict[str, int]:
@@ -164,9 +165,9 @@ class Engine:
         """
         found = self._output_shapes.get((profile, shapes))
         if found is None:
-            self._set_shapes(self._context, profile, shapes)
-            self._infer_shapes(shapes)
-            found = [tuple(self._context.get_tensor_shape(spec.name)) for spec in self.outputs]
+            self._set_shapes(self._contexts[profile], profile, shapes)
+            self._infer_shapes(profile, shapes)
+            found = [tuple(self._contexts[profile].get_tensor_shape(spec.name)) for spec in self.outputs]
             if len(self._output_shapes) >= _OUTPUT_SHAPES:
                 self._output_shapes.clear()
             self._output_shapes[profile, shapes] = found
@@ -212,12 +213,14 @@ class Engine:
     def arena_moves(self, arena: Memory) -> None:
         """Use another arena; see :data:`edge.runtimes.tensorrt_device.ArenaMoves`."""
         self._drop_graphs()
-        self._context.set_device_memory(arena.address, arena.size_bytes)
+        for context in self._contexts:
+            context.set_device_memory(arena.address, arena.size_bytes)
 
     def close(self) -> None:
         """Free the engine, of which no run may be in progress."""
         self._drop_graphs()
-        self._context = self._engine = self._runtime = None
+        self._contexts.clear()
+        self._engine = self._runtime = None
 
     def _specs(self, mode: Any) -> tuple[TensorSpec, ...]:
         names = [self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)]
@@ -253,11 +256,11 @@ class Engine:
             done = context.set_input_shape(spec.name, shape)
             self._check(done, f"shape of {spec.name!r}", list(shape), f"{allowed.least} to {allowed.most}")
 
-    def _infer_shapes(self, shapes: tuple[Shape, ...]) -> None:
+    def _infer_shapes(self, profile: int, shapes: tuple[Shape, ...]) -> None:
         """Let TensorRT compute the shapes of all tensors; raise an InvalidRequest if those of the inputs disagree."""
         self._logger.messages.clear()
         try:
-            missing = self._context.infer_shapes()
+            missing = self._contexts[profile].infer_shapes()
         except RuntimeError:
             missing = None
         if missing is None:  # outside the handler, whose frames may refer to a context of TensorRT
@@ -273,8 +276,9 @@ class Engine:
 
     def _enqueue_plain(self, work: Work, after: After | None, begin: int = 0) -> None:
         for place in range(begin, len(work)):
-            self._bind(self._context, work[place])
-            self._enqueue_bound(self._context, after, place)
+            context = self._contexts[work[place].profile]
+            self._bind(context, work[place])
+            self._enqueue_bound(context, after, place)
 
     def _enqueue_bound(self, context: Any, after: After | None, place: int) -> None:
         self._execute(context)

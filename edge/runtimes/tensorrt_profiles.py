@@ -7,12 +7,13 @@ profile for each power of two from :data:`SHORTEST` on: an axis from 1 to 512 ge
 axis.
 
 The sequence axis is the only dynamic axis after the batch. If inputs have none, or several that differ (as height and
-width of an image do), the manifest's profile is the only one.
+width of an image do), the manifest's profile is the only one. Where a manifest has several for a file, such as those of
+a decoder for prompts and for single tokens, they are the engine's as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from edge.bundles.manifest import Profile
 
@@ -23,6 +24,11 @@ MOST = 6
 
 #: Input name to profile.
 Profiles = Mapping[str, Profile]
+
+
+def optimization_profiles(profile: Profiles, more: Sequence[Profiles] = ()) -> tuple[Profiles, ...]:
+    """Return the optimization profiles for those of an ONNX file in the manifest; none for fixed shapes."""
+    return (profile, *more) if more else buckets(profile)
 
 
 def buckets(profile: Profiles) -> tuple[Profiles, ...]:

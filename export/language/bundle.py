@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from edge.datatypes import Array, TensorSpec
 from edge.errors import Literally, UsageError
 from edge.programs.generate import Generate
 from edge.programs.golden_options import golden_options
-from edge.runtimes.host_decoder import FEWEST_PLACES
+from edge.runtimes.decoder_cache import FEWEST_PLACES
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.convert import OPSET, golden_of, largest_difference
 from export.exported import FULL, Exported
@@ -39,9 +39,14 @@ MAX_BATCH_SIZE = 8
 MOST_POSITIONS = 1024
 _PROMPT, _IDS, _MASK, _TEXT, _GENERATED = "prompt", "ids", "mask", "text", "generated"
 _TOKENIZER, _GOLDEN, _STEP_GOLDEN = "tokenizer.json", "golden.npz", "backbone.golden.npz"
+_FP16_GOLDEN = "backbone.fp16.golden.npz"
 #: Longer texts are refused before they are tokenized; no usual token has more bytes on average.
 _BYTES_PER_TOKEN = 16
 _DEFAULT_TOKENS = 64
+#: Tokens of a prompt that TensorRT tunes for.
+_USUAL_PROMPT = 128
+#: The smallest, the best and the largest number of something.
+_Sizes = tuple[int, int, int]
 #: Protocol Buffers, and so an ONNX file, end at 2 GiB; the graph needs some of it.
 _MOST_ONNX_BYTES = 2**31 - 2**24
 #: Golden prompts at most.
@@ -111,23 +116,27 @@ def export_language_model(
     graph = DecoderGraph(model)
     plain = decoder_onnx(graph)
     step_golden = _step_golden(graph, config.vocab_size)
-    files = {_TOKENIZER: definition, _STEP_GOLDEN: step_golden.encode()}
-    made = {FULL: [("onnxruntime", "fp32", fused(plain)), ("tensorrt", "fp16", half(plain))]}
+    cache = {name for pair in cache_names(graph.layers) for name in pair}
+    goldens = {_STEP_GOLDEN: step_golden, _FP16_GOLDEN: _in_fp16(step_golden, cache)}
+    files = {_TOKENIZER: definition} | {file: one.encode() for file, one in goldens.items()}
+    made = {FULL: [("onnxruntime", "fp32", fused(plain)), ("tensorrt", "fp16", half(plain, fp16_tensors=cache))]}
     if int8:
         made[f"{FULL}-int8"] = [("onnxruntime", "int8", dynamic_int8(plain, has_head=b"LayerNormalization" in plain))]
+    profile, step_profile = profiles_of(graph, positions)
     tiers, largest = [], 0.0
     for tier, steps in made.items():
         artifacts = []
         for runtime, precision, data in steps:
             file = f"{tier}.{runtime}.{precision}.onnx"
-            difference = largest_difference(data, step_golden, worst_tolerance(step_golden, precision), file)
+            kind, own_golden = ("FP16", _FP16_GOLDEN) if precision == "fp16" else ("FP32", _STEP_GOLDEN)
+            difference = largest_difference(data, goldens[own_golden], worst_tolerance(step_golden, precision), file)
             largest = max(largest, difference)
             files[file] = data
             artifacts.append(
                 Artifact(
                     file=file, runtime=runtime, precision=precision, opset=OPSET, role="backbone",
-                    tolerance=allowed_tolerance(step_golden, precision, difference), golden=_STEP_GOLDEN,
-                    profile=_profile(graph, positions), **_tensors(graph, config.vocab_size),
+                    tolerance=allowed_tolerance(step_golden, precision, difference), golden=own_golden,
+                    profile=profile, more_profiles=(step_profile,), **_tensors(graph, config.vocab_size, kind),
                 )
             )  # fmt: skip
         with _generating(program, steps[0][2], tokenizer) as generate:
@@ -182,25 +191,31 @@ def _end_tokens(model: Any) -> tuple[int, ...]:
     return tuple(int(token) for token in tokens)
 
 
-def _tensors(graph: DecoderGraph, vocabulary: int) -> dict[str, tuple[TensorSpec, ...]]:
+def _tensors(graph: DecoderGraph, vocabulary: int, cache: str) -> dict[str, tuple[TensorSpec, ...]]:
     names, shape = cache_names(graph.layers), (-1, graph.key_heads, -1, graph.width)
     columns = [TensorSpec(name, "INT64", (-1, 1)) for name in (LENGTHS, LAST)]
-    reads = (TensorSpec(TOKENS, "INT64", (-1, -1)), *columns, *(TensorSpec(past, "FP32", shape) for past, _ in names))
-    gives = (TensorSpec(LOGITS, "FP32", (-1, vocabulary)), *(TensorSpec(new, "FP32", shape) for _, new in names))
+    reads = (TensorSpec(TOKENS, "INT64", (-1, -1)), *columns, *(TensorSpec(past, cache, shape) for past, _ in names))
+    gives = (TensorSpec(LOGITS, "FP32", (-1, vocabulary)), *(TensorSpec(new, cache, shape) for _, new in names))
     return {"inputs": reads, "outputs": gives}
 
 
-def _profile(graph: DecoderGraph, positions: int) -> dict[str, Profile]:
+def profiles_of(graph: DecoderGraph, positions: int) -> tuple[dict[str, Profile], dict[str, Profile]]:
+    """Return the profiles of a decoder's graph for prompts, with hardly a cache, and for single tokens behind one."""
     most = max(FEWEST_PLACES, 1 << (positions - 1).bit_length())  # the places of a cache
-    column = Profile(min=(1, 1), opt=(1, 1), max=(MAX_BATCH_SIZE, 1))
-    sizes = ((1, 1), (1, min(64, most)), (MAX_BATCH_SIZE, most))
-    places = [(rows, graph.key_heads, length, graph.width) for rows, length in sizes]
-    found = {
-        TOKENS: Profile(min=(1, 1), opt=(1, 1), max=(MAX_BATCH_SIZE, positions - 1)),
-        LENGTHS: column,
-        LAST: column,
-    }
-    return found | {past: Profile(*places) for past, _ in cache_names(graph.layers)}
+    usual = min(_USUAL_PROMPT, positions - 1)
+    return (
+        _profile(graph, tokens=(min(2, positions - 1), usual, positions - 1), places=(1, 1, FEWEST_PLACES)),
+        _profile(graph, tokens=(1, 1, 1), places=(1, most // 2, most)),
+    )
+
+
+def _profile(graph: DecoderGraph, *, tokens: _Sizes, places: _Sizes) -> dict[str, Profile]:
+    """Return a profile from the smallest, the best and the largest number of tokens and of places."""
+    rows = (1, 1, MAX_BATCH_SIZE)
+    column = Profile(*((count, 1) for count in rows))
+    cache = Profile(*((count, graph.key_heads, size, graph.width) for count, size in zip(rows, places, strict=True)))
+    found = {TOKENS: Profile(*zip(rows, tokens, strict=True)), LENGTHS: column, LAST: column}
+    return found | {past: cache for past, _ in cache_names(graph.layers)}
 
 
 def _step_golden(graph: DecoderGraph, vocabulary: int) -> Golden:
@@ -220,6 +235,15 @@ def _step_golden(graph: DecoderGraph, vocabulary: int) -> Golden:
                          *[nothing] * len(names))  # fmt: skip
     inputs = dict(columns) | {name: tensor.numpy() for (name, _), tensor in zip(names, past, strict=True)}
     return golden_of(graph, inputs, [LOGITS, *(new for _, new in names)])
+
+
+def _in_fp16(golden: Golden, cache: Collection[str]) -> Golden:
+    """Return a golden set whose tensors of the cache are rounded to FP16."""
+    reads, gives = (
+        {name: array.astype(np.float16) if name in cache else array for name, array in arrays.items()}
+        for arrays in (golden.inputs, golden.outputs)
+    )
+    return Golden(reads, gives)
 
 
 @contextmanager

@@ -239,6 +239,7 @@ def broken_only_in_version_2(good: Good) -> dict[str, Tree]:
         "own-input-empty": head(inputs=[]),
         "own-profile-missing": head(profile={}),
         "own-profile-unfit": head(profile={"code": {**shapes, "opt": [8, 5]}}),
+        "own-more-profiles-unfit": head(more_profiles=[{"code": {**shapes, "min": [9, 4]}}]),
         "own-profile-without-inputs": good.with_artifacts({"role": "head", "profile": profile}),
     }
 

@@ -24,6 +24,7 @@ from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from edge.runtimes.tensorrt_device import shared_device
 from edge.runtimes.tensorrt_runner import TensorRtRunner
 from tests.device.engines import engine, loaded
+from tests.device.networks import Shapes
 from tests.device.software import SoftwareDriver
 from tests.support.commands import answer, fewheads
 from tests.support.letters_model import MAX_BATCH_SIZE, NAME, continued, inputs_of, write_letters_bundle
@@ -200,9 +201,7 @@ def test_a_row_whose_cache_has_no_numbers_leaves_none_behind(runner: TensorRtRun
 
 
 def test_a_cache_in_fp16_has_the_same_logits(bundle: Bundle, runner: TensorRtRunner) -> None:
-    profile = bundle.manifest.tensors(bundle.manifest.tiers[0].artifacts[0]).profile
-    shapes = {name: (one.min, one.opt, one.max) for name, one in profile.items()}
-    smaller = loaded(engine(in_fp16((bundle.path / "decoder.onnx").read_bytes()), shapes))
+    smaller = loaded(engine(in_fp16((bundle.path / "decoder.onnx").read_bytes()), shapes_of(bundle)))
     try:
         both = Both(runner.decoder(TENSORS), smaller.decoder(TENSORS))
         both.join(3, 40, 1)
@@ -214,6 +213,34 @@ def test_a_cache_in_fp16_has_the_same_logits(bundle: Bundle, runner: TensorRtRun
         assert halved == whole // 2
     finally:
         smaller.close()
+
+
+def test_prompts_and_single_tokens_have_profiles_of_their_own(bundle: Bundle) -> None:
+    shapes = dict(shapes_of(bundle))
+    steps = shapes | {"tokens": ((1, 1), (1, 1), (MAX_BATCH_SIZE, 1))}
+    prompts = shapes | {"tokens": ((1, 2), (1, 8), (MAX_BATCH_SIZE, 99))}
+    for past, _ in TENSORS.cache:
+        least, _, (rows, heads, _, width) = shapes[past]
+        prompts[past] = least, least, (rows, heads, FEWEST_PLACES, width)
+    two = loaded(engine((bundle.path / "decoder.onnx").read_bytes(), prompts, steps))
+    try:
+        both = Both(on_host(bundle), two.decoder(TENSORS))
+        both.join(1, 70)
+        both.join(1)  # of the profile for single tokens, too
+        for _ in range(20):
+            both.step()
+        contexts = two._engine._contexts
+        assert [context.active_optimization_profile for context in contexts] == [0, 1]
+        assert [context.get_tensor_shape("tokens")[1] for context in contexts] == [70, 1]
+        with pytest.raises(InvalidRequest, match=r"expected at most \[1, 99\]"):
+            both.decoders[1].add(np.ones((1, 100), np.int64), np.array([100]))
+    finally:
+        two.close()
+
+
+def shapes_of(bundle: Bundle) -> Shapes:
+    profile = bundle.manifest.tensors(bundle.manifest.tiers[0].artifacts[0]).profile
+    return {name: (one.min, one.opt, one.max) for name, one in profile.items()}
 
 
 def in_fp16(model: bytes) -> bytes:

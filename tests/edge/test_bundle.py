@@ -53,9 +53,9 @@ def test_artifact_of_a_role_tier_and_runtime(tmp_path: Path):
     with pytest.raises(BundleError, match="tier: got 'lean', expected one of full"):
         bundle.artifact("onnxruntime", "lean")
     manifest = bundle.manifest
-    assert manifest.tensors(model) == (manifest.inputs, manifest.outputs, manifest.profile)
-    assert manifest.tensors(embed) == (manifest.inputs, embed.outputs, manifest.profile)
-    assert manifest.tensors(head) == (embed.outputs, manifest.outputs, head.profile)
+    assert manifest.tensors(model) == (manifest.inputs, manifest.outputs, manifest.profile, ())
+    assert manifest.tensors(embed) == (manifest.inputs, embed.outputs, manifest.profile, ())
+    assert manifest.tensors(head) == (embed.outputs, manifest.outputs, head.profile, ())
 
 
 def test_change_after_opening_is_found_and_a_pipe_does_not_hang(tmp_path: Path):

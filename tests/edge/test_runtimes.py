@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner
 from onnx import TensorProto, helper
 
-from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import Artifact, Tier, Tolerance
+from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.manifest import Artifact, Profile, Tier, Tolerance
 from edge.cli.build import build as build_command
 from edge.errors import BackendError, BundleError, UsageError
 from edge.runtimes import cuda, tensorrt_package
@@ -29,6 +29,7 @@ from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from edge.runtimes.runtime import BuildOptions, Source
 from edge.runtimes.table import RUNTIMES, choose, targets
 from tests.support.commands import fewheads, refusal
+from tests.support.letters_model import MAX_BATCH_SIZE, write_letters_bundle
 from tests.support.marks import with_rtx
 from tests.support.models import ORACLE_BUNDLE, oracle_golden, oracle_manifest, serialized
 
@@ -198,3 +199,19 @@ def test_options_of_the_tensorrt_provider(tmp_path: Path):
         "trt_timing_cache_enable": "True",
         "trt_timing_cache_path": str(tmp_path / "timing"),
     }
+
+
+def test_the_tensorrt_provider_gets_one_profile_around_several(tmp_path: Path):
+    bundle = write_letters_bundle(tmp_path / "letters")
+    (tier,) = bundle.manifest.tiers
+    (artifact,) = tier.artifacts
+    steps = artifact.profile | {"tokens": Profile(min=(1, 1), opt=(1, 1), max=(MAX_BATCH_SIZE, 1))}
+    prompts = artifact.profile | {"tokens": Profile(min=(1, 2), opt=(2, 8), max=(MAX_BATCH_SIZE, 9))}
+    artifact = msgspec.structs.replace(artifact, profile=prompts, more_profiles=(steps,))
+    manifest = msgspec.structs.replace(bundle.manifest, tiers=(msgspec.structs.replace(tier, artifacts=(artifact,)),))
+    files = {name: bundle.read(name) for name in bundle.manifest.files}
+    bundle = write_bundle(tmp_path / "changed", manifest, files)
+    runtime = OnnxRuntimeTensorRt()
+    (_, given), _ = runtime.providers(Source.of(bundle, runtime, role="backbone"), BuildOptions())
+    found = [given[f"trt_profile_{bound}_shapes"].split(",")[0] for bound in ("min", "opt", "max")]
+    assert found == ["tokens:1x1", "tokens:2x8", "tokens:4x9"]

@@ -7,7 +7,7 @@ from edge.runtimes.runtime import BuildProgress
 from edge.runtimes.tensorrt_builder import memory_needed
 from edge.runtimes.tensorrt_network import Attention, unexplained
 from edge.runtimes.tensorrt_package import BuilderLog
-from edge.runtimes.tensorrt_profiles import buckets, described
+from edge.runtimes.tensorrt_profiles import buckets, described, optimization_profiles
 
 MIB = 1024**2
 
@@ -43,6 +43,12 @@ def test_only_one_sequence_axis_is_cut():
     beside = {**text(1, 64), "x": Profile(min=(1, 15), opt=(8, 15), max=(64, 15))}
     assert [one["x"] for one in buckets(beside)] == [beside["x"], beside["x"]]
     assert described(buckets(text(1, 64))[1]) == "attention_mask 1x33..1x64..8x64, input_ids 1x33..1x64..8x64"
+
+
+def test_several_profiles_of_a_file_are_not_cut():
+    prompts, steps = text(2, 512), text(1, 1)
+    assert optimization_profiles(steps, [prompts]) == (steps, prompts)
+    assert optimization_profiles(prompts) == buckets(prompts) != (prompts,)
 
 
 def test_builder_log_counts_skipped_tactics_and_finds_a_lack_of_memory():

@@ -17,6 +17,7 @@ import transformers
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.manifest import TokenizerPreprocess
 from edge.bundles.programs import GenerateProgram, HeadBase
+from edge.bundles.rules import check
 from edge.errors import BundleError, UsageError
 from edge.launch import serving
 from edge.pb.inference_pb2_grpc import GRPCInferenceServiceStub as Stub
@@ -139,6 +140,22 @@ def test_texts_of_100_prompts_are_those_of_the_library(directory: Path, reposito
         assert texts[number] == expected
     program.close()
     runner.close()
+
+
+def test_the_file_for_tensorrt_has_its_cache_in_fp16_and_profiles_for_prompts_and_tokens(repository: Path) -> None:
+    bundle = Bundle.open(repository / "letters-1")
+    host, device = bundle.manifest.tiers[0].artifacts
+    assert [spec.datatype for spec in host.inputs or ()] == ["INT64"] * 3 + ["FP32"] * 4
+    assert [spec.datatype for spec in device.inputs or ()] == ["INT64"] * 3 + ["FP16"] * 4
+    assert [spec.datatype for spec in device.outputs or ()] == ["FP32"] + ["FP16"] * 4
+    tokens = [profiles[TOKENS] for profiles in bundle.manifest.tensors(device).profiles]
+    assert [(one.min, one.max) for one in tokens] == [((1, 2), (8, 63)), ((1, 1), (8, 1))]
+    tier = bundle.manifest.tiers[0]
+    outputs = tuple(msgspec.structs.replace(spec, datatype="FP32") for spec in device.outputs or ())
+    mixed = msgspec.structs.replace(tier, artifacts=(host, msgspec.structs.replace(device, outputs=outputs)))
+    manifest = msgspec.structs.replace(bundle.manifest, tiers=(mixed,))
+    with pytest.raises(BundleError, match=r"input 'past\.0\.key': got .*'FP16'.*, expected FP32 or FP16 .*as 'new"):
+        check(manifest, "manifest")
 
 
 def test_golden_texts_are_clear_and_of_one_length(directory: Path, repository: Path, tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from edge.bundles.manifest import Profile
 from edge.runtimes.tensorrt_builder import compile_onnx
 from edge.runtimes.tensorrt_profiles import described
 from export.convert import to_onnx
-from export.language.decoder import LAST, LENGTHS, TOKENS, DecoderGraph, cache_names, decoder_onnx
+from export.language.bundle import profiles_of
+from export.language.decoder import TOKENS, DecoderGraph, cache_names, decoder_onnx
 from export.language.folding import FoldedHead
 from export.precision import half
-from tests.support.language_models import bpe, tiny_gpt2
+from tests.support.language_models import bpe, tiny_gpt2, tiny_llama
 from tests.support.marks import with_rtx
 
 pytestmark = with_rtx
@@ -20,19 +21,19 @@ pytestmark = with_rtx
 compiled = partial(compile_onnx, flavor="tensorrt_rtx", compute_capability="SM86", subject="a language model")
 PRECISIONS = pytest.mark.parametrize("converted", [bytes, half], ids=["fp32", "fp16"])
 POSITIONS, ROWS = 64, 8
+#: As a bundle has it.
+FP16_CACHE = partial(half, fp16_tensors={name for pair in cache_names(2) for name in pair})
 
 
-@PRECISIONS
-def test_a_decoder_compiles(converted):
-    graph = DecoderGraph(tiny_gpt2(positions=POSITIONS))
-    column = Profile(min=(1, 1), opt=(1, 1), max=(ROWS, 1))
-    tokens = Profile(min=(1, 1), opt=(1, 1), max=(ROWS, POSITIONS - 1))
-    places = Profile(*((rows, graph.key_heads, length, graph.width) for rows, length in ((1, 1), (1, 32), (ROWS, 64))))
-    profile = {TOKENS: tokens, LENGTHS: column, LAST: column}
-    profile |= {past: places for past, _ in cache_names(graph.layers)}
-    report = compiled(converted(decoder_onnx(graph)), profile).report
+@pytest.mark.parametrize(("model", "converted"), [(tiny_gpt2, bytes), (tiny_gpt2, half), (tiny_llama, FP16_CACHE)])
+def test_a_decoder_compiles(model, converted):
+    graph = DecoderGraph(model(positions=POSITIONS))
+    profile, step_profile = profiles_of(graph, POSITIONS)
+    report = compiled(converted(decoder_onnx(graph)), profile, more_profiles=[step_profile]).report
     assert (report.typing, report.notes) == ("strong", ())
-    assert report.profiles == (described(profile),)
+    assert report.profiles == (described(profile), described(step_profile))
+    shapes = [profiles[TOKENS] for profiles in (profile, step_profile)]
+    assert shapes == [Profile(min=(1, 2), opt=(1, 63), max=(ROWS, 63)), Profile(min=(1, 1), opt=(1, 1), max=(ROWS, 1))]
     # The runner checks tokens. Lengths index the table of positions only together with the places of new tokens.
     assert report.index_limits == {TOKENS: bpe().size}
 

@@ -27,3 +27,15 @@ def tiny_gpt2(seed=0, positions=64):
             if parameter.dim() == 2:
                 parameter *= 10
     return model
+
+
+def tiny_llama(positions=64):
+    """Return a random model with rotary embeddings and RMS normalisations, for :func:`bpe`."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=bpe().size, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=positions, initializer_range=0.2,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
