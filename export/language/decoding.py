@@ -77,6 +77,8 @@ def _generate(
     device = model_device(model)
     ids, mask = _left_padded(prompts, end)
     options: dict[str, Any] = {"do_sample": decoding.temperature > 0, "num_beams": decoding.beams}
+    if decoding.beams > 1:
+        options["length_penalty"] = 0.0  # the likeliest sequence; transformers divides by the length otherwise
     if decoding.temperature > 0:
         options |= {"temperature": decoding.temperature, "top_k": decoding.top_k, "top_p": 1.0}
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.inference_mode():
