@@ -104,7 +104,7 @@ class Engine:
         self.outputs = self._specs(self._trt.TensorIOMode.OUTPUT)
         profiles = range(self._engine.num_optimization_profiles)
         self.profiles = [[self._range(spec, profile) for spec in self.inputs] for profile in profiles]
-        # A context of its own for each profile: to switch a context costs more than a run of a small model.
+        # One for each profile: the first run after a switch of profiles updates all layers of a context.
         self._contexts = [self._new_context() for _ in profiles]
         self.activation_bytes = int(self._engine.device_memory_size_v2)  # of the largest profile
 
