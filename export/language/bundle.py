@@ -179,24 +179,26 @@ def _end_tokens(model: Any) -> tuple[int, ...]:
 
 
 def _tensors(graph: DecoderGraph, vocabulary: int) -> dict[str, tuple[TensorSpec, ...]]:
-    names, shape = cache_names(graph.layers), (-1, graph.key_heads, -1, graph.width)
-    columns = [TensorSpec(name, "INT64", (-1, 1)) for name in (LENGTHS, LAST)]
-    reads = (TensorSpec(TOKENS, "INT64", (-1, -1)), *columns, *(TensorSpec(past, "FP32", shape) for past, _ in names))
-    gives = (TensorSpec(LOGITS, "FP32", (-1, vocabulary)), *(TensorSpec(new, "FP32", shape) for _, new in names))
-    return {"inputs": reads, "outputs": gives}
+    reads = [TensorSpec(TOKENS, "INT64", (-1, -1)), *(TensorSpec(name, "INT64", (-1, 1)) for name in (LENGTHS, LAST))]
+    gives = [TensorSpec(LOGITS, "FP32", (-1, vocabulary))]
+    for past, new, heads in graph.caches():
+        for specs, name in ((reads, past), (gives, new)):
+            specs.append(TensorSpec(name, "FP32", (-1, heads, -1, graph.width)))
+    return {"inputs": tuple(reads), "outputs": tuple(gives)}
 
 
 def _profile(graph: DecoderGraph, positions: int) -> dict[str, Profile]:
     most = max(FEWEST_PLACES, 1 << (positions - 1).bit_length())  # the places of a cache
     column = Profile(min=(1, 1), opt=(1, 1), max=(MAX_BATCH_SIZE, 1))
     sizes = ((1, 1), (1, min(64, most)), (MAX_BATCH_SIZE, most))
-    places = [(rows, graph.key_heads, length, graph.width) for rows, length in sizes]
     found = {
         TOKENS: Profile(min=(1, 1), opt=(1, 1), max=(MAX_BATCH_SIZE, positions - 1)),
         LENGTHS: column,
         LAST: column,
     }
-    return found | {past: Profile(*places) for past, _ in cache_names(graph.layers)}
+    for past, _, heads in graph.caches():
+        found[past] = Profile(*((rows, heads, length, graph.width) for rows, length in sizes))
+    return found
 
 
 def _step_golden(graph: DecoderGraph, vocabulary: int) -> Golden:
@@ -208,14 +210,13 @@ def _step_golden(graph: DecoderGraph, vocabulary: int) -> Golden:
         (LENGTHS, np.array([[places], [places - 3]])),
         (LAST, np.array([[tokens - 1], [0]])),
     ]
-    names = cache_names(graph.layers)
+    caches = graph.caches()
     prompt = torch.from_numpy(random.integers(0, vocabulary, (rows, places)))
-    nothing = torch.zeros(rows, graph.key_heads, 1, graph.width)
+    nothing = [torch.zeros(rows, heads, 1, graph.width) for _, _, heads in caches]
     with torch.no_grad():
-        _, *past = graph(prompt, torch.zeros(rows, 1, dtype=torch.int64), torch.full((rows, 1), places - 1),
-                         *[nothing] * len(names))  # fmt: skip
-    inputs = dict(columns) | {name: tensor.numpy() for (name, _), tensor in zip(names, past, strict=True)}
-    return golden_of(graph, inputs, [LOGITS, *(new for _, new in names)])
+        _, *past = graph(prompt, torch.zeros(rows, 1, dtype=torch.int64), torch.full((rows, 1), places - 1), *nothing)
+    inputs = dict(columns) | {name: tensor.numpy() for (name, *_), tensor in zip(caches, past, strict=True)}
+    return golden_of(graph, inputs, [LOGITS, *(new for _, new, _ in caches)])
 
 
 class _Reference(NamedTuple):

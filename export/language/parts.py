@@ -1,0 +1,165 @@
+"""Heads and neurons of a causal model of transformers: which weights are theirs, and what the model is without them.
+
+A removed head has zeros in all its weights, and so has a removed neuron: the model keeps its shapes and its class, and
+no gradient moves those weights. :func:`drop_removed` takes them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class Part(NamedTuple):
+    """Half of a layer: G groups of features that its last projection reads.
+
+    A group is one hidden unit of a feed-forward, or a head of keys and values with all heads of queries that share it.
+
+    Attributes:
+        inner: each projection that computes the features, and which of its outputs are each group's, [G, m].
+        output: the last projection.
+        features: which of its inputs are each group's, [G, w], in ascending order.
+    """
+
+    inner: tuple[tuple[nn.Module, Tensor], ...]
+    output: nn.Module
+    features: Tensor
+
+    @property
+    def groups(self) -> int:
+        """G."""
+        return len(self.features)
+
+    @property
+    def weight(self) -> Tensor:
+        """Weights of the last projection, [G * w, d], float64; a copy."""
+        weight = _stored(self.output, inputs_first=True).detach().cpu().double()
+        return weight.clone()
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters of each group."""
+        inner = sum(_stored(module)[index[0]].numel() + _bias(module)[index[0]].numel() for module, index in self.inner)
+        return inner + _stored(self.output, inputs_first=True)[self.features[0]].numel()
+
+    def squares(self) -> Tensor:
+        """Return the sum of the squares of all weights of each group, [G]."""
+        inputs = sum(_stored(module).detach()[index].square().sum((1, 2)) for module, index in self.inner)
+        outputs = _stored(self.output, inputs_first=True).detach()[self.features].square().sum((1, 2))
+        return (inputs + outputs).cpu().double()
+
+    def removed(self) -> Tensor:
+        """Return which groups add nothing to the output, [G], bool."""
+        weights = _stored(self.output, inputs_first=True)[self.features]
+        return (weights == 0).all(2).all(1)
+
+    @torch.no_grad()
+    def remove(self, groups: Sequence[int]) -> None:
+        """Set all weights of some groups to zero."""
+        chosen = torch.tensor(groups, dtype=torch.int64)
+        for module, index in self.inner:
+            _stored(module)[index[chosen].flatten()] = 0
+            _bias(module)[index[chosen].flatten()] = 0
+        _stored(self.output, inputs_first=True)[self.features[chosen].flatten()] = 0
+
+    @torch.no_grad()
+    def fill(self, weight: Tensor, shift: Tensor) -> None:
+        """Set the weights [G * w, d] of the last projection, and add ``shift`` [d] to its bias, if it has one."""
+        _stored(self.output, inputs_first=True).copy_(weight)
+        if _has_bias(self.output):
+            _bias(self.output).add_(shift.to(_bias(self.output)))
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether the last projection has a bias."""
+        return _has_bias(self.output)
+
+    @torch.no_grad()
+    def drop(self, kept: Tensor) -> None:
+        """Take all other groups out of the projections; their order stays."""
+        for module, index in self.inner:
+            _keep(module, index[kept].flatten().sort().values, inputs=False)
+        _keep(self.output, self.features[kept].flatten(), inputs=True)
+
+
+def layers_of(model: Any) -> list[nn.Module]:
+    """Return the layers of a model of :data:`export.language.backbone.ARCHITECTURES`."""
+    base = model.base_model
+    return list(base.h if hasattr(base, "h") else base.layers)
+
+
+def attention_of(layer: Any, config: Any) -> Part:
+    """Return the attention of a layer; its groups are the heads of keys and values."""
+    if hasattr(layer, "attn"):
+        heads, width = config.num_attention_heads, layer.attn.head_dim
+        features = _consecutive(heads, width)
+        all_three = torch.cat([features + place * heads * width for place in range(3)], dim=1)
+        return Part(((layer.attn.c_attn, all_three),), layer.attn.c_proj, features)
+    attention = layer.self_attn
+    width, groups = attention.head_dim, config.num_key_value_heads
+    queries, shared = _consecutive(groups, config.num_attention_heads // groups * width), _consecutive(groups, width)
+    inner = ((attention.q_proj, queries), (attention.k_proj, shared), (attention.v_proj, shared))
+    return Part(inner, attention.o_proj, queries)
+
+
+def feed_forward_of(layer: Any) -> Part:
+    """Return the feed-forward of a layer; its groups are the hidden units."""
+    mlp = layer.mlp
+    gpt2 = hasattr(mlp, "c_fc")
+    inner, output = ((mlp.c_fc,), mlp.c_proj) if gpt2 else ((mlp.gate_proj, mlp.up_proj), mlp.down_proj)
+    units = _consecutive(_stored(output, inputs_first=True).shape[0], 1)
+    return Part(tuple((module, units) for module in inner), output, units)
+
+
+def drop_removed(model: Any) -> tuple[int, ...]:
+    """Take out the heads and neurons that add nothing, but the first of a layer that would have none, in place.
+
+    The outputs stay the same. The configuration stays, too, so that the model can be run but not saved.
+
+    Returns:
+        The number of heads of keys and values that each layer has left.
+    """
+    config = model.config.get_text_config()
+    left = []
+    for layer in layers_of(model):
+        attention = attention_of(layer, config)
+        for part in (attention, feed_forward_of(layer)):
+            kept = (~part.removed()).nonzero()[:, 0]
+            part.drop(kept if len(kept) else torch.tensor([0]))
+        if hasattr(layer, "attn"):  # GPT-2 cuts one tensor into queries, keys and values of this size
+            layer.attn.split_size = layer.attn.c_attn.nf // 3
+        left.append(_stored(attention.inner[-1][0]).shape[0] // len(attention.inner[-1][1][0]))
+    return tuple(left)
+
+
+def _consecutive(groups: int, width: int) -> Tensor:
+    return torch.arange(groups * width).reshape(groups, width)
+
+
+def _stored(module: Any, *, inputs_first: bool = False) -> Tensor:
+    """Return a view of the weights of a projection, [out, in] or [in, out]; GPT-2 stores the latter."""
+    weight: Tensor = module.weight
+    return weight if isinstance(module, nn.Linear) != inputs_first else weight.T
+
+
+def _has_bias(module: nn.Module) -> bool:
+    return module.bias is not None
+
+
+def _bias(module: Any) -> Tensor:
+    """Return the bias of a projection, [out]; zeros that belong to nothing if it has none."""
+    bias: Tensor | None = module.bias
+    return torch.zeros(len(_stored(module))) if bias is None else bias
+
+
+def _keep(module: Any, chosen: Tensor, *, inputs: bool) -> None:
+    """Keep some inputs, or outputs, of a projection."""
+    linear = isinstance(module, nn.Linear)
+    module.weight = nn.Parameter(module.weight.detach().index_select(int(linear == inputs), chosen))
+    if not inputs and module.bias is not None:
+        module.bias = nn.Parameter(module.bias.detach()[chosen])
+    sizes = ("in_features", "out_features") if linear else ("nx", "nf")
+    setattr(module, sizes[0] if inputs else sizes[1], len(chosen))
