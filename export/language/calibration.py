@@ -1,6 +1,6 @@
 """Calibration of language models: what the last projections of each layer read, and how much their outputs matter.
 
-The layers run one after the other on texts, so that each can be changed before the next one is calibrated on its output.
+The layers run one after the other on texts, so that each can be changed before the next one reads its output.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from edge.errors import Literally
 from export.errors import ReductionError
@@ -95,10 +94,11 @@ class Calibration:
         self._states = [calls[layer](state) for state, calls in zip(self._states, self._calls, strict=True)]
 
     def sensitivities(self, seed: int) -> list[list[Tensor]]:
-        """Return F = E[g gᵀ] of each part of each layer, [d, d], for the gradients g of the loss by the part's output.
+        """Return F = E[g gᵀ] for the output of each part of each layer, [d, d].
 
-        The loss is the cross-entropy of tokens that the model itself draws in the place of those that are learnt, so
-        that ½ δᵀ F δ is the divergence from the model that a small error δ of the output causes (Fisher information).
+        g is the gradient of random sums of the logits, with weights from N(0, 1) less their mean, so that δᵀ F δ is the
+        square by which a small error δ of the output moves the logits of all tokens that are learnt, apart from a shift
+        of all logits of a token. Unlike gradients of the loss, these do not vanish where a model is sure of its texts.
         """
         generator = torch.Generator().manual_seed(seed)
         outputs = [part.output for parts in self.layers for part in parts]
@@ -106,9 +106,9 @@ class Calibration:
         for batch, mask in zip(self._batches, self._masks, strict=True):
             with recorded(outputs) as found:
                 logits, _ = learnt_logits(self.model, batch)
-            drawn = torch.multinomial(logits.detach().softmax(1).cpu(), 1, generator=generator)[:, 0]
-            loss = functional.cross_entropy(logits, drawn.to(logits.device), reduction="sum")
-            gradients = torch.autograd.grad(loss, [found[output].returned for output in outputs])
+            weights = torch.randn(logits.shape, generator=generator)
+            total = (logits * (weights - weights.mean(dim=1, keepdim=True)).to(logits.device)).sum()
+            gradients = torch.autograd.grad(total, [found[output].returned for output in outputs])
             moments = moments or [Moments(1, gradient.shape[-1]) for gradient in gradients]
             for sums, gradient in zip(moments, gradients, strict=True):
                 sums.add(tokens_of(gradient, mask))

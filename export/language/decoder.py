@@ -27,8 +27,8 @@ class DecoderGraph(nn.Module):
     """Logits of each row's last token, and new keys and values.
 
     Args:
-        model: of :data:`export.language.backbone.ARCHITECTURES`. It loses the heads and neurons that a reduction removed,
-            and its attention is replaced.
+        model: of :data:`export.language.backbone.ARCHITECTURES`. It loses the heads and neurons that a reduction
+            removed, and its attention is replaced.
 
     Attributes:
         key_heads: of keys and values, in each layer.

@@ -36,46 +36,42 @@ class Part(NamedTuple):
     @property
     def weight(self) -> Tensor:
         """Weights of the last projection, [G * w, d], float64; a copy."""
-        weight = _stored(self.output, inputs_first=True).detach().cpu().double()
-        return weight.clone()
+        return _by_input(self.output).detach().cpu().double().clone()
 
     @property
     def parameters(self) -> int:
         """The number of parameters of each group."""
-        inner = sum(_stored(module)[index[0]].numel() + _bias(module)[index[0]].numel() for module, index in self.inner)
-        return inner + _stored(self.output, inputs_first=True)[self.features[0]].numel()
+        return sum(weights[0].numel() for weights in self._weights())
 
     def squares(self) -> Tensor:
         """Return the sum of the squares of all weights of each group, [G]."""
-        inputs = sum(_stored(module).detach()[index].square().sum((1, 2)) for module, index in self.inner)
-        outputs = _stored(self.output, inputs_first=True).detach()[self.features].square().sum((1, 2))
-        return (inputs + outputs).cpu().double()
+        return torch.stack([weights.cpu().double().square().flatten(1).sum(1) for weights in self._weights()]).sum(0)
 
     def removed(self) -> Tensor:
         """Return which groups add nothing to the output, [G], bool."""
-        weights = _stored(self.output, inputs_first=True)[self.features]
-        return (weights == 0).all(2).all(1)
+        return (_by_input(self.output)[self.features] == 0).all(2).all(1)
 
     @torch.no_grad()
     def remove(self, groups: Sequence[int]) -> None:
         """Set all weights of some groups to zero."""
         chosen = torch.tensor(groups, dtype=torch.int64)
         for module, index in self.inner:
-            _stored(module)[index[chosen].flatten()] = 0
-            _bias(module)[index[chosen].flatten()] = 0
-        _stored(self.output, inputs_first=True)[self.features[chosen].flatten()] = 0
+            for stored in _by_output(module):
+                stored[index[chosen].flatten()] = 0
+        _by_input(self.output)[self.features[chosen].flatten()] = 0
 
     @torch.no_grad()
     def fill(self, weight: Tensor, shift: Tensor) -> None:
         """Set the weights [G * w, d] of the last projection, and add ``shift`` [d] to its bias, if it has one."""
-        _stored(self.output, inputs_first=True).copy_(weight)
-        if _has_bias(self.output):
-            _bias(self.output).add_(shift.to(_bias(self.output)))
+        output: Any = self.output
+        _by_input(output).copy_(weight)
+        if output.bias is not None:
+            output.bias.add_(shift.to(output.bias))
 
     @property
     def has_bias(self) -> bool:
         """Whether the last projection has a bias."""
-        return _has_bias(self.output)
+        return self.output.bias is not None
 
     @torch.no_grad()
     def drop(self, kept: Tensor) -> None:
@@ -83,6 +79,11 @@ class Part(NamedTuple):
         for module, index in self.inner:
             _keep(module, index[kept].flatten().sort().values, inputs=False)
         _keep(self.output, self.features[kept].flatten(), inputs=True)
+
+    def _weights(self) -> list[Tensor]:
+        """Return the weights of all groups in each projection and bias, [G, …]; copies."""
+        found = [stored.detach()[index] for module, index in self.inner for stored in _by_output(module)]
+        return [*found, _by_input(self.output).detach()[self.features]]
 
 
 def layers_of(model: Any) -> list[nn.Module]:
@@ -110,7 +111,7 @@ def feed_forward_of(layer: Any) -> Part:
     mlp = layer.mlp
     gpt2 = hasattr(mlp, "c_fc")
     inner, output = ((mlp.c_fc,), mlp.c_proj) if gpt2 else ((mlp.gate_proj, mlp.up_proj), mlp.down_proj)
-    units = _consecutive(_stored(output, inputs_first=True).shape[0], 1)
+    units = _consecutive(len(_by_input(output)), 1)
     return Part(tuple((module, units) for module in inner), output, units)
 
 
@@ -131,7 +132,8 @@ def drop_removed(model: Any) -> tuple[int, ...]:
             part.drop(kept if len(kept) else torch.tensor([0]))
         if hasattr(layer, "attn"):  # GPT-2 cuts one tensor into queries, keys and values of this size
             layer.attn.split_size = layer.attn.c_attn.nf // 3
-        left.append(_stored(attention.inner[-1][0]).shape[0] // len(attention.inner[-1][1][0]))
+        values, index = attention.inner[-1]
+        left.append(len(_by_output(values)[0]) // index.shape[1])
     return tuple(left)
 
 
@@ -139,20 +141,15 @@ def _consecutive(groups: int, width: int) -> Tensor:
     return torch.arange(groups * width).reshape(groups, width)
 
 
-def _stored(module: Any, *, inputs_first: bool = False) -> Tensor:
-    """Return a view of the weights of a projection, [out, in] or [in, out]; GPT-2 stores the latter."""
+def _by_input(module: Any) -> Tensor:
+    """Return a view of the weights of a projection, [in, out]; GPT-2 stores them so, and others transposed."""
     weight: Tensor = module.weight
-    return weight if isinstance(module, nn.Linear) != inputs_first else weight.T
+    return weight.T if isinstance(module, nn.Linear) else weight
 
 
-def _has_bias(module: nn.Module) -> bool:
-    return module.bias is not None
-
-
-def _bias(module: Any) -> Tensor:
-    """Return the bias of a projection, [out]; zeros that belong to nothing if it has none."""
-    bias: Tensor | None = module.bias
-    return torch.zeros(len(_stored(module))) if bias is None else bias
+def _by_output(module: Any) -> list[Tensor]:
+    """Return a view of the weights of a projection, [out, in], and its bias, [out], if it has one."""
+    return [_by_input(module).T, *([] if module.bias is None else [module.bias])]
 
 
 def _keep(module: Any, chosen: Tensor, *, inputs: bool) -> None:

@@ -1,7 +1,7 @@
 """Reduction of a language model: fewer heads and fewer neurons in the directory of a model of transformers.
 
-Heads and neurons are ranked by the loss of optimal brain surgery (:mod:`export.reduction.removal`), measured in what the
-error of a part's output does to the model's predictions. This unit is the same in all layers, so one ranking of all
+Heads and neurons are ranked by the loss of optimal brain surgery (:mod:`export.reduction.removal`), measured in what
+the error of a part's output does to the model's logits. This unit is the same in all layers, so one ranking of all
 layers says how many each of them keeps. Then each layer is calibrated on the outputs of the smaller layers before it,
 and the weights that stay are fitted by least squares to what the whole layer returns.
 """
@@ -9,7 +9,7 @@ and the weights that stay are fitted by least squares to what the whole layer re
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from edge.bundles.manifest import Measure
+from edge.datatypes import Array
 from edge.errors import Literally, UsageError
 from export.language.backbone import load_backbone, positions_of, save_backbone
 from export.language.base import identity_of
@@ -36,13 +37,15 @@ from export.reduction.lowrank import regularised
 from export.reduction.removal import Removal, head_removal, kept_columns, least_squares, neuron_removal, output_error
 from export.runs import METRICS, RunConfig, RunMetrics
 from export.training.device import DeviceName, device_of
-from export.training.observer import SILENT, Observer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 #: By calibration, or as a baseline by the size of the weights, without a fit of what stays.
 Method = Literal["calibrated", "magnitude"]
+
+#: Is called with the work, and how many of how many parts of it are done.
+OnPart = Callable[[str, int, int], None]
 
 #: Name of the model in the record.
 MODEL = "reduced-language-model"
@@ -66,7 +69,8 @@ class LayerReport(msgspec.Struct, frozen=True):
         attention_error: mean square of the change of the attention's output on the calibration texts, relative to that
             of the output.
         feed_forward_error: the same for the feed-forward.
-        head_scores: of each original head, the loss of its removal after those with lower ones.
+        head_scores: of each original head, the loss of its removal after the heads that go before it: the mean square
+            by which it moves the logits; by magnitude, the square of its weights.
     """
 
     heads: tuple[int, ...]
@@ -94,7 +98,7 @@ def reduce_directory(
     texts: int,
     seed: int,
     device: DeviceName = "cpu",
-    observer: Observer = SILENT,
+    on_part: OnPart = lambda work, done, parts: None,
 ) -> Reduced:
     """Reduce the model in a directory, measure it on the hold-out, and write it as a directory of the same kind.
 
@@ -104,7 +108,7 @@ def reduce_directory(
     Args:
         directory: path of the new model; an earlier one there is replaced when this one is done.
         texts: of the corpus's training part, for the calibration.
-        seed: draws these texts, and tokens in the measurement of sensitivities.
+        seed: draws these texts, and weights of logits in the measurement of sensitivities.
 
     Raises:
         UsageError: a share leaves a layer without heads or neurons, or nothing would be removed.
@@ -119,7 +123,7 @@ def reduce_directory(
     rows = encode_fitting(tokenizer, [corpus.train[place] for place in chosen], positions)
     holdout = encode_fitting(tokenizer, corpus.holdout, positions)
     before = token_measures("before", teacher_forced(model, holdout))
-    layers, parameters = reduce_model(model, rows, shares, method=method, seed=seed, observer=observer)
+    layers, parameters = reduce_model(model, rows, shares, method=method, seed=seed, on_part=on_part)
     measures: tuple[Measure, ...] = (*token_measures("holdout", teacher_forced(model, holdout)), *before)
     metrics = RunMetrics(parameters, 0, 0, time.perf_counter() - begun, measures)
     trainer = f"{method} reduction to {shares.heads:g} of the heads and {shares.neurons:g} of the neurons of "
@@ -151,7 +155,7 @@ def reduce_model(
     *,
     method: Method = "calibrated",
     seed: int = 0,
-    observer: Observer = SILENT,
+    on_part: OnPart = lambda work, done, parts: None,
 ) -> tuple[tuple[LayerReport, ...], int]:
     """Remove heads and neurons of a model in place; arguments and errors as :func:`reduce_directory`.
 
@@ -160,9 +164,14 @@ def reduce_model(
     """
     calibration = Calibration(model, rows)
     layers = calibration.layers
-    removals = _by_magnitude(layers) if method == "magnitude" else _by_calibration(model, rows, seed, observer)
-    heads = kept_counts("--heads", [one for one, _ in removals], shares.heads)
-    neurons = kept_counts("--neurons", [one for _, one in removals], shares.neurons, _BLOCK)
+    fewer_heads = _blocks_to_remove("--heads", [one.groups for one, _ in layers], shares.heads, 1)
+    fewer_neurons = _blocks_to_remove("--neurons", [one.groups for _, one in layers], shares.neurons, _BLOCK)
+    if not fewer_heads + fewer_neurons:
+        given, expected = Literally(f"{shares.heads:g} and {shares.neurons:g}"), "shares that remove something"
+        raise UsageError("--heads and --neurons", given=given, expected=expected, fix="Give a smaller share.")
+    removals = _by_magnitude(layers) if method == "magnitude" else _by_calibration(model, rows, seed, on_part)
+    heads = kept_counts([one for one, _ in removals], fewer_heads)
+    neurons = kept_counts([one for _, one in removals], fewer_neurons, _BLOCK)
     reports, removed = [], 0
     for number, parts in enumerate(layers):
         errors = []
@@ -176,35 +185,39 @@ def reduce_model(
         kept = removals[number][0].kept(heads[number])
         head_scores = tuple(by_head[head] for head in range(len(order)))
         reports.append(LayerReport(kept, neurons[number], *errors, head_scores))
-        observer.on_part("removing", number + 1, len(layers))
-    if not removed:
-        given, expected = Literally(f"{shares.heads:g} and {shares.neurons:g}"), "shares that remove something"
-        raise UsageError("--heads and --neurons", given=given, expected=expected, fix="Give a smaller share.")
+        on_part("removing", number + 1, len(layers))
     return tuple(reports), model.num_parameters() - removed
 
 
-def kept_counts(option: str, removals: Sequence[Removal], share: float, block: int = 1) -> list[int]:
-    """Return how many groups each layer keeps so that all together keep a share, at the least sum of losses.
+def kept_counts(removals: Sequence[Removal], fewer: int, block: int = 1) -> list[int]:
+    """Return how many groups each layer keeps when all together lose some blocks, at the least sum of losses.
 
-    A layer keeps at least ``block``, and loses multiples of it.
-
-    Raises:
-        UsageError: the share is too small for that; ``option`` names it.
+    Args:
+        fewer: how many blocks of ``block`` groups go; one block of each layer stays.
     """
     losses = [_block_losses(removal, block) for removal in removals]
-    blocks = sum(len(one) for one in losses)
-    number = round((1 - share) * blocks)
-    if not 0 <= number <= blocks - len(losses):
-        least = f"{len(losses) / max(blocks, 1):.3g} to 1, because each layer keeps {block} at least"
-        raise UsageError(option, given=share, expected=least, fix="Give a larger share.")
     layer = np.repeat(np.arange(len(losses)), [len(one) - 1 for one in losses])
-    first = np.concatenate([one[:-1] for one in losses]).argsort(kind="stable")[:number]
+    first = np.concatenate([one[:-1] for one in losses]).argsort(kind="stable")[:fewer]
     gone = np.bincount(layer[first], minlength=len(losses)) * block
     return [len(removal.order) - int(count) for removal, count in zip(removals, gone, strict=True)]
 
 
-def _block_losses(removal: Removal, block: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Return the losses of removing one block after the other, made ascending, so that no block comes before another."""
+def _blocks_to_remove(option: str, groups: Sequence[int], share: float, block: int) -> int:
+    """Return how many blocks of groups go so that a share of all layers' groups stays.
+
+    Raises:
+        UsageError: a layer would keep none; ``option`` names the share.
+    """
+    blocks = [number // block for number in groups]
+    number = round((1 - share) * sum(blocks))
+    if not 0 <= number <= sum(blocks) - len(blocks):
+        expected = f"{len(blocks) / sum(blocks):.3g} to 1, because each layer keeps at least {block} of {groups[0]}"
+        raise UsageError(option, given=share, expected=expected, fix="Give a larger share.")
+    return number
+
+
+def _block_losses(removal: Removal, block: int) -> Array:
+    """Return the losses of removing one block after the other, made ascending, so that none comes before another."""
     whole = len(removal.order) // block * block
     return np.maximum.accumulate(removal.errors.diff()[:whole].double().numpy().reshape(-1, block).sum(axis=1))
 
@@ -217,9 +230,7 @@ def _by_magnitude(layers: Sequence[tuple[Part, Part]]) -> list[list[Removal]]:
     return found
 
 
-def _by_calibration(
-    model: PreTrainedModel, rows: Sequence[Encoded], seed: int, observer: Observer
-) -> list[list[Removal]]:
+def _by_calibration(model: PreTrainedModel, rows: Sequence[Encoded], seed: int, on_part: OnPart) -> list[list[Removal]]:
     """Return the order of removal of heads and of neurons in each layer of the original model."""
     calibration = Calibration(model, rows)
     sensitivities = calibration.sensitivities(seed)
@@ -227,14 +238,14 @@ def _by_calibration(
     for number, (attention, feed_forward) in enumerate(calibration.layers):
         parts = (attention, feed_forward)
         (C, _), (A, _) = calibration.features(number, parts)
-        # The removal measures errors by their squares; in these coordinates, a square is a change of the predictions.
+        # The removal measures errors by their squares; in these coordinates, a square is a change of the logits.
         W_O, W_2 = (
-            part.weight @ torch.linalg.cholesky(regularised(F) / 2)
+            part.weight @ torch.linalg.cholesky(regularised(F))
             for part, F in zip(parts, sensitivities[number], strict=True)
         )
         found.append([head_removal(C, W_O, attention.groups), neuron_removal(A, W_2)])
         calibration.advance(number)
-        observer.on_part("ranking", number + 1, len(calibration.layers))
+        on_part("ranking", number + 1, len(calibration.layers))
     return found
 
 

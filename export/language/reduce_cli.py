@@ -67,9 +67,9 @@ def reduce(
 ) -> None:
     """Remove attention heads and FFN neurons of the language model in DIRECTORY, where the data need them least.
 
-    What stays is fitted to the outputs of the original. The new model keeps its shapes, with zeros for what was removed,
-    so that transformers loads it; `export` drops the zeros. A tenth of the data, 512 examples at most, is held out and
-    measures the model before and after.
+    What stays is fitted to the outputs of the original. The new model keeps its shapes, with zeros for what was
+    removed, so that transformers loads it; `export` drops the zeros. A tenth of the data, 512 examples at most, is held
+    out and measures the model before and after.
     """
     sources = [source_of(text) for text in data]
     inputs = {f"--data {one}": Path(one.path) for one in sources if one.format != "calculator"}
@@ -82,7 +82,7 @@ def reduce(
     with watching(out.name, lines=False) as watch:
         reduced = reduce_directory(
             source, corpus, out, Shares(heads, neurons), method=method, texts=texts, seed=seed, device=device,
-            observer=watch,
+            on_part=watch.on_part,
         )  # fmt: skip
     if as_json:
         print_json(reduced)

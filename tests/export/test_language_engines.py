@@ -27,7 +27,8 @@ def test_a_decoder_compiles(converted):
     graph = DecoderGraph(tiny_gpt2(positions=POSITIONS))
     column = Profile(min=(1, 1), opt=(1, 1), max=(ROWS, 1))
     tokens = Profile(min=(1, 1), opt=(1, 1), max=(ROWS, POSITIONS - 1))
-    places = Profile(*((rows, graph.key_heads[0], length, graph.width) for rows, length in ((1, 1), (1, 32), (ROWS, 64))))
+    heads, sizes = graph.key_heads[0], ((1, 1), (1, 32), (ROWS, 64))
+    places = Profile(*((rows, heads, length, graph.width) for rows, length in sizes))
     profile = {TOKENS: tokens, LENGTHS: column, LAST: column}
     profile |= {past: places for past, _ in cache_names(graph.layers)}
     report = compiled(converted(decoder_onnx(graph)), profile).report
