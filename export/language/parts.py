@@ -86,7 +86,7 @@ class Part(NamedTuple):
         return [*found, _by_input(self.output).detach()[self.features]]
 
 
-def layers_of(model: Any) -> list[nn.Module]:
+def layers_of(model: Any) -> list[Any]:
     """Return the layers of a model of :data:`export.language.backbone.ARCHITECTURES`."""
     base = model.base_model
     return list(base.h if hasattr(base, "h") else base.layers)

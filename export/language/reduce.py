@@ -184,7 +184,7 @@ def reduce_model(
         by_head = dict(zip(order, scores.tolist(), strict=True))
         kept = removals[number][0].kept(heads[number])
         head_scores = tuple(by_head[head] for head in range(len(order)))
-        reports.append(LayerReport(kept, neurons[number], *errors, head_scores))
+        reports.append(LayerReport(kept, neurons[number], errors[0], errors[1], head_scores))
         on_part("removing", number + 1, len(layers))
     return tuple(reports), model.num_parameters() - removed
 
