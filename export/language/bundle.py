@@ -192,11 +192,12 @@ def _end_tokens(model: Any) -> tuple[int, ...]:
 
 
 def _tensors(graph: DecoderGraph, vocabulary: int, cache: str) -> dict[str, tuple[TensorSpec, ...]]:
-    names, shape = cache_names(graph.layers), (-1, graph.key_heads, -1, graph.width)
-    columns = [TensorSpec(name, "INT64", (-1, 1)) for name in (LENGTHS, LAST)]
-    reads = (TensorSpec(TOKENS, "INT64", (-1, -1)), *columns, *(TensorSpec(past, cache, shape) for past, _ in names))
-    gives = (TensorSpec(LOGITS, "FP32", (-1, vocabulary)), *(TensorSpec(new, cache, shape) for _, new in names))
-    return {"inputs": reads, "outputs": gives}
+    reads = [TensorSpec(TOKENS, "INT64", (-1, -1)), *(TensorSpec(name, "INT64", (-1, 1)) for name in (LENGTHS, LAST))]
+    gives = [TensorSpec(LOGITS, "FP32", (-1, vocabulary))]
+    for past, new, heads in graph.caches():
+        for specs, name in ((reads, past), (gives, new)):
+            specs.append(TensorSpec(name, cache, (-1, heads, -1, graph.width)))
+    return {"inputs": tuple(reads), "outputs": tuple(gives)}
 
 
 def profiles_of(graph: DecoderGraph, positions: int) -> tuple[dict[str, Profile], dict[str, Profile]]:
@@ -213,9 +214,10 @@ def _profile(graph: DecoderGraph, *, tokens: _Sizes, places: _Sizes) -> dict[str
     """Return a profile from the smallest, the best and the largest number of tokens and of places."""
     rows = (1, 1, MAX_BATCH_SIZE)
     column = Profile(*((count, 1) for count in rows))
-    cache = Profile(*((count, graph.key_heads, size, graph.width) for count, size in zip(rows, places, strict=True)))
     found = {TOKENS: Profile(*zip(rows, tokens, strict=True)), LENGTHS: column, LAST: column}
-    return found | {past: cache for past, _ in cache_names(graph.layers)}
+    for past, _, heads in graph.caches():
+        found[past] = Profile(*((count, heads, size, graph.width) for count, size in zip(rows, places, strict=True)))
+    return found
 
 
 def _step_golden(graph: DecoderGraph, vocabulary: int) -> Golden:
@@ -227,14 +229,13 @@ def _step_golden(graph: DecoderGraph, vocabulary: int) -> Golden:
         (LENGTHS, np.array([[places], [places - 3]])),
         (LAST, np.array([[tokens - 1], [0]])),
     ]
-    names = cache_names(graph.layers)
+    caches = graph.caches()
     prompt = torch.from_numpy(random.integers(0, vocabulary, (rows, places)))
-    nothing = torch.zeros(rows, graph.key_heads, 1, graph.width)
+    nothing = [torch.zeros(rows, heads, 1, graph.width) for _, _, heads in caches]
     with torch.no_grad():
-        _, *past = graph(prompt, torch.zeros(rows, 1, dtype=torch.int64), torch.full((rows, 1), places - 1),
-                         *[nothing] * len(names))  # fmt: skip
-    inputs = dict(columns) | {name: tensor.numpy() for (name, _), tensor in zip(names, past, strict=True)}
-    return golden_of(graph, inputs, [LOGITS, *(new for _, new in names)])
+        _, *past = graph(prompt, torch.zeros(rows, 1, dtype=torch.int64), torch.full((rows, 1), places - 1), *nothing)
+    inputs = dict(columns) | {name: tensor.numpy() for (name, *_), tensor in zip(caches, past, strict=True)}
+    return golden_of(graph, inputs, [LOGITS, *(new for _, new, _ in caches)])
 
 
 def _in_fp16(golden: Golden, cache: Collection[str]) -> Golden:

@@ -6,8 +6,9 @@ from export.experiments.language.cli import compare
 from export.language.cli import language
 from export.language.export_cli import export, export_head
 from export.language.head_cli import head
+from export.language.reduce_cli import reduce
 
-for command in (head, compare, export, export_head):
+for command in (head, compare, reduce, export, export_head):
     language.add_command(command)
 
 __all__ = ["language"]

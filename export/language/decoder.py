@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from edge.errors import Literally, UsageError
 from export.convert import to_onnx
+from export.language.parts import drop_removed
 
 TOKENS, LENGTHS, LAST, LOGITS = "tokens", "lengths", "last", "logits"
 #: Name of the attention in the library's registry.
@@ -26,7 +27,11 @@ class DecoderGraph(nn.Module):
     """Logits of each row's last token, and new keys and values.
 
     Args:
-        model: GPT-2, Llama, Gemma or another causal model of transformers with rotary or learned positions.
+        model: of :data:`export.language.backbone.ARCHITECTURES`. It loses the heads and neurons that a reduction
+            removed, and its attention is replaced.
+
+    Attributes:
+        key_heads: of keys and values, in each layer.
     """
 
     def __init__(self, model: Any) -> None:
@@ -35,9 +40,17 @@ class DecoderGraph(nn.Module):
         model.set_attn_implementation(_NAME)
         self.model = model.eval()
         config = model.config.get_text_config()
-        self.layers = int(config.num_hidden_layers)
-        self.key_heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+        self.key_heads = drop_removed(model)
         self.width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+    @property
+    def layers(self) -> int:
+        """The number of layers."""
+        return len(self.key_heads)
+
+    def caches(self) -> list[tuple[str, str, int]]:
+        """Return for keys and values of each layer the names as :func:`cache_names`, and the number of heads."""
+        return [(*names, self.key_heads[place // 2]) for place, names in enumerate(cache_names(self.layers))]
 
     def forward(self, tokens: Tensor, lengths: Tensor, last: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
         """Return logits [N, V] and the entries of the cache for the new tokens, keys and values of each layer in turn.
@@ -46,7 +59,7 @@ class DecoderGraph(nn.Module):
             tokens: [N, T] int64.
             lengths: of the cache, [N, 1] int64; its places from there on are ignored.
             last: index of each row's last token, [N, 1] int64; what follows it has no effect on the logits.
-            past: keys and values of each layer in turn, [N, heads, L, width].
+            past: keys and values of each layer in turn, [N, its heads, L, width].
         """
         new: list[Tensor] = []
         places = torch.arange(tokens.shape[1])  # [T]
@@ -76,7 +89,7 @@ def decoder_onnx(graph: DecoderGraph) -> bytes:
         LENGTHS: torch.full((rows, 1), 2),
         LAST: torch.full((rows, 1), tokens - 1),
     }
-    inputs |= {past: torch.zeros(rows, graph.key_heads, places, graph.width) for past, _ in names}
+    inputs |= {past: torch.zeros(rows, heads, places, graph.width) for past, _, heads in graph.caches()}
     dynamic = {TOKENS: {0: "batch", 1: "tokens"}, LENGTHS: {0: "batch"}, LAST: {0: "batch"}}
     dynamic |= {past: {0: "batch", 2: "places"} for past, _ in names}
     return to_onnx(graph, inputs, [LOGITS, *(new for _, new in names)], dynamic, variadic=len(names))

@@ -16,8 +16,8 @@ _ALL = {CONFIG, WEIGHTS, GENERATION, TOKENIZER, TOKENIZER_CONFIG, TRAINING, METR
 
 
 def is_language_model(directory: Path) -> bool:
-    """Return whether a directory has the files that ``fewheads language train`` writes, and no others."""
-    return directory.is_dir() and {entry.name for entry in directory.iterdir()} == _ALL
+    """Return whether a directory has the files that ``fewheads language train`` or ``reduce`` writes, and no others."""
+    return directory.is_dir() and {entry.name for entry in directory.iterdir()} | {LOG} == _ALL
 
 
 def check_language_model(option: str, directory: Path, inputs: Inputs, *, replace: bool) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from export.language.backbone import new_gpt2
 from export.language.formats import Example
-from export.language.tokenizer import TextTokenizer, train_bpe
+from export.language.tokenizer import TextTokenizer, train_bpe, train_characters
 
 EXAMPLES = tuple(Example(f"What is {a} plus {b}?", "", str(a + b)) for a in range(6) for b in range(6))
 
@@ -18,10 +18,17 @@ def bpe() -> TextTokenizer:
     return train_bpe((one.text_before + one.completion for one in EXAMPLES), 300)
 
 
-def tiny_gpt2(seed=0, positions=64):
+@cache
+def characters() -> TextTokenizer:
+    """Return a tokenizer of which every token is a whole character."""
+    return train_characters(one.text_before + one.completion for one in EXAMPLES)
+
+
+def tiny_gpt2(seed=0, positions=64, tokenizer=None):
     """Return a random model for :func:`bpe`, whose logits differ enough that no rounding changes their order."""
     torch.manual_seed(seed)
-    model = new_gpt2(bpe().size, 16, 2, 2, positions, end=bpe().end).eval()
+    tokenizer = tokenizer or bpe()
+    model = new_gpt2(tokenizer.size, 16, 2, 2, positions, end=tokenizer.end).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 2:

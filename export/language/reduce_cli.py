@@ -1,0 +1,96 @@
+"""The command ``fewheads language reduce``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from edge.cli.output import json_option, print_json, print_table
+from export.language.cli import data_option, language_seed_option, limit_option
+from export.language.files import check_language_model
+from export.language.formats import source_of
+from export.loading import loading_torch
+from export.measures import print_measures
+from export.options import device_option, replace_option
+from export.training.watch import watching
+
+# torch takes seconds to import, so only the command's body does it.
+if TYPE_CHECKING:
+    from export.language.reduce import Method
+    from export.training.device import DeviceName
+
+_share = click.FloatRange(0, 1, min_open=True)
+
+
+@click.command()
+@click.argument("source", metavar="DIRECTORY", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@data_option
+@click.option(
+    "--heads",
+    type=_share,
+    default=1.0,
+    show_default=True,
+    help="Share of the attention heads that stay; where heads share keys and values, they stay or go together.",
+)
+@click.option("--neurons", type=_share, default=1.0, show_default=True, help="Share of the FFN neurons that stay.")
+@click.option(
+    "--method",
+    type=click.Choice(["calibrated", "magnitude"]),
+    default="calibrated",
+    show_default=True,
+    help="magnitude is a baseline: the smallest weights go, and the others stay as they are.",
+)
+@click.option("--texts", type=click.IntRange(1), default=512, show_default=True, help="Texts for the calibration.")
+@limit_option
+@language_seed_option
+@click.option(
+    "--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Directory for the new model."
+)
+@device_option
+@replace_option("an earlier model there")
+@json_option
+def reduce(
+    source: Path,
+    data: tuple[str, ...],
+    heads: float,
+    neurons: float,
+    method: Method,
+    texts: int,
+    limit: int | None,
+    seed: int,
+    out: Path,
+    device: DeviceName,
+    replace: bool,
+    as_json: bool,
+) -> None:
+    """Remove attention heads and FFN neurons of the language model in DIRECTORY, where the data need them least.
+
+    What stays is fitted to the outputs of the original. The new model keeps its shapes, with zeros for what was
+    removed, so that transformers loads it; `export` drops the zeros. A tenth of the data, 512 examples at most, is held
+    out and measures the model before and after.
+    """
+    sources = [source_of(text) for text in data]
+    inputs = {f"--data {one}": Path(one.path) for one in sources if one.format != "calculator"}
+    check_language_model("--out", out, {"DIRECTORY": source, **inputs}, replace=replace)
+    with loading_torch("loading torch, model and data"):
+        from export.language.reduce import Shares, reduce_directory
+        from export.language.train import read_corpus
+
+        corpus = read_corpus(sources, seed=seed, limit=limit)
+    with watching(out.name, lines=False) as watch:
+        reduced = reduce_directory(
+            source, corpus, out, Shares(heads, neurons), method=method, texts=texts, seed=seed, device=device,
+            on_part=watch.on_part,
+        )  # fmt: skip
+    if as_json:
+        print_json(reduced)
+        return
+    rows = [
+        (number, len(layer.heads), layer.neurons, layer.attention_error, layer.feed_forward_error)
+        for number, layer in enumerate(reduced.layers)
+    ]
+    columns = ("layer", "heads", "neurons", "attention's error", "feed-forward's error")
+    print_table(f"Reduced {source}", columns, rows)
+    print_measures(out.name, reduced.directory, reduced.metrics)
