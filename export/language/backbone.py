@@ -124,7 +124,7 @@ def positions_of(model: PreTrainedModel) -> int:
 def linear_layers(model: PreTrainedModel) -> list[nn.Module]:
     """Return the linear layers of a model but the last, which makes the logits."""
     kinds = (nn.Linear, _transformers().pytorch_utils.Conv1D)
-    last = model.get_output_embeddings()
+    last = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     return [module for module in model.modules() if isinstance(module, kinds) and module is not last]
 
 

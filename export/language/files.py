@@ -18,7 +18,7 @@ _ALL = {CONFIG, WEIGHTS, GENERATION, TOKENIZER, TOKENIZER_CONFIG, TRAINING, METR
 
 
 def is_language_model(directory: Path) -> bool:
-    """Return whether a directory has the files that ``fewheads language train`` or ``finetune`` writes, and no others."""
+    """Return whether a directory has the files of ``fewheads language train`` or ``finetune``, and no others."""
     return directory.is_dir() and {entry.name for entry in directory.iterdir()} - {ADAPTER} == _ALL
 
 

@@ -1,4 +1,4 @@
-"""4-bit NormalFloat (NF4): the weights of a frozen base as QLoRA rounds them, Dettmers et al. 2023, arXiv 2305.14314."""
+"""4-bit NormalFloat (NF4): a frozen base rounded as in QLoRA, Dettmers et al. 2023, arXiv 2305.14314."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MIDDLES = (LEVELS[1:] + LEVELS[:-1]) / 2
 
 
 def nearest(weights: Tensor) -> Tensor:
-    """Return weights in blocks of :data:`BLOCK`, row by row, each rounded to the nearest level of its block, in FP32."""
+    """Return each weight as the nearest level of its block in FP32; blocks follow one another row by row."""
     flat = weights.float().flatten()
     blocks = functional.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK)
     scales = blocks.abs().amax(dim=1, keepdim=True)
