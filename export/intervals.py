@@ -58,6 +58,26 @@ def item_shares(items: int) -> Array:
     return shares
 
 
+class Sample:
+    """Values of runs on the same items: their mean, and their means in resamples of items and runs.
+
+    Resamples of two samples with as many items, runs and the same kind are paired.
+
+    Args:
+        values: [S, n], of S runs.
+        weights: of the items, [n]: a mean is a sum of values over a sum of weights.
+        kind: runs of different kinds are resampled apart, because equal seeds do not make them pairs.
+    """
+
+    def __init__(self, values: Array, weights: Array, kind: int) -> None:
+        self.mean = float((values.sum(axis=1) / weights.sum()).mean())
+        seeds, items = values.shape
+        shares = item_shares(items)
+        means = (shares @ values.T) / (shares @ weights)[:, None]
+        of_runs = np.random.default_rng(kind).multinomial(seeds, [1 / seeds] * seeds, size=RESAMPLES) / seeds
+        self.drawn: Array = (means * of_runs).sum(axis=1)
+
+
 def middle(values: Array) -> tuple[float, float]:
     """Return the bounds of the middle 95 % of some values."""
     low, high = np.quantile(values, [0.025, 0.975])

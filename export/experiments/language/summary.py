@@ -8,11 +8,10 @@ import msgspec
 import numpy as np
 
 from edge.bundles.manifest import Measure
-from edge.datatypes import Array
 from export.experiments.language.methods import ADAPTER, FROZEN, HEAD, METHODS
 from export.experiments.language.records import Part, Settings
 from export.experiments.language.tasks import Task
-from export.intervals import RESAMPLES, Difference, item_shares, middle
+from export.intervals import Difference, Sample, middle
 from export.language.answers import same_answer
 from export.language.base import BaseIdentity
 from export.processor import Processor
@@ -70,24 +69,6 @@ class Results(msgspec.Struct, frozen=True):
     processor: Processor
 
 
-class _Sample:
-    """Values of runs on the same items: their mean, and their means in resamples of items and runs.
-
-    Args:
-        values: [S, n], of S runs.
-        weights: of the items, [n]: a mean is a sum of values over a sum of weights.
-        kind: runs of different kinds are resampled apart, because equal seeds do not make them pairs.
-    """
-
-    def __init__(self, values: Array, weights: Array, kind: int) -> None:
-        self.mean = float((values.sum(axis=1) / weights.sum()).mean())
-        seeds, items = values.shape
-        shares = item_shares(items)
-        means = (shares @ values.T) / (shares @ weights)[:, None]
-        of_runs = np.random.default_rng(kind).multinomial(seeds, [1 / seeds] * seeds, size=RESAMPLES) / seeds
-        self.drawn: Array = (means * of_runs).sum(axis=1)
-
-
 def rows_of(tasks: Sequence[Task], parts: Sequence[Part]) -> tuple[Row, ...]:
     """Return the table: the methods that have a part, task by task."""
     return tuple(row for task in tasks for row in _rows(task, [part for part in parts if part.task == task.name]))
@@ -127,19 +108,17 @@ def _counts(values: Sequence[Value], reference: str) -> tuple[int, int, int]:
 
 def _rows(task: Task, parts: Sequence[Part]) -> Iterator[Row]:
     by_method = {method.name: [part for part in parts if part.method == method.name] for method in METHODS}
-    losses: dict[str, _Sample] = {}
-    matches: dict[str, _Sample] = {}
+    losses: dict[str, Sample] = {}
+    matches: dict[str, Sample] = {}
     for kind, (name, group) in enumerate(by_method.items()):
         if group:
             answers = [
                 [same_answer(one, right.answer) for one, right in zip(part.answers, task.test, strict=False)]
                 for part in group
             ]
-            matches[name] = _Sample(np.array(answers, float), np.ones(len(answers[0])), kind)
+            matches[name] = Sample(np.array(answers, float), np.ones(len(answers[0])), kind)
             if group[0].losses:
-                losses[name] = _Sample(
-                    np.array([part.losses for part in group]), np.array(group[0].tokens, float), kind
-                )
+                losses[name] = Sample(np.array([part.losses for part in group]), np.array(group[0].tokens, float), kind)
     for name in matches:
         first = by_method[name][0]
         yield Row(
@@ -154,7 +133,7 @@ def _rows(task: Task, parts: Sequence[Part]) -> Iterator[Row]:
         )
 
 
-def _value(name: str, samples: Mapping[str, _Sample]) -> Value:
+def _value(name: str, samples: Mapping[str, Sample]) -> Value:
     ours = samples[name]
     against = {
         reference: Difference(ours.mean - samples[reference].mean, middle(ours.drawn - samples[reference].drawn))

@@ -1,0 +1,89 @@
+"""The report: the verdict, the path from the accuracy in training to that in use, all switches and all conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from export.experiments.mismatch.results import Results, Value, points
+from export.experiments.mismatch.summary import METRICS
+from export.intervals import RESAMPLES
+
+_HEADS = (
+    "trained on",
+    "used on",
+    "begin tokens",
+    "data",
+    "items",
+    "tokens right, teacher-forced",
+    "completions right, teacher-forced",
+    "completions right, written",
+    "answers right, written",
+)
+_BASES = {"fp32": "FP32", "nf4": "NF4"}
+
+
+def report_of(results: Results, figure: str | None) -> str:
+    """Return the report.
+
+    Args:
+        figure: file name beside the report.
+    """
+    settings = results.settings
+    seeds = max((row.seeds for row in results.rows), default=0)
+    lines = [
+        "# Accuracy in training and in use of a fine-tuned language model",
+        "",
+        results.verdict,
+        "",
+        f"Written by `fewheads language mismatch`, on {results.base.name} with weights {results.base.sha256[:12]}. LoRA "
+        f"of rank {settings.rank} on all linear layers but the last, {settings.epochs} epochs at {settings.rate:g}, "
+        f"{seeds} seeds. The base of an adapter is in FP32 or rounded to NF4 while it trains, and the adapter is used on that "
+        f"base or merged into the FP32 base. Texts begin with the tokens {list(settings.begin)}, once in training; "
+        "once more, they also move all other tokens by so many places, which counts where positions are learnt. "
+        "Teacher-forced scores are the most likely tokens given the right ones before them; written scores are of "
+        f"greedy decoding from the question alone. Intervals cover 95 % of {RESAMPLES:,} resamples of examples and "
+        "seeds; differences are of the same examples, but for those between splits.",
+        "",
+        f"Computed on {results.processor.name} ({results.processor.described}).",
+    ]
+    if results.missing:
+        lines += ["", f"{results.missing} parts are still to be computed."]
+    steps = [
+        (step.name, step.split, _percent(step.accuracy), points(step.change) if step.change else "")
+        for step in results.path
+    ]
+    lines += ["", "## From training to use, adapters of the NF4 base", ""]
+    lines += _table(("step", "data", "accuracy in %", "change in points"), 2, steps)
+    if figure:
+        lines += ["", f"![{figure.removesuffix('.png')}]({figure})"]
+    splits = list(results.effects[0].changes) if results.effects else []
+    effects = [
+        (_BASES[effect.base], effect.switch, *(points(effect.changes[split]) for split in splits))
+        for effect in results.effects
+    ]
+    lines += ["", "## One switch at a time, change in points", ""]
+    lines += _table(("trained on", "switch", *splits), 2, effects)
+    rows = [
+        (
+            _BASES[row.base],
+            "FP32, merged" if row.merged else f"{_BASES[row.base]}, its own",
+            str(row.begins),
+            row.split,
+            f"{row.items:,}",
+            *(_percent(row.values[metric]) for metric in METRICS),
+        )
+        for row in results.rows
+    ]
+    lines += ["", "## All conditions, accuracy in %", "", *_table(_HEADS, 4, rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _percent(value: Value) -> str:
+    low, high = value.interval
+    return f"{100 * value.value:.1f} ({100 * low:.1f} … {100 * high:.1f})"
+
+
+def _table(heads: Sequence[str], texts: int, rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a table whose first columns are texts, and whose others are numbers."""
+    cells = [heads, ["---"] * texts + ["---:"] * (len(heads) - texts), *rows]
+    return ["| " + " | ".join(row) + " |" for row in cells]
