@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 BASES: tuple[BasePrecision, ...] = ("fp32", "nf4")
 #: The examples that adapters were trained on, as a split.
-TRAINED = "trained on"
+TRAINED = "training"
 _TOGETHER = 100
 _PARTS = "parts"
 #: Is called with base and seed before a part is computed; its result watches it.

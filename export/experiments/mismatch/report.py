@@ -9,8 +9,8 @@ from export.experiments.mismatch.summary import METRICS
 from export.intervals import RESAMPLES
 
 _HEADS = (
-    "trained on",
-    "used on",
+    "base in training",
+    "base in use",
     "begin tokens",
     "data",
     "items",
@@ -35,11 +35,12 @@ def report_of(results: Results, figure: str | None) -> str:
         "",
         results.verdict,
         "",
-        f"Written by `fewheads language mismatch`, on {results.base.name} with weights {results.base.sha256[:12]}. LoRA "
-        f"of rank {settings.rank} on all linear layers but the last, {settings.epochs} epochs at {settings.rate:g}, "
-        f"{seeds} seeds. The base of an adapter is in FP32 or rounded to NF4 while it trains, and the adapter is used on that "
-        f"base or merged into the FP32 base. Texts begin with the tokens {list(settings.begin)}, once in training; "
-        "once more, they also move all other tokens by so many places, which counts where positions are learnt. "
+        f"Written by `fewheads language mismatch`, on {results.base.name} with weights {results.base.sha256[:12]}, by "
+        f"LoRA of rank {settings.rank} on all linear layers but the last, {settings.epochs} epochs at "
+        f"{settings.rate:g}, {seeds} seeds. The base is in FP32 or rounded to NF4 while an adapter trains, and the "
+        "adapter is used on that base or merged into the FP32 base. Texts begin with the tokens "
+        f"{list(settings.begin)}, once in training; the second time, these also move all others by so many places, "
+        "which counts where positions are learnt. "
         "Teacher-forced scores are the most likely tokens given the right ones before them; written scores are of "
         f"greedy decoding from the question alone. Intervals cover 95 % of {RESAMPLES:,} resamples of examples and "
         "seeds; differences are of the same examples, but for those between splits.",
@@ -62,7 +63,7 @@ def report_of(results: Results, figure: str | None) -> str:
         for effect in results.effects
     ]
     lines += ["", "## One switch at a time, change in points", ""]
-    lines += _table(("trained on", "switch", *splits), 2, effects)
+    lines += _table(("base in training", "switch", *splits), 2, effects)
     rows = [
         (
             _BASES[row.base],

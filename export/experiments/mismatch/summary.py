@@ -45,7 +45,7 @@ SWITCHES = (
 )
 #: From the accuracy in training to that in use; the last step is from the examples trained on to the first test split.
 _PATH = (
-    ("teacher-forced tokens, in training", Condition(False, 1, "tokens")),
+    ("tokens, teacher-forced", Condition(False, 1, "tokens")),
     ("counting whole completions", Condition(False, 1, "forced")),
     ("writing freely", Condition(False, 1, "answers")),
     ("merging into the FP32 base", Condition(True, 1, "answers")),
