@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,8 @@ import msgspec
 import numpy as np
 
 from edge.files import write_whole
-from export.experiments.mismatch.records import Part, Scores, Settings, read_part
+from export.experiments.mismatch.places import moved_back
+from export.experiments.mismatch.records import BEGINS, Begin, Part, Scores, Settings, read_part
 from export.language.answers import parse_answer, same_answer
 from export.language.backbone import positions_of
 from export.language.base import Base
@@ -49,7 +51,7 @@ class Experiment:
         self, base: Base, corpus: Corpus, tests: Mapping[str, Sequence[Example]], settings: Settings, out: Path
     ) -> None:
         self.base, self._settings, self._out = base, settings, out
-        self._tokenizers = {times: base.tokenizer.beginning_with(settings.begin * times) for times in (1, 2)}
+        self._once, self._twice = (base.tokenizer.beginning_with(settings.begin * times) for times in (1, 2))
         self._train, self._holdout = self._fitting(corpus.train), self._fitting(corpus.holdout)
         self.splits = {TRAINED: self._train, **{name: self._fitting(some) for name, some in tests.items()}}
 
@@ -70,7 +72,7 @@ class Experiment:
         settings = self._settings
         tuning = Tuning(rank=settings.rank, base=base, epochs=settings.epochs, rate=settings.rate)
         model = adapted(self.base.model, tuning, seed)
-        size, encode = tuning.recipe.batch_size, self._tokenizers[1].encode
+        size, encode = tuning.recipe.batch_size, self._once.encode
         objective = LanguageObjective(
             model,
             [encode(one) for one in self._train],
@@ -81,11 +83,11 @@ class Experiment:
         )
         trained = train(objective, tuning.recipe, seed=seed, state=state, observer=watch)
         models: dict[bool, Any] = {False: model, True: merged(moved(model, self.base.model))}
-        conditions = list(product(models, self._tokenizers, self.splits))
+        conditions = list(product(models, BEGINS, self.splits))
         scores = []
-        for done, (is_merged, times, split) in enumerate(conditions):
+        for done, (is_merged, begin, split) in enumerate(conditions):
             watch.on_part(f"scores {split}", done, len(conditions))
-            scores.append(self._scores(models[is_merged], is_merged, times, split))
+            scores.append(self._scores(models[is_merged], is_merged, begin, split))
         return Part(
             base=base,
             seed=seed,
@@ -95,20 +97,21 @@ class Experiment:
             scores=tuple(scores),
         )
 
-    def _scores(self, model: PreTrainedModel, is_merged: bool, times: int, split: str) -> Scores:
-        tokenizer, examples = self._tokenizers[times], self.splits[split]
+    def _scores(self, model: PreTrainedModel, is_merged: bool, begin: Begin, split: str) -> Scores:
+        tokenizer, examples = self._once if begin == "once" else self._twice, self.splits[split]
         rows = [tokenizer.encode(one) for one in examples]
-        forced = teacher_forced(model, rows, _TOGETHER)
-        tokens, hits = (np.bincount(forced.rows, one) for one in (None, forced.predicted == forced.targets))
-        rights = [row.ids[row.learnt].tolist() for row in rows]
         prompts = [row.ids[~row.learnt].tolist() for row in rows]
+        rights = [row.ids[row.learnt].tolist() for row in rows]
         most = max(map(len, rights)) * 5 // 4
-        found = complete_tokens(model, prompts, tokenizer.end, most, batch_size=_TOGETHER)
+        with moved_back(model, len(self._settings.begin)) if begin == "twice, places kept" else nullcontext():
+            forced = teacher_forced(model, rows, _TOGETHER)
+            found = complete_tokens(model, prompts, tokenizer.end, most, batch_size=_TOGETHER)
+        tokens, hits = (np.bincount(forced.rows, one) for one in (None, forced.predicted == forced.targets))
         answers = [parse_answer(tokenizer.decode(ids)) for ids in found]
         return Scores(
             split=split,
             merged=is_merged,
-            begins=times,
+            begin=begin,
             tokens=tuple(tokens.tolist()),
             hits=tuple(map(int, hits)),
             written=tuple(ids[: len(right)] == right for ids, right in zip(found, rights, strict=True)),
@@ -118,7 +121,7 @@ class Experiment:
     def _fitting(self, examples: Sequence[Example]) -> tuple[Example, ...]:
         """Return the examples that have no more tokens than the model has positions, with the begin tokens twice."""
         positions = positions_of(self.base.model)
-        return tuple(one for one, _ in fitting(self._tokenizers[2], examples, positions))
+        return tuple(one for one, _ in fitting(self._twice, examples, positions))
 
 
 def begin_of(tokenizer: TextTokenizer) -> tuple[int, ...]:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from edge.errors import Literally
 from export.errors import CheckpointError
 from export.language.finetune import BasePrecision
+
+#: How the begin tokens stand before a text: once as in training, twice, or twice while all further tokens keep their
+#: places of the training.
+Begin = Literal["once", "twice", "twice, places kept"]
+BEGINS: tuple[Begin, ...] = ("once", "twice, places kept", "twice")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +40,6 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         merged: whether the adapter is merged into the FP32 base, in place of working on the base of its training.
-        begins: how many times the begin tokens stand before a text.
         tokens: of the right completion.
         hits: of these, how many are the most likely ones given the right ones before them.
         written: whether greedy decoding writes exactly these tokens.
@@ -43,7 +48,7 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
 
     split: str
     merged: bool
-    begins: int
+    begin: Begin
     tokens: tuple[int, ...]
     hits: tuple[int, ...]
     written: tuple[bool, ...]

@@ -39,8 +39,8 @@ def report_of(results: Results, figure: str | None) -> str:
         f"LoRA of rank {settings.rank} on all linear layers but the last, {settings.epochs} epochs at "
         f"{settings.rate:g}, {seeds} seeds. The base is in FP32 or rounded to NF4 while an adapter trains, and the "
         "adapter is used on that base or merged into the FP32 base. Texts begin with the tokens "
-        f"{list(settings.begin)}, once in training; the second time, these also move all others by so many places, "
-        "which counts where positions are learnt. "
+        f"{list(settings.begin)}, once in training. The second time, these move all other tokens by so many places; "
+        "with places kept, the others stay where they were in training, and the first tokens share their place. "
         "Teacher-forced scores are the most likely tokens given the right ones before them; written scores are of "
         f"greedy decoding from the question alone. Intervals cover 95 % of {RESAMPLES:,} resamples of examples and "
         "seeds; differences are of the same examples, but for those between splits.",
@@ -68,7 +68,7 @@ def report_of(results: Results, figure: str | None) -> str:
         (
             _BASES[row.base],
             "FP32, merged" if row.merged else f"{_BASES[row.base]}, its own",
-            str(row.begins),
+            row.begin,
             row.split,
             f"{row.items:,}",
             *(_percent(row.values[metric]) for metric in METRICS),

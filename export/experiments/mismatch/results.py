@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from export.experiments.mismatch.records import Settings
+from export.experiments.mismatch.records import Begin, Settings
 from export.intervals import Difference
 from export.language.base import BaseIdentity
 from export.language.finetune import BasePrecision
@@ -29,7 +29,7 @@ class Row(msgspec.Struct, frozen=True):
 
     base: BasePrecision
     merged: bool
-    begins: int
+    begin: Begin
     split: str
     items: int
     seeds: int

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from export.experiments.mismatch.parts import BASES, TRAINED
-from export.experiments.mismatch.records import Part, Scores
+from export.experiments.mismatch.records import Begin, Part, Scores
 from export.experiments.mismatch.results import Effect, Metric, Row, Step, Value, points
 from export.intervals import Difference, Sample, middle
 from export.language.finetune import BasePrecision
@@ -19,10 +19,10 @@ METRICS: tuple[Metric, ...] = ("tokens", "forced", "written", "answers")
 
 
 class Condition(NamedTuple):
-    """How a fine-tuned model is used and scored; ``merged`` and ``begins`` are those of :class:`Scores`."""
+    """How a fine-tuned model is used and scored; ``merged`` and ``begin`` are those of :class:`Scores`."""
 
     merged: bool
-    begins: int
+    begin: Begin
     metric: Metric
 
 
@@ -35,21 +35,24 @@ class Switch(NamedTuple):
 
 
 #: Answers by the model as it was trained, which the first switches change.
-_AS_TRAINED = Condition(False, 1, "answers")
+_AS_TRAINED = Condition(False, "once", "answers")
+_FORCED = Condition(False, "once", "forced")
 SWITCHES = (
-    Switch("merged into the FP32 base", _AS_TRAINED, Condition(True, 1, "answers")),
-    Switch("begin token twice", _AS_TRAINED, Condition(False, 2, "answers")),
-    Switch("both", _AS_TRAINED, Condition(True, 2, "answers")),
-    Switch("written freely, not teacher-forced", Condition(False, 1, "forced"), Condition(False, 1, "written")),
-    Switch("whole completions, not tokens", Condition(False, 1, "tokens"), Condition(False, 1, "forced")),
+    Switch("merged into the FP32 base", _AS_TRAINED, Condition(True, "once", "answers")),
+    Switch("begin token twice, places kept", _AS_TRAINED, Condition(False, "twice, places kept", "answers")),
+    Switch("begin token twice", _AS_TRAINED, Condition(False, "twice", "answers")),
+    Switch("merged, and begin token twice", _AS_TRAINED, Condition(True, "twice", "answers")),
+    Switch("written freely, not teacher-forced", _FORCED, Condition(False, "once", "written")),
+    Switch("whole completions, not tokens", Condition(False, "once", "tokens"), _FORCED),
 )
 #: From the accuracy in training to that in use; the last step is from the examples trained on to the first test split.
 _PATH = (
-    ("tokens, teacher-forced", Condition(False, 1, "tokens")),
-    ("counting whole completions", Condition(False, 1, "forced")),
-    ("writing freely", Condition(False, 1, "answers")),
-    ("merging into the FP32 base", Condition(True, 1, "answers")),
-    ("the second begin token", Condition(True, 2, "answers")),
+    ("tokens, teacher-forced", Condition(False, "once", "tokens")),
+    ("counting whole completions", Condition(False, "once", "forced")),
+    ("writing freely", Condition(False, "once", "answers")),
+    ("merging into the FP32 base", Condition(True, "once", "answers")),
+    ("the second begin token, places kept", Condition(True, "twice, places kept", "answers")),
+    ("the places that it moves", Condition(True, "twice", "answers")),
 )
 _LAST = "questions that were not trained on"
 
@@ -132,10 +135,10 @@ class Summary:
             for base, parts in self._parts.items():
                 for scores in (one for part in parts[:1] for one in part.scores if one.split == split):
                     values = {
-                        metric: _value(self._sample(base, split, Condition(scores.merged, scores.begins, metric)))
+                        metric: _value(self._sample(base, split, Condition(scores.merged, scores.begin, metric)))
                         for metric in METRICS
                     }
-                    yield Row(base, scores.merged, scores.begins, split, len(scores.tokens), len(parts), values)
+                    yield Row(base, scores.merged, scores.begin, split, len(scores.tokens), len(parts), values)
 
     def _change(self, base: BasePrecision, switch: Switch, split: str) -> Difference:
         return _difference(self._sample(base, split, switch.after), self._sample(base, split, switch.before))
@@ -151,8 +154,8 @@ class Summary:
 
 
 def _scores(part: Part, split: str, condition: Condition) -> Scores:
-    wanted = split, condition.merged, condition.begins
-    return next(one for one in part.scores if (one.split, one.merged, one.begins) == wanted)
+    wanted = split, condition.merged, condition.begin
+    return next(one for one in part.scores if (one.split, one.merged, one.begin) == wanted)
 
 
 def _value(sample: Sample) -> Value:
