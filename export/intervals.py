@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
@@ -23,6 +24,58 @@ class Difference(msgspec.Struct, frozen=True):
 
     value: float
     interval: tuple[float, float]
+
+
+class Mean(msgspec.Struct, frozen=True):
+    """A mean over items and runs, with its 95 % interval."""
+
+    value: float
+    interval: tuple[float, float]
+
+
+class Sample:
+    """Values of runs, which differ in their seed, on the same items.
+
+    Intervals add two independent errors in quadrature: that of the items, from resamples, and that of the seeds,
+    Student's, because they are few. One run has no spread of seeds: that of a model that is not trained, for example.
+
+    Args:
+        values: [S, n], of S runs.
+        weights: of the items, [n]: a mean is a sum of values over a sum of weights.
+    """
+
+    def __init__(self, values: Array, weights: Array) -> None:
+        self._by_seed: Array = values.sum(axis=1) / weights.sum()
+        shares = item_shares(values.shape[1])
+        self._drawn: Array = shares @ values.mean(axis=0) / (shares @ weights)  # means in resamples of items
+
+    def mean(self) -> Mean:
+        """Return the mean over items and runs."""
+        value = float(self._by_seed.mean())
+        return Mean(value, _widened(value, self._drawn, _seed_error(self._by_seed)))
+
+    def minus(self, other: Sample, *, same_runs: bool = False) -> Difference:
+        """Return the difference of the means.
+
+        Args:
+            same_runs: whether it is of the same trained models, used otherwise; equal seeds of methods are not enough.
+        """
+        value = float(self._by_seed.mean() - other._by_seed.mean())
+        if same_runs:
+            error = _seed_error(self._by_seed - other._by_seed)
+        else:
+            error = math.hypot(_seed_error(self._by_seed), _seed_error(other._by_seed))
+        return Difference(value, _widened(value, self._drawn - other._drawn, error))
+
+
+def _seed_error(by_seed: Array) -> float:
+    seeds = len(by_seed)
+    return float(scipy.stats.t.ppf(0.975, seeds - 1) * scipy.stats.sem(by_seed)) if seeds > 1 else 0.0
+
+
+def _widened(value: float, drawn: Array, error: float) -> tuple[float, float]:
+    low, high = middle(drawn)
+    return value - math.hypot(value - low, error), value + math.hypot(high - value, error)
 
 
 def draws(items: int, generator: np.random.Generator | None = None) -> Iterator[Array]:

@@ -7,8 +7,9 @@
 - :mod:`export.language.decoding`, :mod:`export.language.metrics` and :mod:`export.language.evaluate` measure any
 - :mod:`export.language.backward` has the head, :mod:`export.language.folding` its form for inference
 - :mod:`export.language.online_softmax` computes weighted means over the vocabulary in chunks
-- :mod:`export.language.controls` has simpler modules that a head has to beat, :mod:`export.language.finetuned` models
-  that are trained themselves
+- :mod:`export.language.finetuned` makes copies of a model to train, with adapters or whole; :mod:`export.language.nf4`
+  rounds the base of adapters, and :mod:`export.language.finetune` trains and writes them
+- :mod:`export.language.controls` has simpler modules that a head has to beat
 - :mod:`export.language.base` has a frozen model as heads see it
 - :mod:`export.language.hidden` keeps the last hidden states of a backbone on disk
 - :mod:`export.language.head_objective` trains a head or a control on them, and

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 from safetensors import SafetensorError
+from torch import nn
 
 from edge.errors import Literally, UsageError
 from edge.files import replaced_directory, write_durably
@@ -92,7 +93,7 @@ def save_backbone(
     """Write a model with its tokenizer as a directory that transformers loads, too; one at that path is replaced.
 
     Args:
-        further: contents by file name, to write beside it.
+        further: contents by file name, to write beside it; a name may have a directory.
 
     Raises:
         CheckpointError: the disk refuses.
@@ -108,6 +109,7 @@ def save_backbone(
         with replaced_directory(Path(directory)) as new:
             model.save_pretrained(new)
             for name, data in contents.items():
+                (new / name).parent.mkdir(exist_ok=True)
                 write_durably(new / name, data)
     except OSError as error:
         fix = "Free space, or choose another --out."
@@ -117,6 +119,13 @@ def save_backbone(
 def positions_of(model: PreTrainedModel) -> int:
     """Return the most tokens of a text that a model was made for."""
     return int(model.config.max_position_embeddings)
+
+
+def linear_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """Return the linear layers of a model but the last, which makes the logits."""
+    kinds = (nn.Linear, _transformers().pytorch_utils.Conv1D)
+    last = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return [module for module in model.modules() if isinstance(module, kinds) and module is not last]
 
 
 def _transformers() -> Any:

@@ -57,16 +57,33 @@ def complete(
         on_batch: is called with the number of questions of each finished batch.
     """
     tokens = [tokenizer.prompt(prompt) for prompt in prompts]
-    completions = [""] * len(prompts)
+    written = complete_tokens(
+        model, tokens, tokenizer.end, max_tokens, decoding, batch_size=batch_size, on_batch=on_batch
+    )
+    return [tokenizer.decode(ids) for ids in written]
+
+
+def complete_tokens(
+    model: PreTrainedModel,
+    prompts: Sequence[list[int]],
+    end: int,
+    max_tokens: int,
+    decoding: Decoding = GREEDY,
+    *,
+    batch_size: int = 32,
+    on_batch: Callable[[int], None] = lambda size: None,
+) -> list[list[int]]:
+    """Return the tokens that follow each prompt, as :func:`complete`; after an ``end`` come only further ends."""
+    completions: list[list[int]] = [[] for _ in prompts]
     positions = positions_of(model)
-    lengths = np.array([len(one) for one in tokens])
+    lengths = np.array([len(one) for one in prompts])
     for number, batch in enumerate(sorted_batches(lengths, batch_size)):
         fitting = [place for place in batch if lengths[place] < positions]
         if fitting:
             room = min(max_tokens, positions - max(lengths[fitting]))
-            written = _generate(model, [tokens[place] for place in fitting], tokenizer.end, decoding, int(room), number)
+            written = _generate(model, [prompts[place] for place in fitting], end, decoding, int(room), number)
             for place, ids in zip(fitting, written, strict=True):
-                completions[place] = tokenizer.decode(ids)
+                completions[place] = ids
         on_batch(len(batch))
     return completions
 

@@ -54,13 +54,18 @@ def evaluate(
 
 
 def encode_fitting(tokenizer: TextTokenizer, examples: Sequence[Example], positions: int) -> list[Encoded]:
-    """Return examples as tokens, without those that have more tokens than there are positions.
+    """Return examples as tokens, of those that are :func:`fitting`."""
+    return [row for _, row in fitting(tokenizer, examples, positions)]
+
+
+def fitting(tokenizer: TextTokenizer, examples: Sequence[Example], positions: int) -> list[tuple[Example, Encoded]]:
+    """Return examples, also as tokens, without those that have more tokens than there are positions.
 
     Raises:
         DataError: none is left.
     """
-    rows = [row for example in examples if len((row := tokenizer.encode(example)).ids) <= positions]
-    if not rows:
+    pairs = [(one, row) for one in examples if len((row := tokenizer.encode(one)).ids) <= positions]
+    if not pairs:
         given, expected = Literally(f"{len(examples)}, all longer"), f"some of at most {positions} tokens"
         raise DataError("examples", given=given, expected=expected, fix="Give a model with more positions.")
-    return rows
+    return pairs

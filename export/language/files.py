@@ -12,12 +12,14 @@ WEIGHTS, INDEX, GENERATION = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 #: The record of a training, a :class:`export.runs.RunConfig`.
 TRAINING = "training.json"
+#: Directory of the adapter that a fine-tuned model was merged with, in the format of the package peft.
+ADAPTER = "adapter"
 _ALL = {CONFIG, WEIGHTS, GENERATION, TOKENIZER, TOKENIZER_CONFIG, TRAINING, METRICS, LOG}
 
 
 def is_language_model(directory: Path) -> bool:
-    """Return whether a directory has the files that ``fewheads language train`` or ``reduce`` writes, and no others."""
-    return directory.is_dir() and {entry.name for entry in directory.iterdir()} | {LOG} == _ALL
+    """Return whether a directory is one of ``fewheads language train``, ``finetune`` or ``reduce``, without more."""
+    return directory.is_dir() and ({entry.name for entry in directory.iterdir()} | {LOG}) - {ADAPTER} == _ALL
 
 
 def check_language_model(option: str, directory: Path, inputs: Inputs, *, replace: bool) -> None:

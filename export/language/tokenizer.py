@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
@@ -73,6 +74,12 @@ class TextTokenizer:
     def size(self) -> int:
         """V, the number of tokens."""
         return int(self.tokenizer.get_vocab_size())
+
+    def beginning_with(self, begin: Sequence[int]) -> TextTokenizer:
+        """Return the same tokenizer for texts that begin with other first tokens."""
+        other = copy.copy(self)
+        other.begin = list(begin)
+        return other
 
     def prompt(self, prompt: str) -> list[int]:
         """Return the tokens of a question, which a model completes."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 import torch
+from torch import nn
 
 from export.errors import DataError
-from export.language.backbone import new_gpt2, save_backbone
+from export.language.backbone import new_gpt2, positions_of, save_backbone
 from export.language.evaluate import encode_fitting, evaluate
 from export.language.files import TRAINING
 from export.language.formats import Example, Source, read_source
@@ -23,8 +24,12 @@ from export.provenance import provenance
 from export.runs import METRICS, RunConfig, RunMetrics
 from export.training.device import DeviceName, device_of
 from export.training.observer import SILENT, Observer
+from export.training.recipe import Recipe
 from export.training.run_files import RunFiles
 from export.training.trainer import train
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 #: Examples that are held out, at most; a tenth of fewer.
 HOLDOUT = 512
@@ -115,26 +120,66 @@ def train_language(
         DataError: no example fits.
         UsageError: there is no such device, or transformers is not installed.
     """
-    directory = Path(directory)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = new_gpt2(tokenizer.size, plan.dim, plan.layers, plan.heads, plan.positions, end=tokenizer.end)
     model.to(device_of(device))  # type: ignore[arg-type]
+    return train_to_directory(
+        model,
+        corpus,
+        tokenizer,
+        plan.recipe,
+        directory,
+        seed=seed,
+        steps_per_epoch=plan.steps_per_epoch,
+        kind=MODEL,
+        arguments={"name": name, "plan": msgspec.to_builtins(plan), "vocabulary": tokenizer.size},
+        tensorboard=tensorboard,
+        observer=observer,
+        finish=lambda: (model, {}),
+    )
+
+
+def train_to_directory(
+    model: nn.Module,
+    corpus: Corpus,
+    tokenizer: TextTokenizer,
+    recipe: Recipe,
+    directory: str | Path,
+    *,
+    seed: int,
+    steps_per_epoch: int | None = None,
+    kind: str,
+    arguments: dict[str, Any],
+    tensorboard: Path | None,
+    observer: Observer,
+    finish: Callable[[], tuple[PreTrainedModel, dict[str, bytes]]],
+) -> RunMetrics:
+    """Train the parameters of a model that are not frozen; the rest is as in :func:`train_language`.
+
+    Args:
+        steps_per_epoch: None is a pass over the examples.
+        kind: name of the model in the record, ``arguments`` are its further fields.
+        finish: returns, after the training, the model to measure and to write, and further files beside it.
+    """
+    directory = Path(directory)
     files = RunFiles(directory, tensorboard)
-    rows, holdout = (encode_fitting(tokenizer, part, plan.positions) for part in (corpus.train, corpus.holdout))
+    positions = positions_of(model)  # type: ignore[arg-type]
+    rows, holdout = (encode_fitting(tokenizer, part, positions) for part in (corpus.train, corpus.holdout))
     objective = LanguageObjective(
         model,
         rows,
         holdout,
         seed=seed,
-        batch_size=plan.recipe.batch_size,
-        steps_per_epoch=plan.steps_per_epoch,
-        precision=plan.recipe.precision,
+        batch_size=recipe.batch_size,
+        steps_per_epoch=steps_per_epoch or -(-len(rows) // recipe.batch_size),
+        precision=recipe.precision,
     )
-    trained = train(objective, plan.recipe, seed=seed, state=files.state, log=files.log, observer=observer)
-    measures = evaluate(model, tokenizer, "holdout", corpus.holdout)
+    trained = train(objective, recipe, seed=seed, state=files.state, log=files.log, observer=observer)
+    finished, further = finish()
+    measures = evaluate(finished, tokenizer, "holdout", corpus.holdout)
     metrics = RunMetrics(
-        model.num_parameters(),
+        finished.num_parameters(),
         len(trained.scores),
         trained.best_epoch,
         trained.seconds,
@@ -143,16 +188,16 @@ def train_language(
         trained.scores,
     )
     left_out = len(corpus.train) + len(corpus.holdout) - len(rows) - len(holdout)
-    data = f"{corpus.described}; {len(rows)} trained on, {left_out} with more than {plan.positions} tokens left out"
+    data = f"{corpus.described}; {len(rows)} trained on, {left_out} with more than {positions} tokens left out"
     config = RunConfig(
-        MODEL,
-        {"name": name, "plan": msgspec.to_builtins(plan), "vocabulary": tokenizer.size},
-        provenance(trainer=f"{plan.steps} steps, {plan.recipe}", data=data, seed=seed),
-        precision=plan.recipe.precision,
+        kind,
+        arguments,
+        provenance(trainer=f"{trained.steps} steps, {recipe}", data=data, seed=seed),
+        precision=recipe.precision,
         processor=processor(),
     )
-    further = {TRAINING: _encode(config), METRICS: _encode(metrics), **files.finished()}
-    save_backbone(model.cpu(), tokenizer, directory, further)
+    records = {TRAINING: _encode(config), METRICS: _encode(metrics), **files.finished()}
+    save_backbone(finished.cpu(), tokenizer, directory, {**records, **further})
     files.remove()
     return metrics
 

@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
-import scipy.stats
 
 from edge.bundles.manifest import Measure
-from edge.datatypes import Array
 from export.experiments.language.methods import FROZEN, HEAD, METHODS
 from export.experiments.language.records import Part, Settings
 from export.experiments.language.tasks import Task
-from export.intervals import Difference, item_shares, middle
+from export.intervals import Difference, Mean, Sample
 from export.language.answers import same_answer
 from export.language.base import BaseIdentity
 from export.processor import Processor
 
-Interval = tuple[float, float]
 #: Differences of equal answers are no larger.
 _ROUNDING = 1e-9
 #: What the head has to beat: the frozen model, and all that trains but other forms of the head.
 CONTROLS = tuple(
     method.name for method in METHODS if method is FROZEN or (method.make and not method.name.startswith(HEAD.name))
 )
-
-
-class Value(msgspec.Struct, frozen=True):
-    """A mean over test examples and seeds, with the 95 % interval of :class:`_Sample`."""
-
-    value: float
-    interval: Interval
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -51,45 +40,11 @@ class Row(msgspec.Struct, frozen=True):
     seeds: int
     parameters: int
     rate: float | None
-    cross_entropy: Value | None
-    exact_match: Value
+    cross_entropy: Mean | None
+    exact_match: Mean
     head_cross_entropy: Difference | None
     head_exact_match: Difference | None
     others: dict[str, float]
-
-
-class _Sample:
-    """Values of runs on the same items.
-
-    Its interval, and that of its difference from another sample on these items, adds two independent errors in
-    quadrature: that of the items, from resamples, and that of the seeds, Student's, because there are few.
-
-    Args:
-        values: [S, n], of S runs.
-        weights: of the items, [n]: a mean is a sum of values over a sum of weights.
-    """
-
-    def __init__(self, values: Array, weights: Array) -> None:
-        by_seed = values.sum(axis=1) / weights.sum()
-        self.mean = float(by_seed.mean())
-        shares = item_shares(values.shape[1])
-        self._drawn: Array = shares @ values.mean(axis=0) / (shares @ weights)  # means in resamples of items
-        seeds = len(values)  # one run has no spread: of the frozen model, or of a comparison with one seed
-        self._half = float(scipy.stats.t.ppf(0.975, seeds - 1) * scipy.stats.sem(by_seed)) if seeds > 1 else 0.0
-
-    def value(self) -> Value:
-        """Return the mean over items and runs."""
-        return Value(self.mean, _widened(self.mean, self._drawn, self._half))
-
-    def minus(self, other: _Sample) -> Difference:
-        """Return the difference of the means; equal seeds do not make runs of different methods pairs."""
-        value = self.mean - other.mean
-        return Difference(value, _widened(value, self._drawn - other._drawn, math.hypot(self._half, other._half)))
-
-
-def _widened(value: float, drawn: Array, half: float) -> Interval:
-    low, high = middle(drawn)
-    return value - math.hypot(value - low, half), value + math.hypot(high - value, half)
 
 
 def rows_of(tasks: Sequence[Task], parts: Sequence[Part]) -> tuple[Row, ...]:
@@ -166,17 +121,17 @@ def _counts(differences: Sequence[Difference | None]) -> tuple[int, int]:
 
 def _rows(task: Task, parts: Sequence[Part]) -> Iterator[Row]:
     by_method = {method.name: [part for part in parts if part.method == method.name] for method in METHODS}
-    losses: dict[str, _Sample] = {}
-    matches: dict[str, _Sample] = {}
+    losses: dict[str, Sample] = {}
+    matches: dict[str, Sample] = {}
     for name, group in by_method.items():
         if group:
             answers = [
                 [same_answer(one, right.answer) for one, right in zip(part.answers, task.test, strict=False)]
                 for part in group
             ]
-            matches[name] = _Sample(np.array(answers, float), np.ones(len(answers[0])))
+            matches[name] = Sample(np.array(answers, float), np.ones(len(answers[0])))
             if group[0].losses:
-                losses[name] = _Sample(np.array([part.losses for part in group]), np.array(group[0].tokens, float))
+                losses[name] = Sample(np.array([part.losses for part in group]), np.array(group[0].tokens, float))
     for name in matches:
         first = by_method[name][0]
         yield Row(
@@ -185,15 +140,15 @@ def _rows(task: Task, parts: Sequence[Part]) -> Iterator[Row]:
             len(by_method[name]),
             first.parameters,
             first.rate,
-            losses[name].value() if name in losses else None,
-            matches[name].value(),
+            losses[name].mean() if name in losses else None,
+            matches[name].mean(),
             _head_minus(name, losses),
             _head_minus(name, matches),
             _means([part.measures for part in by_method[name]]),
         )
 
 
-def _head_minus(name: str, samples: Mapping[str, _Sample]) -> Difference | None:
+def _head_minus(name: str, samples: Mapping[str, Sample]) -> Difference | None:
     if name == HEAD.name or name not in samples or HEAD.name not in samples:
         return None
     return samples[HEAD.name].minus(samples[name])

@@ -1,0 +1,79 @@
+"""Settings and parts of the experiment, as its directory has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from edge.errors import Literally
+from export.errors import CheckpointError
+from export.language.finetune import BasePrecision
+
+#: How the begin tokens stand before a text: once as in training, twice, or twice while all further tokens keep their
+#: places of the training.
+Begin = Literal["once", "twice", "twice, places kept"]
+BEGINS: tuple[Begin, ...] = ("once", "twice, places kept", "twice")
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of all parts.
+
+    Attributes:
+        backbone: SHA-256 of its weights.
+        data: SHA-256 of the examples that are trained on, and of each test split.
+        begin: the tokens that stand before each text once in training.
+        rank, epochs, rate: as in :class:`export.language.finetune.Tuning`.
+    """
+
+    backbone: str
+    data: dict[str, str]
+    begin: tuple[int, ...]
+    rank: int
+    epochs: int
+    rate: float
+
+
+class Scores(msgspec.Struct, frozen=True, kw_only=True):
+    """What one model predicts on a split under one condition: a number for each example.
+
+    Attributes:
+        merged: whether the adapter is merged into the FP32 base, in place of working on the base of its training.
+        tokens: of the right completion.
+        hits: of these, how many are the most likely ones given the right ones before them.
+        written: whether greedy decoding writes exactly these tokens.
+        answered: whether the answer in the written text is right.
+    """
+
+    split: str
+    merged: bool
+    begin: Begin
+    tokens: tuple[int, ...]
+    hits: tuple[int, ...]
+    written: tuple[bool, ...]
+    answered: tuple[bool, ...]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter: the precision of the base that it was trained on, its seed, and its scores.
+
+    Attributes:
+        best_epoch: the one that is kept.
+    """
+
+    base: BasePrecision
+    seed: int
+    parameters: int
+    seconds: float
+    best_epoch: int
+    scores: tuple[Scores, ...]
+
+
+def read_part(path: Path) -> Part:
+    """Read a part; a CheckpointError says that it is malformed."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Part)
+    except (OSError, msgspec.DecodeError) as error:
+        fix = "Delete it, and give the same command."
+        raise CheckpointError(f"{path}", given=Literally(error), expected="a part", fix=fix) from None

@@ -1,0 +1,113 @@
+"""The command ``fewheads language finetune``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from edge.cli.output import json_option, print_json
+from edge.errors import UsageError
+from export.language.cli import data_option, language_seed_option, limit_option
+from export.language.files import check_language_model
+from export.language.formats import source_of
+from export.loading import loading_torch
+from export.measures import print_measures
+from export.options import device_option, replace_option, tensorboard_option
+from export.outputs import check_name
+from export.training.watch import watching
+
+# torch takes seconds to import, so only the command's body does it.
+if TYPE_CHECKING:
+    from export.language.finetune import BasePrecision
+    from export.training.device import DeviceName
+
+#: Of adapters, unless options say otherwise.
+RANK, RATE = 8, 1e-3
+_FULL_RATE = 1e-4
+
+
+@click.command()
+@click.argument("name")
+@click.option(
+    "--backbone",
+    required=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="The model to start from.",
+)
+@data_option
+@click.option("--rank", type=click.IntRange(1), help=f"Of the adapters.  [default: {RANK}]")
+@click.option("--full", is_flag=True, help="Train all weights in place of adapters.")
+@click.option("--epochs", type=click.IntRange(1), default=3, show_default=True, help="Passes; the best one is kept.")
+@click.option(
+    "--lr",
+    type=click.FloatRange(0, min_open=True),
+    help=f"Peak learning rate.  [default: {RATE:g}; {_FULL_RATE:g} with --full]",
+)
+@click.option(
+    "--base-precision",
+    type=click.Choice(["fp32", "nf4"]),
+    default="fp32",
+    show_default=True,
+    help="Of the frozen weights in training. nf4 rounds them to 4 bits as QLoRA does; the result is in FP32 anyway.",
+)
+@limit_option
+@language_seed_option
+@click.option(
+    "--out",
+    default="runs",
+    show_default=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory for the model, which becomes OUT/NAME. An unfinished run of the same command is resumed.",
+)
+@device_option
+@tensorboard_option
+@replace_option("an earlier model of that name")
+@json_option
+def finetune(
+    name: str,
+    backbone: Path,
+    data: tuple[str, ...],
+    rank: int | None,
+    full: bool,
+    epochs: int,
+    lr: float | None,
+    base_precision: BasePrecision,
+    limit: int | None,
+    seed: int,
+    out: Path,
+    device: DeviceName,
+    tensorboard: Path | None,
+    replace: bool,
+    as_json: bool,
+) -> None:
+    """Fine-tune a language model on questions and answers, as NAME.
+
+    The model is a directory of `fewheads language train`, or one of GPT-2, Gemma or Llama type from Hugging Face. LoRA
+    trains adapters of low rank on all linear layers but the last, and merges them into the model; the directory
+    adapter beside it has them in the format of peft. A tenth of the data, 512 examples at most, is held out, chooses
+    the best epoch, and measures the merged model.
+    """
+    directory, sources = out / check_name("NAME", name), [source_of(text) for text in data]
+    if full and rank is not None:
+        raise UsageError("--rank", given=rank, expected="adapters", fix="Leave --full or --rank out.")
+    inputs = {"--backbone": backbone}
+    inputs |= {f"--data {one}": Path(one.path) for one in sources if one.format != "calculator"}
+    check_language_model("--out", directory, inputs, replace=replace)
+    with loading_torch("loading torch, model and data"):
+        from export.language.base import Base
+        from export.language.finetune import Tuning
+        from export.language.finetune import finetune as tune
+        from export.language.train import read_corpus
+
+        rate = lr or (_FULL_RATE if full else RATE)
+        tuning = Tuning(rank=None if full else rank or RANK, base=base_precision, epochs=epochs, rate=rate)
+        base = Base(backbone, device)
+        corpus = read_corpus(sources, seed=seed, limit=limit)
+    with watching(name) as watch:
+        metrics = tune(name, base, corpus, tuning, directory, seed=seed, tensorboard=tensorboard, observer=watch)
+    if as_json:
+        print_json({"model": str(directory), "base": base.identity, "metrics": metrics})
+        return
+    print_measures(name, str(directory), metrics)
