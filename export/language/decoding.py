@@ -85,7 +85,7 @@ def end_tokens(model: PreTrainedModel) -> tuple[int, ...]:
 def generate(
     model: PreTrainedModel, ids: Tensor, mask: Tensor, max_tokens: int, decoding: Decoding = GREEDY, **outputs: bool
 ) -> Any:
-    """Return what ``generate`` of transformers does for ids and mask, [B, T] each, and nothing but the decoding.
+    """Return what ``generate`` of transformers makes of ids and mask, [B, T] each, with this decoding and no more.
 
     Of the model's own generation_config.json only the end tokens count: a penalty of repetitions there, for example,
     would change what is greedy. transformers takes from it whatever an argument leaves open, so another one takes its
