@@ -1,8 +1,9 @@
 """Language models: frozen backbones, heads of backward attention on them (paper 004), and their controls.
 
-- :mod:`export.language.formats` and :mod:`export.language.answers` read data sets as one text format;
-  ``generate_mathematics.py`` is a script that makes one of them
-- :mod:`export.language.tokenizer` and :mod:`export.language.backbone` make, read and write tokenizers and models
+- :mod:`export.language.formats` and :mod:`export.language.answers` read data sets as one text format, from
+  :mod:`export.language.rows`; ``generate_mathematics.py`` is a script that makes one of them
+- :mod:`export.language.tokenizer` and :mod:`export.language.backbone` make, read and write tokenizers and models,
+  whose files :mod:`export.language.files` names
 - :mod:`export.language.objective`, :mod:`export.language.recipes` and :mod:`export.language.train` train small models
 - :mod:`export.language.decoding`, :mod:`export.language.metrics` and :mod:`export.language.evaluate` measure any
 - :mod:`export.language.backward` has the head, :mod:`export.language.folding` its form for inference
@@ -14,4 +15,8 @@
 - :mod:`export.language.hidden` keeps the last hidden states of a backbone on disk
 - :mod:`export.language.head_objective` trains a head or a control on them, and
   :mod:`export.language.head_run` writes and reads heads
+- :mod:`export.language.decoder` makes the graph of a model for a device, :mod:`export.language.bundle` the bundle of it
+  with :mod:`export.language.golden_texts`, :mod:`export.language.head_bundle` that of a head
+- :mod:`export.language.commands` has all commands: those of :mod:`export.language.cli`, which prints
+  :mod:`export.language.table`, of :mod:`export.language.head_cli` and of :mod:`export.language.export_cli`
 """

@@ -9,8 +9,12 @@ from fractions import Fraction
 MARK = "####"
 #: Longer texts are not read as numbers; their digits would take seconds.
 _MAX_CHARS = 64
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))", re.ASCII)
-_NUMBER = re.compile(r"([+-]?)\$?(\d+(?:\.\d*)?|\.\d+)(?:/(\d+(?:\.\d*)?))?%?", re.ASCII)
+_SIGN = r"(\$?[+-]?|[+-]\$)"
+_THOUSANDS = re.compile(rf"{_SIGN}\d{{1,3}}(,\d{{3}})+(\.\d*)?%?", re.ASCII)
+_NUMBER = re.compile(rf"{_SIGN} *(?:(\d+) +(?=\d+/))?(\d+(?:\.\d*)?|\.\d+)(?:/(\d+(?:\.\d*)?))?%?", re.ASCII)
+#: What LaTeX and typography write in numbers, and the same in plain characters.
+_PLAIN = {"\N{MINUS SIGN}": "-", "\\$": "$", "\\%": "%", "{,}": ",", "\\!": ""}
+_FRACTION = re.compile(r"\\[dt]?frac\{(\d+)\}\{(\d+)\}", re.ASCII)
 
 
 def parse_answer(text: str) -> str | None:
@@ -21,20 +25,29 @@ def parse_answer(text: str) -> str | None:
 
 
 def normalised(answer: str) -> str:
-    """Return an answer without thousands separators, and with single spaces: ``1,234`` becomes ``1234``."""
-    return _THOUSANDS.sub("", " ".join(answer.split()))
+    """Return an answer with single spaces, and a number without thousands separators: ``1,234`` becomes ``1234``.
+
+    Lists and pairs such as ``(1,234)`` keep their commas.
+    """
+    text = " ".join(answer.split())
+    return text.replace(",", "") if _THOUSANDS.fullmatch(text) else text
 
 
 def parse_number(answer: str | None) -> Fraction | None:
-    """Return the number that an answer is, exactly: ``-3``, ``0.25``, ``5/4``, ``$12`` or ``50%``, which is 50.
+    r"""Return the number that an answer is, exactly: ``-3``, ``0.25``, ``5/4``, ``3 1/2``, ``$12`` or ``50%``, the 50.
 
-    None for anything else, such as a list or a word, and for None.
+    LaTeX is read, too, such as ``\frac{1}{2}``, ``\$12`` or ``1{,}234``. None for anything else, such as a list or a
+    word, and for None.
     """
-    match = _NUMBER.fullmatch(answer.rstrip(".")) if answer and len(answer) <= _MAX_CHARS else None
-    if match is None or (match[3] and not Fraction(match[3])):
+    if answer is None or len(answer) > _MAX_CHARS:
         return None
-    number = Fraction(match[2]) / Fraction(match[3] or 1)
-    return -number if match[1] == "-" else number
+    for written, plain in _PLAIN.items():
+        answer = answer.replace(written, plain)
+    match = _NUMBER.fullmatch(normalised(_FRACTION.sub(r" \1/\2", answer)).rstrip("."))
+    if match is None or (match[4] and not Fraction(match[4])):
+        return None
+    number = Fraction(match[2] or 0) + Fraction(match[3]) / Fraction(match[4] or 1)
+    return -number if "-" in match[1] else number
 
 
 def same_answer(found: str | None, right: str) -> bool:

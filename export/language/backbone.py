@@ -1,4 +1,4 @@
-"""Causal language models as Hugging Face directories. The package ``transformers`` is imported in this module alone."""
+"""Causal language models as Hugging Face directories. This module asks for ``transformers`` where it is missing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import GPT2LMHeadModel, PreTrainedModel
 
 #: Values of ``model_type`` in ``config.json``.
-ARCHITECTURES = ("gpt2", "gemma", "gemma2", "gemma3_text", "llama")
+ARCHITECTURES = ("gpt2", "gemma", "gemma2", "gemma3_text", "llama", "mistral", "qwen2")
 _FIX = f"Give a model of {', '.join(ARCHITECTURES)} as transformers saves it, with safetensors."
 
 

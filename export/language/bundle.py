@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from export.exported import FULL, Exported
 from export.language.backbone import load_backbone
 from export.language.base import BaseIdentity, identity_of
 from export.language.decoder import LAST, LENGTHS, LOGITS, TOKENS, DecoderGraph, cache_names, decoder_onnx
+from export.language.decoding import end_tokens
 from export.language.golden_texts import clearest, golden_of_texts, greedy_of_file, greedy_of_model
 from export.precision import dynamic_int8, fused, half
 from export.provenance import provenance
@@ -109,7 +110,7 @@ def export_language_model(
         cache=tuple(CacheTensor(past=past, new=new) for past, new in cache_names(config.num_hidden_layers)),
         positions=positions,
         max_tokens=min(_DEFAULT_TOKENS, positions // 2),
-        end_tokens=_end_tokens(model),
+        end_tokens=end_tokens(model),
     )
     tokenizer = load_tokenizer(definition, str(directory / _TOKENIZER))
     references = clearest(greedy_of_model(model, tokenizer, prompts, program), _GOLDEN_ROWS, FULL)
@@ -181,14 +182,6 @@ def _tokenizer_of(directory: Path) -> bytes:
     except OSError as error:
         fix = "Save it with the tokenizer's save_pretrained."
         raise UsageError(f"{directory / _TOKENIZER}", given=Literally(error), expected="a file", fix=fix) from None
-
-
-def _end_tokens(model: Any) -> tuple[int, ...]:
-    found = model.generation_config.eos_token_id
-    if found is None:
-        found = model.config.eos_token_id
-    tokens = found if isinstance(found, (list, tuple)) else [] if found is None else [found]
-    return tuple(int(token) for token in tokens)
 
 
 def _tensors(graph: DecoderGraph, vocabulary: int, cache: str) -> dict[str, tuple[TensorSpec, ...]]:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edge.cli.output import json_option, print_json, print_table, progress
+from edge.cli.output import json_option, print_json, progress
 from edge.errors import UsageError
 from export.language.files import check_language_model
 from export.language.formats import Source, source_of
+from export.language.table import print_files
 from export.loading import loading_torch
 from export.measures import print_measures
 from export.options import DIRECTORY, device_option, replace_option, runs_option, seed_option, tensorboard_option
@@ -36,9 +37,6 @@ data_option = click.option(
 limit_option = click.option("--limit", type=click.IntRange(1), help="Examples of each file, at most.  [default: all]")
 language_seed_option = seed_option("Of everything that is drawn.")
 
-#: Metrics of the table beside the exact match; --json has all, with their intervals.
-_SHOWN = ("cross_entropy", "perplexity", "rmse", "unparsable", "token_precision", "token_recall", "token_f1")
-
 
 def files_of(sources: Sequence[Source]) -> dict[str, Path]:
     """Return the files and directories of data, by the option that names each; a calculator has none."""
@@ -47,7 +45,7 @@ def files_of(sources: Sequence[Source]) -> dict[str, Path]:
 
 @click.group()
 def language() -> None:
-    """Train and evaluate small language models, as Hugging Face directories."""
+    """Train, evaluate and export language models as Hugging Face directories, and heads on them."""
 
 
 @language.command()
@@ -150,7 +148,8 @@ def evaluate(
 ) -> None:
     """Measure the language model in DIRECTORY on each file of the data.
 
-    DIRECTORY is one of `fewheads language train`, or a model of GPT-2, Gemma or Llama type from Hugging Face.
+    DIRECTORY is one of `fewheads language train`, or a model of GPT-2, Gemma, Llama, Mistral or Qwen2 type from Hugging
+    Face.
     """
     sources = [source_of(text) for text in data]
     if top_k and not temperature:
@@ -187,17 +186,4 @@ def evaluate(
     if as_json:
         print_json({"model": str(directory), "decoding": decoding, "measures": measures})
         return
-    _print(str(directory), measures)
-
-
-def _print(title: str, measures: Sequence[Measure]) -> None:
-    """Print a row for each file."""
-    found = {(measure.split, measure.metric): measure for measure in measures}
-    rows = []
-    for split in dict.fromkeys(measure.split for measure in measures):
-        right = found[split, "exact_match"]
-        low, high = right.interval or (right.value, right.value)
-        others = [found[split, metric].value if (split, metric) in found else None for metric in _SHOWN]
-        rows.append((split, right.n, right.value, f"{low:.3f} … {high:.3f}", *others))
-    heads = ("data", "items", "exact match", "95 % interval", *(name.replace("_", " ") for name in _SHOWN))
-    print_table(title, heads, rows)
+    print_files(str(directory), measures)

@@ -57,67 +57,94 @@ def complete(
         on_batch: is called with the number of questions of each finished batch.
     """
     tokens = [tokenizer.prompt(prompt) for prompt in prompts]
-    written = complete_tokens(
-        model, tokens, tokenizer.end, max_tokens, decoding, batch_size=batch_size, on_batch=on_batch
-    )
-    return [tokenizer.decode(ids) for ids in written]
+    written = complete_tokens(model, tokens, max_tokens, decoding, batch_size=batch_size, on_batch=on_batch)
+    ends = end_tokens(model)
+    return [tokenizer.decode([one for one in ids if one not in ends]) for ids in written]
 
 
 def complete_tokens(
     model: PreTrainedModel,
     prompts: Sequence[list[int]],
-    end: int,
     max_tokens: int,
     decoding: Decoding = GREEDY,
     *,
     batch_size: int = 32,
     on_batch: Callable[[int], None] = lambda size: None,
 ) -> list[list[int]]:
-    """Return the tokens that follow each prompt, as :func:`complete`; after an ``end`` come only further ends."""
+    """Return the tokens that follow each prompt, as :func:`complete`, with the one that ends the text."""
     completions: list[list[int]] = [[] for _ in prompts]
-    positions = positions_of(model)
+    ends = set(end_tokens(model))
     lengths = np.array([len(one) for one in prompts])
-    for number, batch in enumerate(sorted_batches(lengths, batch_size)):
-        fitting = [place for place in batch if lengths[place] < positions]
-        if fitting:
-            room = min(max_tokens, positions - max(lengths[fitting]))
-            written = _generate(model, [prompts[place] for place in fitting], end, decoding, int(room), number)
-            for place, ids in zip(fitting, written, strict=True):
-                completions[place] = ids
+    rooms = np.clip(positions_of(model) - lengths, 0, max_tokens)
+    # The rows of a batch stop together. So they have the same room, and none is cut because of a longer one.
+    groups = [np.flatnonzero(rooms == room) for room in np.unique(rooms)]
+    batches = [group[batch] for group in groups for batch in sorted_batches(lengths[group], batch_size)]
+    for number, batch in enumerate(batches):
+        if room := int(rooms[batch[0]]):
+            written = _written(model, [prompts[place] for place in batch], decoding, room, number)
+            for place, ids in zip(batch, written, strict=True):
+                length = next((count for count, one in enumerate(ids, 1) if one in ends), room)
+                completions[place] = ids[:length]
         on_batch(len(batch))
     return completions
 
 
-def _generate(
-    model: PreTrainedModel, prompts: Sequence[list[int]], end: int, decoding: Decoding, room: int, number: int
-) -> list[list[int]]:
-    device = model_device(model)
-    ids, mask = _left_padded(prompts, end)
-    options: dict[str, Any] = {"do_sample": decoding.temperature > 0, "num_beams": decoding.beams}
+def end_tokens(model: PreTrainedModel) -> tuple[int, ...]:
+    """Return the tokens any of which ends a text, as the model's generation_config.json or config.json has them."""
+    of_generation, of_model = (getattr(one, "eos_token_id", None) for one in (model.generation_config, model.config))
+    found = of_model if of_generation is None else of_generation
+    tokens = found if isinstance(found, (list, tuple)) else [] if found is None else [found]
+    return tuple(int(token) for token in tokens)
+
+
+def generate(
+    model: PreTrainedModel, ids: Tensor, mask: Tensor, max_tokens: int, decoding: Decoding = GREEDY, **outputs: bool
+) -> Any:
+    """Return what ``generate`` of transformers makes of ids and mask, [B, T] each, with this decoding and no more.
+
+    Of the model's own generation_config.json only the end tokens count: a penalty of repetitions there, for example,
+    would change what is greedy. transformers takes from it whatever an argument leaves open, so another one takes its
+    place during the call.
+
+    Args:
+        outputs: further results, as ``GenerationConfig`` names them.
+    """
+    from transformers import GenerationConfig
+
+    ends = list(end_tokens(model))
+    options: dict[str, Any] = {"do_sample": decoding.temperature > 0, "num_beams": decoding.beams, **outputs}
+    options |= {"eos_token_id": ends or None, "pad_token_id": ends[0] if ends else 0}
     if decoding.beams > 1:
         options["length_penalty"] = 0.0  # the likeliest sequence; transformers divides by the length otherwise
     if decoding.temperature > 0:
         options |= {"temperature": decoding.temperature, "top_k": decoding.top_k, "top_p": 1.0}
+    untyped: Any = model
+    own = untyped.generation_config
+    untyped.generation_config = GenerationConfig(max_new_tokens=max_tokens, **options)  # type: ignore[no-untyped-call]
+    try:
+        return untyped.generate(input_ids=ids, attention_mask=mask)
+    finally:
+        untyped.generation_config = own
+
+
+def _written(
+    model: PreTrainedModel, prompts: Sequence[list[int]], decoding: Decoding, room: int, number: int
+) -> list[list[int]]:
+    """Return the tokens that batch ``number`` writes, in rows of one length: with padding behind an end."""
+    device = model_device(model)
+    ids, mask = _left_padded(prompts)
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.inference_mode():
         # Of a larger seed, torch's generator on the CPU ignores all but 32 bits.
         torch.manual_seed(int(np.random.SeedSequence((decoding.seed, number)).generate_state(1)[0]))
-        generate: Any = model.generate
-        found: Tensor = generate(
-            input_ids=ids.to(device),
-            attention_mask=mask.to(device),
-            max_new_tokens=room,
-            eos_token_id=end,
-            pad_token_id=end,
-            **options,
-        )
+        found: Tensor = generate(model, ids.to(device), mask.to(device), room, decoding)
     written: list[list[int]] = found[:, ids.shape[1] :].tolist()
     return written
 
 
-def _left_padded(prompts: Sequence[list[int]], padding: int) -> tuple[Tensor, Tensor]:
+def _left_padded(prompts: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
     """Return ids and mask, [B, T] each, that end with the last token of each prompt."""
     length = max(map(len, prompts))
-    ids, mask = np.full((len(prompts), length), padding), np.zeros((len(prompts), length), dtype=np.int64)
+    ids, mask = np.zeros((2, len(prompts), length), dtype=np.int64)
     for row, prompt in enumerate(prompts):
         ids[row, length - len(prompt) :], mask[row, length - len(prompt) :] = prompt, 1
     return torch.from_numpy(ids), torch.from_numpy(mask)

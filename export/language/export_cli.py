@@ -47,8 +47,8 @@ def export(
 ) -> None:
     """Export a language model in DIRECTORY to a bundle that generates text.
 
-    DIRECTORY is one of `fewheads language train`, or a model of GPT-2, Gemma or Llama type from Hugging Face. The
-    bundle repeats the texts that transformers generates after some prompts, of the data if given.
+    DIRECTORY is one of `fewheads language train`, or a model of GPT-2, Gemma, Llama, Mistral or Qwen2 type from Hugging
+    Face. The bundle repeats the texts that transformers generates after some prompts, of the data if given.
     """
     sources = [source_of(text) for text in data]
     examples = [one for source in sources for of in read_source(source, _MOST_PROMPTS).values() for one in of]

@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -28,9 +28,9 @@ from edge.errors import Literally, UsageError
 from export.calculator import data as calculator
 from export.errors import DataError
 from export.language.answers import MARK, normalised, parse_answer
+from export.language.rows import json_lines, lines, malformed, parquet_rows
 
 _CALCULATION = re.compile(r"<<[^<>]*>>")
-_FIX = "Repair or remove the line, or get the file again."
 
 
 class Example(msgspec.Struct, frozen=True):
@@ -99,7 +99,7 @@ def read_source(source: Source, limit: int | None = None) -> dict[str, tuple[Exa
     for file in files:
         examples = tuple(islice(reader(file), limit))
         if not examples:
-            raise _malformed(file, 1, Literally("the end of the file"), "an example")
+            raise malformed(file, "line 1", Literally("the end of the file"), "an example")
         found[f"{file.absolute().parent.name}/{file.stem}"] = examples
     return found
 
@@ -116,25 +116,29 @@ class _OpenMath(msgspec.Struct):
 
 
 def _gsm8k(path: Path) -> Iterator[Example]:
-    for number, row in _json_lines(path, _Gsm8k):
+    for place, row in json_lines(path, _Gsm8k):
         answer = parse_answer(row.answer)
         if answer is None:
-            raise _malformed(path, number, row.answer[-40:], f"an answer that ends with {MARK!r} and a number")
+            raise malformed(path, place, row.answer[-40:], f"an answer that ends with {MARK!r} and a number")
         yield Example(row.question, _CALCULATION.sub("", row.answer.partition(MARK)[0]).strip(), answer)
 
 
 def _openmath(path: Path) -> Iterator[Example]:
-    for _, row in _parquet_rows(path) if path.suffix == ".parquet" else _json_lines(path, _OpenMath):
-        yield Example(row.problem, row.generated_solution, normalised(row.expected_answer))
+    rows = parquet_rows if path.suffix == ".parquet" else json_lines
+    for place, row in rows(path, _OpenMath):
+        answer = normalised(row.expected_answer)
+        if not answer:
+            raise malformed(path, place, row.expected_answer, "an expected_answer that is not blank")
+        yield Example(row.problem, row.generated_solution, answer)
 
 
 def _mathematics(path: Path) -> Iterator[Example]:
-    lines = _lines(path)
-    for number, question in lines:
-        _, answer = next(lines, (0, ""))
-        if not question or not answer:
-            given = Literally("an empty line" if not question else "a question without an answer")
-            raise _malformed(path, number, given, "a question, and its answer on the next line")
+    found = lines(path)
+    for place, question in found:
+        _, answer = next(found, ("", ""))
+        if not question.strip() or not answer.strip():
+            given = Literally("a question without an answer" if question.strip() else "an empty line")
+            raise malformed(path, place, given, "a question, and its answer on the next line")
         yield Example(question, "", normalised(answer))
 
 
@@ -145,61 +149,6 @@ def _calculator(split: str) -> Iterator[Example]:
         raise DataError("calculator's split", given=split, expected=f"one of {', '.join(splits)}", fix=fix)
     for expression, truth in zip(splits[split].expressions, splits[split].truth, strict=True):
         yield Example(expression, "", f"{truth:g}")
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a file with their numbers, from 1."""
-    try:
-        with open(path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                yield number, _text(path, number, line)
-    except OSError as error:
-        fix = "Correct the path or its permissions."
-        raise DataError(f"{path}", given=Literally(error.strerror), expected="a file to read", fix=fix) from None
-
-
-def _json_lines(path: Path, kind: type[Any]) -> Iterator[tuple[int, Any]]:
-    for number, line in _lines(path):
-        yield number, _decoded(path, number, line, kind)
-
-
-def _text(path: Path, number: int, line: bytes) -> str:
-    try:
-        return line.decode().rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise _malformed(path, number, line[error.start : error.end], "text in UTF-8") from None
-
-
-def _decoded(path: Path, number: int, line: str, kind: type[Any]) -> Any:
-    try:
-        return msgspec.json.decode(line, type=kind)
-    except msgspec.DecodeError as error:  # ValidationError is one
-        raise _malformed(path, number, Literally(error), _fields(kind)) from None
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[int, _OpenMath]]:
-    try:
-        import pyarrow  # type: ignore[import-not-found]
-        from pyarrow.parquet import ParquetFile  # type: ignore[import-not-found]
-    except ImportError:
-        fix = "Install it with pip install pyarrow, or give the data as JSONL."
-        raise DataError(f"{path}", given=Literally("Parquet"), expected="the package pyarrow", fix=fix) from None
-    number = 0
-    try:
-        for batch in ParquetFile(path).iter_batches(columns=_OpenMath.__struct_fields__):
-            for row in batch.to_pylist():
-                number += 1
-                yield number, msgspec.convert(row, _OpenMath)
-    except (OSError, KeyError, pyarrow.ArrowException, msgspec.ValidationError) as error:
-        raise _malformed(path, number, Literally(error), _fields(_OpenMath)) from None
-
-
-def _fields(kind: type[Any]) -> str:
-    return f"the texts {', '.join(kind.__struct_fields__)}"
-
-
-def _malformed(path: Path, number: int, given: object, expected: str) -> DataError:
-    return DataError(f"{path} line {number}", given=given, expected=expected, fix=_FIX)
 
 
 #: Readers of a file, and the ends of the names of the files in a directory.

@@ -35,6 +35,8 @@ EXTRAPOLATIONS = ("_big", "_longer", "_more", "_more_samples")
 #: A module has no further questions if so many draws in a row are known.
 _VAIN_DRAWS = 10_000
 _PROGRESS_SECONDS = 5.0
+#: Of difficulty, a training split each.
+_LEVELS = ("easy", "medium", "hard")
 
 Sample = Callable[[], tuple[str, str]]
 
@@ -68,14 +70,15 @@ def main() -> None:
     """Read the arguments and write the files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--modules", required=True, help="names joined by commas, such as arithmetic__mul,numbers__gcd")
-    parser.add_argument(
-        "--per-module", type=_positive, default=40_000, help="training questions (default: %(default)s)"
-    )
+    parser.add_argument("--per-module", type=_positive, default=40_000, help="to train on (default: %(default)s)")
     parser.add_argument("--per-test", type=_positive, default=1_000, help="of each test split (default: %(default)s)")
     parser.add_argument("--merge-train", action="store_true", help="write one training split instead of three")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     parser.add_argument("--out", type=Path, required=True, help="directory of the files")
     given = parser.parse_args()
+    levels = 1 if given.merge_train else len(_LEVELS)
+    if given.per_module < levels:
+        parser.error(f"--per-module: got {given.per_module}, expected {levels} or more, one of each level. Give 3000.")
     if os.environ.get("PYTHONHASHSEED") != "0":
         # sympy sorts terms by their hashes, which differ from process to process otherwise.
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})
@@ -106,7 +109,7 @@ def _files(parser: argparse.ArgumentParser, given: argparse.Namespace) -> list[F
         from mathematics_dataset.modules import modules  # type: ignore[import-not-found]
     except ImportError as error:
         parser.error(f"mathematics_dataset: got {error}, expected the package. Install it as --help says.")
-    trains = ["train"] if given.merge_train else ["train-easy", "train-medium", "train-hard"]
+    trains = ["train"] if given.merge_train else [f"train-{level}" for level in _LEVELS]
     samplers = {"interpolate": modules.test(), "extrapolate": modules.test_extra()}
     for level, split in enumerate(trains):
         samplers[split] = modules.train(_part(level, len(trains)))
@@ -150,8 +153,7 @@ def _as_texts(sampler: Callable[[], Any]) -> Sample:
 
 def _keep_settings(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
     """Write the settings beside the files, or compare them with those of an earlier run."""
-    names = ("per_module", "per_test", "merge_train", "seed")
-    settings = {name: getattr(given, name) for name in names}
+    settings = {name: getattr(given, name) for name in ("per_module", "per_test", "merge_train", "seed")}
     path = given.out / "settings.json"
     if path.exists():
         earlier = json.loads(path.read_text())
@@ -168,12 +170,13 @@ def _write(path: Path, file: File, known: set[str], label: str, seed: int) -> No
         known.update(path.read_text().splitlines()[::2])
         print(f"{label}: already there", file=sys.stderr)
         return
+    import numpy  # comes with mathematics_dataset
+
     # Each file has its own numbers, whatever is generated before it. The modules draw from both generators.
     random.seed(f"{seed} {file.split} {file.module}")
-    _seed_numpy(random.getrandbits(32))
+    numpy.random.seed(random.getrandbits(32))
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(".new")
-    written = 0
+    scratch, written = path.with_suffix(".new"), 0
     with open(scratch, "w") as lines:
         for question, answer in _shown(distinct(file.sample, file.questions, known), file.questions, label):
             lines.write(f"{question}\n{answer}\n")
@@ -181,12 +184,6 @@ def _write(path: Path, file: File, known: set[str], label: str, seed: int) -> No
     scratch.replace(path)
     remark = "" if written == file.questions else f", all that there are; {file.questions} were asked for"
     print(f"{label}: {written} questions{remark}", file=sys.stderr)
-
-
-def _seed_numpy(seed: int) -> None:
-    import numpy  # comes with mathematics_dataset
-
-    numpy.random.seed(seed)
 
 
 def _shown(items: Iterable[tuple[str, str]], total: int, label: str) -> Iterator[tuple[str, str]]:

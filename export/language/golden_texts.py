@@ -18,6 +18,7 @@ from edge.bundles.preprocess import TokenizerPreprocessor
 from edge.bundles.programs import GenerateProgram
 from edge.errors import Literally, UsageError
 from edge.programs.generate import Generate, Pieces
+from export.language.decoding import generate
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -52,10 +53,8 @@ def greedy_of_model(model: Any, tokenizer: Tokenizer, prompts: Sequence[str], pr
         room = program.positions - len(ids)
         if room < 1:
             continue
-        made = model.generate(
-            torch.tensor([ids]), do_sample=False, max_new_tokens=min(program.max_tokens, room), output_logits=True,
-            attention_mask=torch.ones(1, len(ids), dtype=torch.int64), pad_token_id=0, return_dict_in_generate=True,
-        )  # fmt: skip
+        row, limit = torch.tensor([ids]), min(program.max_tokens, room)
+        made = generate(model, row, torch.ones_like(row), limit, output_logits=True, return_dict_in_generate=True)
         best = torch.cat(made.logits).topk(2, dim=1).values
         leads = (best[:, 0] - best[:, 1]).tolist()
         found.append(Greedy(prompt, ids, made.sequences[0, len(ids) :].tolist(), leads))
@@ -67,10 +66,10 @@ def greedy_of_model(model: Any, tokenizer: Tokenizer, prompts: Sequence[str], pr
     return found
 
 
-def greedy_of_file(generate: Generate, tier: str, references: Sequence[Greedy]) -> list[Greedy]:
+def greedy_of_file(writer: Generate, tier: str, references: Sequence[Greedy]) -> list[Greedy]:
     """Return what the file of a tier makes of each prompt alone, with as many tokens as the reference at most."""
     found = []
-    decoder = generate.decoder(tier)
+    decoder = writer.decoder(tier)
     for reference in references:
         logits = decoder.add(np.array([reference.ids]), np.array([len(reference.ids)]))
         tokens, leads = [], []
@@ -78,12 +77,12 @@ def greedy_of_file(generate: Generate, tier: str, references: Sequence[Greedy]) 
             second, best = np.partition(logits[0], -2)[-2:].tolist()
             tokens.append(int(logits[0].argmax()))
             leads.append(best - second)
-            if len(tokens) == len(reference.tokens) or tokens[-1] in generate.config.end_tokens:
+            if len(tokens) == len(reference.tokens) or tokens[-1] in writer.config.end_tokens:
                 break
             logits = decoder.step(np.array(tokens[-1:]))
         decoder.keep(0, [])
         found.append(Greedy(reference.prompt, reference.ids, tokens, leads))
-    generate.give_back(tier, decoder)
+    writer.give_back(tier, decoder)
     return found
 
 

@@ -42,6 +42,8 @@ class Encoded(NamedTuple):
 class TextTokenizer:
     """A tokenizer of Hugging Face's kind for texts that begin with its own first tokens, once, and end with ``end``.
 
+    The name of a special token within a text is text, and has no effect.
+
     Args:
         tokenizer: has no truncation or padding.
         end: id of the token that ends a text.
@@ -49,6 +51,7 @@ class TextTokenizer:
 
     def __init__(self, tokenizer: Tokenizer, end: int) -> None:
         self.tokenizer, self.end = tokenizer, end
+        tokenizer.encode_special_tokens = True  # as characters; by default, such a name would become the token itself
         # What the tokenizer adds before a text: the BOS of Llama and Gemma, nothing for GPT-2.
         probe = tokenizer.encode("a")
         added = next((place for place, special in enumerate(probe.special_tokens_mask) if not special), 0)

@@ -4,16 +4,19 @@ import pytest
 import safetensors.torch
 import torch
 
+from edge.bundles.programs import GenerateProgram
 from edge.errors import UsageError
 from export.errors import CheckpointError
 from export.language.backbone import load_backbone, new_gpt2, save_backbone
-from export.language.decoding import Decoding, complete
+from export.language.decoder import DecoderGraph
+from export.language.decoding import Decoding, complete, end_tokens, generate
+from export.language.golden_texts import greedy_of_model
 from export.language.tokenizer import TextTokenizer
 from tests.support.language_models import EXAMPLES, bpe, tiny_gpt2
 
 transformers = pytest.importorskip("transformers")
 
-SIZES = {"vocab_size": 300, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+SIZES = {"vocab_size": 300, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 SIZES |= {"num_key_value_heads": 1, "intermediate_size": 16, "max_position_embeddings": 64, "head_dim": 8}
 PROMPTS = [example.prompt for example in EXAMPLES[:4]] + ["2"]
 
@@ -40,14 +43,51 @@ def test_a_saved_model_is_loaded_here_and_by_transformers(tmp_path):
     assert (tmp_path / "model" / "metrics.json").read_bytes() == b"{}"
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Gemma", "Gemma2", "Gemma3Text"])
-def test_models_of_other_kinds_write_texts(kind, tmp_path):
+KINDS = ["Llama", "Gemma", "Gemma2", "Gemma3Text", "Mistral", "Qwen2"]
+
+
+def of_kind(kind, **changes):
+    """Return a random model of a kind, whose weights are large enough that its texts depend on the prompt."""
     torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**SIZES, eos_token_id=bpe().end, pad_token_id=None)
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    options = {
+        **SIZES,
+        "initializer_range": 0.3,
+        "tie_word_embeddings": False,
+        "eos_token_id": bpe().end,
+        "pad_token_id": None,
+        **changes,
+    }
+    config = getattr(transformers, f"{kind}Config")(**options)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_of_other_kinds_write_texts(kind, tmp_path):
+    model = of_kind(kind)
     save_backbone(model, bpe(), tmp_path / "model")
     loaded, tokenizer = load_backbone(tmp_path / "model"), TextTokenizer.load(tmp_path / "model")
-    assert complete(loaded, tokenizer, PROMPTS, 3) == [greedy(model.eval(), prompt, 3) for prompt in PROMPTS]
+    expected = [greedy(model, prompt, 3) for prompt in PROMPTS]
+    assert complete(loaded, tokenizer, PROMPTS, 3) == expected
+    assert len(set(expected)) > 1
+
+
+@pytest.mark.parametrize(("kind", "changes"), [("Mistral", {"sliding_window": 3}), ("Qwen2", {})])
+def test_the_decoders_graph_writes_what_the_library_does(kind, changes):
+    model = of_kind(kind, **changes)
+    prompt, tokens = torch.tensor([bpe().prompt(PROMPTS[0])]), 8
+    expected = generate(model, prompt, torch.ones_like(prompt), tokens)  # before the attention is replaced
+    graph = DecoderGraph(model)
+    cache = [torch.zeros(1, graph.key_heads, 0, graph.width)] * 2 * graph.layers
+    new, written = prompt, prompt
+    with torch.inference_mode():
+        for _ in range(expected.shape[1] - prompt.shape[1]):
+            places, last = torch.tensor([[cache[0].shape[2]]]), torch.tensor([[new.shape[1] - 1]])
+            logits, *added = graph(new, places, last, *cache)
+            cache = [torch.cat(pair, dim=2) for pair in zip(cache, added, strict=True)]
+            new = logits.argmax(-1, keepdim=True)
+            written = torch.cat([written, new], dim=1)
+    assert torch.equal(written, expected)
+    assert len(set(written[0, prompt.shape[1] :].tolist())) > 1
 
 
 def broken(change):
@@ -87,7 +127,9 @@ def test_a_broken_directory_is_refused(change, message, tmp_path):
     with pytest.raises(CheckpointError) as caught:
         load_backbone(tmp_path / "model")
     assert message in str(caught.value)
-    assert "Give a model of gpt2, gemma, gemma2, gemma3_text, llama as transformers saves it" in str(caught.value)
+    assert "Give a model of gpt2, gemma, gemma2, gemma3_text, llama, mistral, qwen2 as transformers saves it" in str(
+        caught.value
+    )
 
 
 def test_transformers_has_to_be_installed(tmp_path, monkeypatch):
@@ -116,12 +158,34 @@ def test_batches_of_prompts_are_completed_like_single_ones():
     assert sizes == [3, 2]
 
 
-def test_a_completion_ends_with_the_text():
+def test_any_of_the_models_end_tokens_ends_a_completion():
     model = tiny_gpt2()
-    written = bpe().prompt(PROMPTS[0])
-    text = TextTokenizer(bpe().tokenizer, int(model(torch.tensor([written])).logits[0, -1].argmax()))
-    assert complete(model, text, PROMPTS[:1], 12) == [""]
-    assert complete(model, bpe(), PROMPTS[:1], 12) != [""]
+    ids = torch.tensor([bpe().prompt(PROMPTS[0])])
+    first, second = generate(model, ids, torch.ones_like(ids), 2)[0, ids.shape[1] :].tolist()
+    assert first != second
+    for ends, expected in (([bpe().end, first], ""), ([bpe().end, second], bpe().decode([first]))):
+        model.generation_config.eos_token_id = ends
+        assert end_tokens(model) == tuple(ends)
+        assert complete(model, bpe(), PROMPTS[:2], 12)[0] == expected
+    model.generation_config.eos_token_id = None
+    assert end_tokens(model) == (bpe().end,)
+
+
+def program_of(ends):
+    names = {name: name for name in ("tokens", "lengths", "last", "logits", "text", "generated")}
+    return GenerateProgram(**names, cache=(), positions=64, max_tokens=12, end_tokens=ends)
+
+
+@pytest.mark.parametrize("changes", [{"repetition_penalty": 1.5}, {"suppress_tokens": [*range(100)]}])
+def test_settings_of_the_model_change_no_decoding(changes):
+    model = tiny_gpt2()
+    expected = complete(model, bpe(), PROMPTS, 12)
+    tokenizer, program = bpe().tokenizer, program_of(end_tokens(model))
+    golden = greedy_of_model(model, tokenizer, PROMPTS, program)
+    model.generation_config.update(**changes)
+    assert complete(model, bpe(), PROMPTS, 12) == expected
+    assert greedy_of_model(model, tokenizer, PROMPTS, program) == golden
+    assert {name: getattr(model.generation_config, name) for name in changes} == changes
 
 
 def test_what_is_drawn_depends_on_the_seed():
@@ -130,6 +194,8 @@ def test_what_is_drawn_depends_on_the_seed():
     drawn = [complete(model, bpe(), PROMPTS, 8, Decoding(temperature=2.0, seed=seed)) for seed in (0, 0, 1)]
     assert torch.equal(torch.get_rng_state(), before)
     assert drawn[0] == drawn[1] != drawn[2]
+    alike = complete(model, bpe(), ["2"] * 4, 8, Decoding(temperature=2.0), batch_size=1)
+    assert len(set(alike)) > 1  # each batch has its own numbers
     assert complete(model, bpe(), PROMPTS, 8, Decoding(temperature=2.0, top_k=1)) == complete(model, bpe(), PROMPTS, 8)
 
 
@@ -145,6 +211,26 @@ def test_beams_find_a_text_that_is_at_least_as_likely():
     texts = [complete(model, bpe(), ["2"], 4, Decoding(beams=beams))[0] for beams in (1, 8)]
     assert texts[0] != texts[1]
     assert likelihood("2", texts[1]) > likelihood("2", texts[0])
+
+
+def test_beams_find_the_likeliest_text_whatever_its_length():
+    model = tiny_gpt2(seed=2)
+    ids = torch.tensor([bpe().prompt("2")])
+    model.generation_config.eos_token_id = [*range(0, bpe().size, 2)]
+    by_penalty = [
+        model.generate(ids, max_new_tokens=6, num_beams=4, do_sample=False, length_penalty=penalty, pad_token_id=0)
+        for penalty in (0.0, 1.0)
+    ]
+    assert by_penalty[0].tolist() != by_penalty[1].tolist()
+    assert torch.equal(generate(model, ids, torch.ones_like(ids), 6, Decoding(beams=4)), by_penalty[0])
+
+
+def test_a_completion_does_not_depend_on_its_neighbours():
+    longer = "2" * 12
+    model = tiny_gpt2(positions=len(bpe().prompt(longer)) + 3)
+    expected = [greedy(model, "2", 10), greedy(model, longer, 3)]
+    assert complete(model, bpe(), ["2", longer], 10) == expected
+    assert len(expected[0]) > len(expected[1])
 
 
 def test_a_prompt_without_room_has_an_empty_completion():

@@ -72,6 +72,12 @@ def test_a_directory_is_read_file_by_file_up_to_a_limit(tmp_path):
         ("gsm8k", b'{"question": "a", "answer": "\xff"}', r"line 1: got b'\xff', expected text in UTF-8"),
         ("gsm8k", b"", "line 1: got the end of the file, expected an example"),
         ("openmath", json.dumps(GSM8K).encode(), "expected the texts problem, generated_solution, expected_answer"),
+        (
+            "openmath",
+            json.dumps({**OPENMATH, "expected_answer": " "}).encode(),
+            "line 1: got ' ', expected an expected",
+        ),
+        ("mathematics", b"one?\n \n", "line 1: got a question without an answer"),
         ("mathematics", b"one?\n1\ntwo?\n", "line 3: got a question without an answer"),
         (
             "mathematics",
@@ -88,6 +94,15 @@ def test_a_malformed_file_is_refused_with_its_line(name, content, message, tmp_p
     assert str(caught.value).startswith(f"{path} line")
     assert message in str(caught.value)
     assert str(caught.value).endswith("Repair or remove the line, or get the file again.")
+
+
+def test_a_byte_order_mark_and_blank_lines_are_no_data(tmp_path):
+    row = json.dumps(GSM8K)
+    (tmp_path / "gsm8k").write_text(f"\ufeff{row}\n{row}\n\n")
+    (tmp_path / "mathematics").write_text("\ufeffWhat?\n1\n")
+    (examples,) = read_source(Source("gsm8k", str(tmp_path / "gsm8k"))).values()
+    assert len(examples) == 2
+    assert text(Source("mathematics", str(tmp_path / "mathematics"))) == "Question: What?\nAnswer: #### 1"
 
 
 def test_data_that_are_not_there_are_refused(tmp_path):
@@ -118,7 +133,7 @@ def test_parquet_is_read_like_jsonl(tmp_path):
     assert len(found) == 2
     assert found[0] == found[1]
     parquet.write_table(pyarrow.table({"problem": ["a"]}), tmp_path / "rows.parquet")
-    with pytest.raises(DataError, match="expected the texts problem"):
+    with pytest.raises(DataError, match=r"row 1: .* expected the texts problem.* Repair or remove the row"):
         read_source(Source("openmath", str(tmp_path)))
 
 
@@ -146,6 +161,8 @@ def test_the_answer_is_read_from_any_completion(solution, answer):
         ("#### \n5", None),
         ("#### 1,234,567.5 \n6", "1234567.5"),
         ("####  -7,  50", "-7, 50"),
+        ("#### $24,000.", "$24000."),
+        *((f"#### {one}", one) for one in ("(1,234)", "[1,200]", "1,2,3,100", "12,34", "1,234,5")),
     ],
 )
 def test_an_answer_is_normalised(written, answer):
@@ -158,6 +175,32 @@ def test_numbers_are_read_exactly(fraction, integer):
     assert parse_number(normalised(f"{integer:,}")) == integer
     assert same_answer(f"{integer}.0", str(integer))
     assert not same_answer(f"{integer}.0", str(integer + 1))
+
+
+def test_a_pair_is_not_a_number_with_a_separator():
+    assert not same_answer(normalised("(1,100)"), "(1100)")
+    assert not same_answer("1,100, 5", "1100, 5")
+
+
+@pytest.mark.parametrize(
+    ("written", "number"),
+    [
+        ("$-5", -5),
+        (r"\$12", 12),
+        (r"50\%", 50),
+        ("1{,}234", 1234),
+        (r"\$1,\!234.50", Fraction(2469, 2)),
+        (r"\frac{1}{2}", Fraction(1, 2)),
+        (r"-3\dfrac{1}{2}", Fraction(-7, 2)),
+        ("3 1/2", Fraction(7, 2)),
+        ("\N{MINUS SIGN}4", -4),
+        ("3 12", None),
+        (r"\frac{1}{0}", None),
+        (r"\frac{x}{2}", None),
+    ],
+)
+def test_numbers_are_read_from_latex_too(written, number):
+    assert parse_number(written) == number
 
 
 @pytest.mark.parametrize(
@@ -185,6 +228,12 @@ def test_generated_questions_are_distinct_and_end_with_the_supply():
 def generate(python, *arguments):
     command = [python, "-W", "ignore", str(SCRIPT), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_the_generator_writes_no_split_without_questions(tmp_path):
+    done = generate(sys.executable, "--modules", "numbers__gcd", "--per-module", 2, "--out", tmp_path)
+    assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
+    assert "--per-module: got 2, expected 3 or more, one of each level. Give 3000." in done.stderr
 
 
 def test_the_generator_names_a_missing_package(tmp_path):

@@ -34,6 +34,15 @@ def test_any_example_returns_from_its_tokens_with_the_mask_at_its_boundary(promp
     assert ids[~learnt].tolist() == bpe().prompt(prompt)
 
 
+def test_names_of_special_tokens_in_data_are_text():
+    example = Example(f"Say {END} now", f"It is {END}.", "1")
+    for tokenizer in (train_bpe(TEXTS, 300), train_characters([*TEXTS, example.text_before, example.completion])):
+        ids, _ = tokenizer.encode(example)
+        assert ids.tolist().count(tokenizer.end) == 1
+        assert tokenizer.end not in tokenizer.prompt(example.prompt)
+        assert tokenizer.decode(ids) == example.text_before + example.completion
+
+
 @pytest.mark.parametrize("example", EXAMPLES[:3])
 def test_a_tokenizer_of_characters_has_no_others(example):
     tokenizer = train_characters(TEXTS)

@@ -105,7 +105,7 @@ class Experiment:
         most = max(map(len, rights)) * 5 // 4
         with moved_back(model, len(self._settings.begin)) if begin == "twice, places kept" else nullcontext():
             forced = teacher_forced(model, rows, _TOGETHER)
-            found = complete_tokens(model, prompts, tokenizer.end, most, batch_size=_TOGETHER)
+            found = complete_tokens(model, prompts, most, batch_size=_TOGETHER)
         tokens, hits = (np.bincount(forced.rows, one) for one in (None, forced.predicted == forced.targets))
         answers = [parse_answer(tokenizer.decode(ids)) for ids in found]
         return Scores(
