@@ -35,7 +35,7 @@ _STATES = ".states"
 
 
 class HeadShape(msgspec.Struct, frozen=True):
-    """Fields of :class:`export.language.backward.HeadConfig` that do not follow from the language model."""
+    """Fields of :class:`export.language.head_config.HeadConfig` that do not follow from the language model."""
 
     dims: int
     heads: int

@@ -30,13 +30,14 @@ from edge.runner import DecoderTensors
 from edge.runtimes.build import load_runner
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.exported import FULL
-from export.language.backward import BackwardHead, HeadConfig
+from export.language.backward import BackwardHead
 from export.language.base import BaseIdentity, identity_of
 from export.language.bundle import export_language_model
 from export.language.decoder import LAST, LENGTHS, LOGITS, TOKENS, DecoderGraph, cache_names, decoder_onnx
 from export.language.folding import fold
 from export.language.golden_texts import LEAST_LEAD, Greedy, clearest, golden_of_texts
 from export.language.head_bundle import export_head
+from export.language.head_config import HeadConfig
 from export.provenance import provenance
 from tests.support.letters_model import BYTES, LETTERS, text_request, tokenizer_of
 

@@ -11,8 +11,9 @@ from torch.nn import functional
 from edge.errors import UsageError
 from export.checkpoint import load, save
 from export.errors import CheckpointError, DataError
-from export.language.backward import BackwardHead, HeadConfig, create
+from export.language.backward import BackwardHead, create
 from export.language.controls import LowRankAdapter, Temperature, VocabularyBias
+from export.language.head_config import HeadConfig
 from export.language.head_objective import HeadObjective, ReadOut
 from export.language.hidden import HIDDEN, TARGETS, cached_hidden
 from export.language.tokenizer import Encoded
