@@ -97,7 +97,7 @@ class HeadObjective:
 
     @torch.no_grad()
     def losses(self, states: HiddenStates) -> Array:
-        """Return the cross-entropy of each token, FP64 [P]; with ``states.sequences``, those of each sequence."""
+        """Return the cross-entropy of each token, FP64 [P]."""
         rows = np.arange(len(states.targets))
         batches = _batches(states, rows, self._batch_size, self._device)
         return np.concatenate([self._losses(batch).double().cpu().numpy() for batch in batches])

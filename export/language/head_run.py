@@ -50,9 +50,9 @@ def new_head(base: Base, seed: int, **shape: Any) -> BackwardHead:
 
 
 def states_of(base: Base, directory: Path, rows: dict[str, list[Encoded]]) -> dict[str, HiddenStates]:
-    """Return the hidden states of examples as tokens, by name; they are kept in directories of these names."""
+    """Return the hidden states of examples as tokens, by name; they are kept below the directory."""
     last = LastStates(base.model)
-    return {name: cached_hidden(directory / name, last, some, name=base.identity.sha256) for name, some in rows.items()}
+    return {name: cached_hidden(directory, last, some, name=base.identity.sha256) for name, some in rows.items()}
 
 
 def train_head(

@@ -82,7 +82,7 @@ class Experiment:
     def states(self, task: Task) -> dict[str, HiddenStates]:
         """Return the hidden states of a task by ``train``, ``holdout`` and ``test``."""
         rows = {"train": task.train, "holdout": task.holdout, "test": task.test_rows}
-        return states_of(self.base, self._out / _STATES / task.name, rows)
+        return states_of(self.base, self._out / _STATES, rows)
 
     def head(self, task: Task, seed: int) -> BackwardHead:
         """Return the head that was trained on a task."""
