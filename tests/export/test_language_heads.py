@@ -14,8 +14,9 @@ from export.errors import CheckpointError, DataError
 from export.language.backward import BackwardHead, create
 from export.language.controls import LowRankAdapter, Temperature, VocabularyBias
 from export.language.head_config import HeadConfig
-from export.language.head_objective import HeadObjective, ReadOut
+from export.language.head_objective import HeadObjective
 from export.language.hidden import HIDDEN, TARGETS, cached_hidden
+from export.language.read_out import ReadOut
 from export.language.tokenizer import Encoded
 from export.provenance import provenance
 from export.runs import RunConfig, RunMetrics
@@ -192,10 +193,7 @@ def test_a_module_starts_as_the_model_and_learns(kind, backbone, cached):
     assert objective.evaluate().value == max(trained.scores)
 
 
-def test_the_adapter_has_as_many_parameters_as_the_head(backbone):
-    counts = [sum(p.numel() for p in make_model(kind, backbone).parameters()) for kind in ("head", "adapter")]
-    assert counts[1] == pytest.approx(counts[0], rel=0.2)
-    # GPT-2 has no adapter that is as small as a head of 24,625 parameters.
+def test_gpt2_has_no_adapter_that_is_as_small_as_a_head_of_rank_28():
     assert LowRankAdapter.rank_for(24_625, 50_257, 768) == 1
 
 
@@ -245,12 +243,6 @@ def test_batches_and_fingerprints_depend_on_all_that_a_training_does(backbone, c
     variants += [(head, ReadOut(readout.weight + 1), *cached), (head, readout, *cached[::-1])]
     variants += [(head, readout, cached[0], cached[0])]
     assert len({HeadObjective(*arguments, seed=0).fingerprint() for arguments in variants}) == 6
-
-
-def test_logits_are_capped_as_in_gemma():
-    weight, hidden = torch.randn(5, 3), 10 * torch.randn(4, 3)
-    expected = 9 * torch.tanh(hidden @ weight.T / 9)
-    torch.testing.assert_close(ReadOut(weight, 9.0).logits(hidden), expected)
 
 
 def test_a_literal_head_is_trained_with_the_bounded_loss_of_the_paper(backbone, cached):
