@@ -10,9 +10,10 @@ Without a latent projection, L is X. α starts at 0, so that a new head is exact
 parameter with a gradient; the others have one as soon as it has moved. Several layers follow one another, each with
 parameters of its own. Each layer adds to the logits a linear map of rank d of the probabilities.
 
-The paper itself has another form, ``literal``. There, the weights of the values are the logits divided by V, and what
-the head returns is softmax(s), without z, which the paper passes to the cross-entropy as if it were logits. Such a
-loss is bounded whatever is learnt:
+The paper itself has another form, ``literal``. There, the weights of the values are the logits divided by V. With
+probabilities instead, s would be of the size of 1 / V, for GPT-2 2e-5 at most, and its softmax uniform. What the head
+returns is softmax(s), without z, which the paper passes to the cross-entropy as if it were logits. Such a loss is
+bounded whatever is learnt:
 
     ln((e + V - 1) / e)  ≤  CE  ≤  ln(e + V - 1)
 
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import torch
@@ -33,50 +34,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edge.errors import Literally, UsageError
+from export.language.head_config import HeadConfig
 from export.language.online_softmax import weighted_means
 
 #: Added to the mean square of an embedding.
 _EPS = 1e-8
-
-
-class HeadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Shape of a head.
-
-    Attributes:
-        vocabulary: V, the tokens of the language model.
-        width: of its embeddings.
-        dims: d, of the keys and values of all heads together.
-        heads: H, which share d; each learns a temperature if there is more than one.
-        latent: r, width of the latent projection; None has none.
-        gated: whether a SiLU gate multiplies the latent projection.
-        chunk_bytes: see :func:`export.language.online_softmax.weighted_means`.
-    """
-
-    vocabulary: int
-    width: int
-    dims: int
-    heads: int = 1
-    latent: int | None = None
-    gated: bool = False
-    layers: int = 1
-    chunk_bytes: int = 2**26
-    form: Literal["residual", "literal"] = "residual"
-
-    def __post_init__(self) -> None:
-        """Raise a UsageError if the shape is impossible."""
-        for name in ("vocabulary", "width", "dims", "heads", "latent", "layers", "chunk_bytes"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise _wrong(name, value, "at least 1", f"Give a larger {name}.")
-        if self.dims % self.heads:
-            raise _wrong("heads", self.heads, f"a divisor of the {self.dims} dims", "Give other heads or dims.")
-        if self.latent is not None and self.latent < self.dims:
-            expected = f"at least the {self.dims} dims, whose rank it would limit"
-            raise _wrong("latent", self.latent, expected, "Give a larger latent, fewer dims, or no latent.")
-        if self.gated and self.latent is None:
-            raise _wrong("gated", True, "a latent to gate", "Give a latent.")
-        if self.form == "literal" and (self.heads, self.layers) != (1, 1):
-            given = Literally(f"{self.heads} heads and {self.layers} layers")
-            raise _wrong("form literal", given, "one head and one layer, as in the paper", "Give the form residual.")
 
 
 class BackwardAttention(nn.Module):
@@ -152,10 +114,8 @@ class BackwardHead(nn.Module):
     def __init__(self, config: HeadConfig, embeddings: Tensor) -> None:
         super().__init__()
         if embeddings.shape != (config.vocabulary, config.width):
-            given = Literally(f"the shape {list(embeddings.shape)}")
             expected = f"[{config.vocabulary}, {config.width}], vocabulary and width of the head"
-            fix = "Give the head's own language model."
-            raise UsageError("embeddings of a backward head", given=given, expected=expected, fix=fix)
+            raise _misshapen("embeddings", embeddings, expected)
         self.config = config
         embeddings = embeddings.detach().float()
         self.register_buffer("embeddings", embeddings, persistent=False)
@@ -164,8 +124,15 @@ class BackwardHead(nn.Module):
         self.layers = nn.ModuleList(BackwardAttention(config) for _ in range(config.layers))
 
     def forward(self, logits: Tensor) -> Tensor:
-        """Return z' [..., V] for z [..., V], or in the literal form a distribution over the vocabulary."""
-        rows = logits.reshape(-1, self.config.vocabulary)
+        """Return z' [..., V] in FP32 for z [..., V], or in the literal form a distribution over the vocabulary.
+
+        Raises:
+            UsageError: the last dimension of z is not V.
+        """
+        if logits.shape[-1:] != (self.config.vocabulary,):
+            expected = f"[..., {self.config.vocabulary}], for the vocabulary of the head"
+            raise _misshapen("logits", logits, expected)
+        rows = logits.float().reshape(-1, self.config.vocabulary)
         for layer, keys_and_values in zip(self.layers, self.keys_and_values(), strict=True):
             rows = layer(rows, *keys_and_values)
         return rows.reshape(logits.shape)
@@ -207,5 +174,6 @@ def _matrix(inputs: int, outputs: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(inputs, outputs) / math.sqrt(inputs))
 
 
-def _wrong(name: str, given: object, expected: str, fix: str) -> UsageError:
+def _misshapen(name: str, tensor: Tensor, expected: str) -> UsageError:
+    given, fix = Literally(f"the shape {list(tensor.shape)}"), "Give the head's own language model."
     return UsageError(f"{name} of a backward head", given=given, expected=expected, fix=fix)

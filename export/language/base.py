@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from export.language.backbone import load_backbone
 from export.language.controls import revised_logits
 from export.language.files import WEIGHTS
-from export.language.head_objective import ReadOut
+from export.language.read_out import ReadOut, read_out_of
 from export.language.tokenizer import TextTokenizer
 from export.runs import CONFIG, TOKENIZER
 from export.training.device import DeviceName, device_of
@@ -65,16 +65,14 @@ class Base:
     """
 
     def __init__(self, directory: str | Path, device: DeviceName = "cpu") -> None:
-        self.directory = Path(directory)
         self.device = device_of(device)
         self.model = load_backbone(directory).requires_grad_(False)
         self.model.to(self.device)  # type: ignore[arg-type]
         self.tokenizer = TextTokenizer.load(directory)
-        self.identity = identity_of(self.directory)
+        self.identity = identity_of(Path(directory))
         untyped: Any = self.model
         self.embeddings: Tensor = untyped.get_input_embeddings().weight
-        softcap = getattr(untyped.config, "final_logit_softcapping", None)
-        self.read_out = ReadOut(untyped.get_output_embeddings().weight, softcap)
+        self.read_out = read_out_of(untyped)
 
     @property
     def vocabulary(self) -> int:
@@ -87,12 +85,16 @@ class Base:
         return self.read_out.weight.shape[1]
 
     @contextmanager
-    def revised(self, module: nn.Module) -> Iterator[PreTrainedModel]:
+    def revised(self, module: nn.Module | None) -> Iterator[PreTrainedModel]:
         """Return the model with its logits changed by a head or a control, which also writes texts, during the block.
 
         Args:
-            module: as in :class:`export.language.head_objective.HeadObjective`, on the model's device.
+            module: as in :class:`export.language.head_objective.HeadObjective`, on the model's device; None changes
+                nothing.
         """
+        if module is None:
+            yield self.model
+            return
         untyped: Any = self.model
         last = untyped.get_output_embeddings()
         untyped.set_output_embeddings(_RevisedReadOut(self.read_out, module))

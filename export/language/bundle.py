@@ -2,52 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-
 from edge.bundles.bundle import write_bundle
-from edge.bundles.golden import Golden, check_outputs
-from edge.bundles.manifest import Artifact, Manifest, Profile, Tier, TokenizerPreprocess, Tolerance
+from edge.bundles.golden import check_outputs
+from edge.bundles.manifest import Manifest, Profile, Tier, TokenizerPreprocess, Tolerance
 from edge.bundles.preprocess import load_tokenizer
 from edge.bundles.programs import CacheTensor, GenerateProgram
-from edge.datatypes import Array, TensorSpec
+from edge.datatypes import TensorSpec
 from edge.errors import Literally, UsageError
 from edge.programs.generate import Generate
 from edge.programs.golden_options import golden_options
-from edge.runtimes.decoder_cache import FEWEST_PLACES
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.convert import OPSET, golden_of, largest_difference
 from export.exported import FULL, Exported
 from export.language.backbone import load_backbone
 from export.language.base import BaseIdentity, identity_of
-from export.language.decoder import LAST, LENGTHS, LOGITS, TOKENS, DecoderGraph, cache_names, decoder_onnx
+from export.language.decoder import LAST, LENGTHS, LOGITS, TOKENS, DecoderGraph, cache_names
+from export.language.decoder_artifacts import MAX_BATCH_SIZE, decoders_of
 from export.language.decoding import end_tokens
 from export.language.golden_texts import clearest, golden_of_texts, greedy_of_file, greedy_of_model
-from export.precision import dynamic_int8, fused, half
 from export.provenance import provenance
-from export.runtimes import allowed_tolerance, worst_tolerance
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-MAX_BATCH_SIZE = 8
 #: Tokens of prompt and text together, unless the model has fewer positions: the cache grows with them.
 MOST_POSITIONS = 1024
+_TOKENIZER, _GOLDEN = "tokenizer.json", "golden.npz"
 _PROMPT, _IDS, _MASK, _TEXT, _GENERATED = "prompt", "ids", "mask", "text", "generated"
-_TOKENIZER, _GOLDEN, _STEP_GOLDEN = "tokenizer.json", "golden.npz", "backbone.golden.npz"
-_FP16_GOLDEN = "backbone.fp16.golden.npz"
 #: Longer texts are refused before they are tokenized; no usual token has more bytes on average.
 _BYTES_PER_TOKEN = 16
 _DEFAULT_TOKENS = 64
-#: Tokens of a prompt that TensorRT tunes for.
-_USUAL_PROMPT = 128
-#: The smallest, the best and the largest number of something.
-_Sizes = tuple[int, int, int]
 #: Protocol Buffers, and so an ONNX file, end at 2 GiB; the graph needs some of it.
 _MOST_ONNX_BYTES = 2**31 - 2**24
 #: Golden prompts at most.
@@ -114,33 +102,11 @@ def export_language_model(
     )
     tokenizer = load_tokenizer(definition, str(directory / _TOKENIZER))
     references = clearest(greedy_of_model(model, tokenizer, prompts, program), _GOLDEN_ROWS, FULL)
-    graph = DecoderGraph(model)
-    plain = decoder_onnx(graph)
-    step_golden = _step_golden(graph, config.vocab_size)
-    cache = {name for pair in cache_names(graph.layers) for name in pair}
-    goldens = {_STEP_GOLDEN: step_golden, _FP16_GOLDEN: _in_fp16(step_golden, cache)}
-    files = {_TOKENIZER: definition} | {file: one.encode() for file, one in goldens.items()}
-    made = {FULL: [("onnxruntime", "fp32", fused(plain)), ("tensorrt", "fp16", half(plain, fp16_tensors=cache))]}
-    if int8:
-        made[f"{FULL}-int8"] = [("onnxruntime", "int8", dynamic_int8(plain, has_head=b"LayerNormalization" in plain))]
-    profile, step_profile = profiles_of(graph, positions)
-    tiers, largest = [], 0.0
-    for tier, steps in made.items():
-        artifacts = []
-        for runtime, precision, data in steps:
-            file = f"{tier}.{runtime}.{precision}.onnx"
-            kind, own_golden = ("FP16", _FP16_GOLDEN) if precision == "fp16" else ("FP32", _STEP_GOLDEN)
-            difference = largest_difference(data, goldens[own_golden], worst_tolerance(step_golden, precision), file)
-            largest = max(largest, difference)
-            files[file] = data
-            artifacts.append(
-                Artifact(
-                    file=file, runtime=runtime, precision=precision, opset=OPSET, role="backbone",
-                    tolerance=allowed_tolerance(step_golden, precision, difference), golden=own_golden,
-                    profile=profile, more_profiles=(step_profile,), **_tensors(graph, config.vocab_size, kind),
-                )
-            )  # fmt: skip
-        with _generating(program, steps[0][2], tokenizer) as generate:
+    decoders = decoders_of(DecoderGraph(model), config.vocab_size, positions, int8=int8)
+    files = {_TOKENIZER: definition} | decoders.files
+    tiers = []
+    for tier, artifacts in decoders.artifacts.items():
+        with _generating(program, files[artifacts[0].file], tokenizer) as generate:
             # INT8 may lead to other texts. Rows that run together share its scales, so one row stands alone.
             own = greedy_of_file(generate, FULL, references) if tier != FULL else []
             texts = clearest(own, 1, tier) if own else references
@@ -149,7 +115,7 @@ def export_language_model(
         check_outputs(outputs, golden, Tolerance(atol=0, rtol=0), f"{tier} on ONNX Runtime")
         golden_file = f"{tier}.{_GOLDEN}" if own else _GOLDEN
         files[golden_file] = golden.encode()
-        tiers.append(Tier(name=tier, artifacts=tuple(artifacts), golden=golden_file if own else None))
+        tiers.append(Tier(name=tier, artifacts=artifacts, golden=golden_file if own else None))
     shape = Profile(min=(1, 1), opt=(1, min(32, positions - 1)), max=(MAX_BATCH_SIZE, positions - 1))
     manifest = Manifest(
         name=name,
@@ -168,12 +134,17 @@ def export_language_model(
     )
     written = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
     onnx_bytes = sum(len(data) for file, data in files.items() if file.endswith(".onnx"))
-    return Exported(str(written.path), largest, onnx_bytes)
+    return Exported(str(written.path), decoders.difference, onnx_bytes)
 
 
 def origin_of(identity: BaseIdentity) -> str:
     """Return how the record of a bundle names the language model that it was made from."""
     return f"{identity.name}, SHA-256 {identity.sha256}"
+
+
+def is_origin(origin: str, identity: BaseIdentity) -> bool:
+    """Return whether a record names a language model so, whose directory may have another name now."""
+    return origin.rpartition(", SHA-256 ")[2] == identity.sha256
 
 
 def _tokenizer_of(directory: Path) -> bytes:
@@ -182,62 +153,6 @@ def _tokenizer_of(directory: Path) -> bytes:
     except OSError as error:
         fix = "Save it with the tokenizer's save_pretrained."
         raise UsageError(f"{directory / _TOKENIZER}", given=Literally(error), expected="a file", fix=fix) from None
-
-
-def _tensors(graph: DecoderGraph, vocabulary: int, cache: str) -> dict[str, tuple[TensorSpec, ...]]:
-    reads = [TensorSpec(TOKENS, "INT64", (-1, -1)), *(TensorSpec(name, "INT64", (-1, 1)) for name in (LENGTHS, LAST))]
-    gives = [TensorSpec(LOGITS, "FP32", (-1, vocabulary))]
-    for past, new, heads in graph.caches():
-        for specs, name in ((reads, past), (gives, new)):
-            specs.append(TensorSpec(name, cache, (-1, heads, -1, graph.width)))
-    return {"inputs": tuple(reads), "outputs": tuple(gives)}
-
-
-def profiles_of(graph: DecoderGraph, positions: int) -> tuple[dict[str, Profile], dict[str, Profile]]:
-    """Return the profiles of a decoder's graph for prompts, with hardly a cache, and for single tokens behind one."""
-    most = max(FEWEST_PLACES, 1 << (positions - 1).bit_length())  # the places of a cache
-    usual = min(_USUAL_PROMPT, positions - 1)
-    return (
-        _profile(graph, tokens=(min(2, positions - 1), usual, positions - 1), places=(1, 1, FEWEST_PLACES)),
-        _profile(graph, tokens=(1, 1, 1), places=(1, most // 2, most)),
-    )
-
-
-def _profile(graph: DecoderGraph, *, tokens: _Sizes, places: _Sizes) -> dict[str, Profile]:
-    """Return a profile from the smallest, the best and the largest number of tokens and of places."""
-    rows = (1, 1, MAX_BATCH_SIZE)
-    column = Profile(*((count, 1) for count in rows))
-    found = {TOKENS: Profile(*zip(rows, tokens, strict=True)), LENGTHS: column, LAST: column}
-    for past, _, heads in graph.caches():
-        found[past] = Profile(*((count, heads, size, graph.width) for count, size in zip(rows, places, strict=True)))
-    return found
-
-
-def _step_golden(graph: DecoderGraph, vocabulary: int) -> Golden:
-    """Return random tokens behind a cache of a prompt with random tokens, partly filled, and the graph's outputs."""
-    random = np.random.default_rng(0)
-    rows, places, tokens = 2, 8, 3
-    columns: list[tuple[str, Array]] = [
-        (TOKENS, random.integers(0, vocabulary, (rows, tokens))),
-        (LENGTHS, np.array([[places], [places - 3]])),
-        (LAST, np.array([[tokens - 1], [0]])),
-    ]
-    caches = graph.caches()
-    prompt = torch.from_numpy(random.integers(0, vocabulary, (rows, places)))
-    nothing = [torch.zeros(rows, heads, 1, graph.width) for _, _, heads in caches]
-    with torch.no_grad():
-        _, *past = graph(prompt, torch.zeros(rows, 1, dtype=torch.int64), torch.full((rows, 1), places - 1), *nothing)
-    inputs = dict(columns) | {name: tensor.numpy() for (name, *_), tensor in zip(caches, past, strict=True)}
-    return golden_of(graph, inputs, [LOGITS, *(new for _, new, _ in caches)])
-
-
-def _in_fp16(golden: Golden, cache: Collection[str]) -> Golden:
-    """Return a golden set whose tensors of the cache are rounded to FP16."""
-    reads, gives = (
-        {name: array.astype(np.float16) if name in cache else array for name, array in arrays.items()}
-        for arrays in (golden.inputs, golden.outputs)
-    )
-    return Golden(reads, gives)
 
 
 @contextmanager

@@ -120,6 +120,9 @@ def train(
 @language.command()
 @click.argument("directory", type=DIRECTORY)
 @data_option
+@click.option(
+    "--head", type=DIRECTORY, metavar="RUN", help="Measure the model with this head, of `fewheads language head`."
+)
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--top-k", type=click.IntRange(0), default=0, show_default=True, help="Draw from so many; 0 is all.")
 @click.option("--beams", type=click.IntRange(1), default=1, show_default=True, help="More than 1 is a beam search.")
@@ -136,6 +139,7 @@ def train(
 def evaluate(
     directory: Path,
     data: tuple[str, ...],
+    head: Path | None,
     temperature: float,
     top_k: int,
     beams: int,
@@ -156,26 +160,24 @@ def evaluate(
         fix = "Give --temperature 1, or leave --top-k out."
         raise UsageError("--top-k", given=top_k, expected="--temperature above 0 beside it", fix=fix)
     with loading_torch("loading torch and the model"):
-        from export.language.backbone import load_backbone
+        from export.language.base import Base
         from export.language.decoding import Decoding
         from export.language.evaluate import evaluate as measures_of
         from export.language.formats import read_source
-        from export.language.tokenizer import TextTokenizer
-        from export.training.device import device_of
+        from export.language.head_run import load_head
 
-        model = load_backbone(directory)
-        model.to(device_of(device))  # type: ignore[arg-type]
-        tokenizer = TextTokenizer.load(directory)
+        base = Base(directory, device)
+        module = None if head is None else load_head(head, base)
         files = {name: examples for source in sources for name, examples in read_source(source, limit).items()}
     decoding = Decoding(temperature=temperature, top_k=top_k, beams=beams, seed=seed)
     measures: list[Measure] = []
-    with progress() as bar:
+    with progress() as bar, base.revised(module) as model:
         task = bar.add_task(directory.name, total=sum(map(len, files.values())), note="")
         for name, examples in files.items():
             bar.update(task, note=name)
             measures += measures_of(
                 model,
-                tokenizer,
+                base.tokenizer,
                 name,
                 examples,
                 decoding,
@@ -184,6 +186,6 @@ def evaluate(
                 on_batch=lambda size: bar.advance(task, size),
             )
     if as_json:
-        print_json({"model": str(directory), "decoding": decoding, "measures": measures})
+        print_json({"model": str(directory), "head": head and str(head), "decoding": decoding, "measures": measures})
         return
-    print_files(str(directory), measures)
+    print_files(str(directory) if head is None else f"{directory} with {head}", measures)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from edge.errors import Literally, UsageError
 from export.convert import to_onnx
 from export.language.parts import drop_removed
+from export.language.read_out import read_out_of, softcapped
 
 TOKENS, LENGTHS, LAST, LOGITS = "tokens", "lengths", "last", "logits"
 #: Name of the attention in the library's registry.
@@ -68,11 +69,7 @@ class DecoderGraph(nn.Module):
             input_ids=tokens, position_ids=lengths + places, use_cache=False, fewheads_cache=cache
         ).last_hidden_state
         at_last = hidden.gather(1, last[:, :, None].expand(-1, -1, hidden.shape[2]))[:, 0]  # [N, E]
-        logits = self.model.lm_head(at_last)
-        cap = getattr(self.model.config, "final_logit_softcapping", None)
-        if cap:
-            logits = torch.tanh(logits / cap) * cap
-        return (logits, *new)
+        return (read_out_of(self.model).logits(at_last), *new)
 
 
 def cache_names(layers: int) -> list[tuple[str, str]]:
@@ -139,9 +136,7 @@ def _attention(
     scores = []
     for keys, unseen in zip((past_key, key), hidden, strict=True):
         score = (shared @ keys.transpose(2, 3)).reshape(rows, heads, tokens, keys.shape[2])
-        if softcap is not None:
-            score = torch.tanh(score / softcap) * softcap
-        scores.append(score + unseen.to(score.dtype) * _NEVER)
+        scores.append(softcapped(score, softcap) + unseen.to(score.dtype) * _NEVER)
     weights = torch.cat(scores, dim=3).softmax(dim=3)
     places = past_key.shape[2]
     seen = [

@@ -21,7 +21,7 @@ from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.convert import OPSET, golden_of, largest_difference, to_onnx
 from export.exported import FULL, Exported
 from export.language.base import BaseIdentity
-from export.language.bundle import origin_of
+from export.language.bundle import is_origin, origin_of
 from export.language.folding import Folded, FoldedHead
 from export.runtimes import allowed_tolerance, worst_tolerance
 
@@ -61,25 +61,16 @@ def export_head(
         UsageError: the base generates no text, or was made from another model.
         GoldenError: ONNX Runtime's logits differ from torch's.
     """
-    manifest = Bundle.open(base, models=False).manifest
-    if not isinstance(manifest.program, GenerateProgram):
-        given, fix = Literally("no such model"), "Export it with 'fewheads language export'."
-        raise UsageError(f"base {base}", given=given, expected="a bundle that generates text", fix=fix)
-    first = manifest.tiers[0].artifacts[0]
-    logits = next(spec for spec in manifest.tensors(first).outputs if spec.name == manifest.program.logits)
     vocabulary = layers[0].keys.shape[2]
-    if identity.sha256 not in manifest.provenance.trainer or logits.shape[1] != vocabulary:
-        given, fix = Literally(manifest.provenance.trainer), "Give a bundle of the head's own model."
-        raise UsageError(
-            f"base {base}", given=given, expected=f"a bundle of {origin_of(identity)} and {vocabulary} tokens", fix=fix
-        )
+    manifest = _base_manifest(base, identity, vocabulary)
+    model = manifest.files[manifest.tiers[0].artifacts[0].file]
     data = to_onnx(FoldedHead(), dict(zip(_INPUTS, map(torch.from_numpy, _example()), strict=True)), [_MOVED], _INPUTS)
     part = golden_of(FoldedHead(), dict(zip(_INPUTS, _example(), strict=True)), [_MOVED])
     difference = largest_difference(data, part, worst_tolerance(part, "fp32"), _FILE)
     most = manifest.max_batch_size
     tensors = (TensorSpec(_LOGITS, "FP32", (-1, vocabulary)), TensorSpec(_ALPHA, "FP32", (-1, 1)))
     program = HeadProgram(
-        base=HeadBase(name=manifest.name, version=manifest.version, sha256=manifest.files[first.file].sha256),
+        base=HeadBase(name=manifest.name, version=manifest.version, sha256=model.sha256),
         tensors=_TENSORS, logits=_LOGITS, alpha=_ALPHA, moved=_MOVED, keys=_KEYS, values=_VALUES,
         temperatures=_TEMPERATURES, layers=len(layers),
     )  # fmt: skip
@@ -117,6 +108,21 @@ def export_head(
         replace=replace,
     )
     return Exported(str(written.path), difference, len(data))
+
+
+def _base_manifest(base: Path, identity: BaseIdentity, vocabulary: int) -> Manifest:
+    """Return the manifest of a base that a head fits to."""
+    manifest = Bundle.open(base, models=False).manifest
+    if not isinstance(manifest.program, GenerateProgram):
+        given, fix = Literally("no such model"), "Export it with 'fewheads language export'."
+        raise UsageError(f"base {base}", given=given, expected="a bundle that generates text", fix=fix)
+    outputs = manifest.tensors(manifest.tiers[0].artifacts[0]).outputs
+    logits = next(spec for spec in outputs if spec.name == manifest.program.logits)
+    if not is_origin(manifest.provenance.trainer, identity) or logits.shape[1] != vocabulary:
+        given, fix = Literally(manifest.provenance.trainer), "Give a bundle of the head's own model."
+        expected = f"a bundle of {origin_of(identity)} and {vocabulary} tokens"
+        raise UsageError(f"base {base}", given=given, expected=expected, fix=fix)
+    return manifest
 
 
 def _example() -> list[Array]:

@@ -35,7 +35,7 @@ _STATES = ".states"
 
 
 class HeadShape(msgspec.Struct, frozen=True):
-    """Fields of :class:`export.language.backward.HeadConfig` that do not follow from the language model."""
+    """Fields of :class:`export.language.head_config.HeadConfig` that do not follow from the language model."""
 
     dims: int
     heads: int
@@ -94,7 +94,7 @@ def head(
     for run in runs.values():
         check_run("--out", run, inputs, replace=replace)
     states = out.with_name(_STATES)
-    check_workspace("--out", states, inputs, settings="*/origin.json")
+    check_workspace("--out", states, inputs, settings="*/targets.npy")
     with loading_torch("loading torch, model and data"):
         from export.intervals import pooled
         from export.language.base import Base

@@ -13,26 +13,10 @@ from torch.nn import functional
 from edge.datatypes import Array
 from export.language.controls import revised_logits
 from export.language.hidden import HiddenStates
+from export.language.read_out import ReadOut
 from export.training.device import model_device
 from export.training.objective import Score
 from export.training.state import fingerprint
-
-
-class ReadOut(NamedTuple):
-    """From hidden states to the logits of the frozen model.
-
-    Attributes:
-        weight: of the language model's last layer, [V, E].
-        softcap: c of c tanh(z / c), as in Gemma 2; None has none.
-    """
-
-    weight: Tensor
-    softcap: float | None = None
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return z [N, V] for states [N, E]."""
-        logits = functional.linear(hidden, self.weight)
-        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
 
 class Batch(NamedTuple):
@@ -97,7 +81,7 @@ class HeadObjective:
 
     @torch.no_grad()
     def losses(self, states: HiddenStates) -> Array:
-        """Return the cross-entropy of each token, FP64 [P]; with ``states.sequences``, those of each sequence."""
+        """Return the cross-entropy of each token, FP64 [P]."""
         rows = np.arange(len(states.targets))
         batches = _batches(states, rows, self._batch_size, self._device)
         return np.concatenate([self._losses(batch).double().cpu().numpy() for batch in batches])

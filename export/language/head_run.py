@@ -15,9 +15,10 @@ from edge.errors import Literally
 from export.checkpoint import load, save
 from export.errors import CheckpointError
 from export.language.backbone import positions_of
-from export.language.backward import BackwardHead, HeadConfig, create
+from export.language.backward import BackwardHead, create
 from export.language.base import Base, BaseIdentity, LastStates
 from export.language.evaluate import encode_fitting, evaluate
+from export.language.head_config import HeadConfig
 from export.language.head_objective import HeadObjective
 from export.language.hidden import HiddenStates, cached_hidden
 from export.language.tokenizer import Encoded
@@ -40,7 +41,7 @@ def new_head(base: Base, seed: int, **shape: Any) -> BackwardHead:
     """Return a head with random weights on a model's device.
 
     Args:
-        shape: fields of :class:`export.language.backward.HeadConfig`, without those that follow from the model.
+        shape: fields of :class:`export.language.head_config.HeadConfig`, without those that follow from the model.
     """
     config = HeadConfig(vocabulary=base.vocabulary, width=base.width, **shape)
     with torch.random.fork_rng(devices=[]):
@@ -49,9 +50,9 @@ def new_head(base: Base, seed: int, **shape: Any) -> BackwardHead:
 
 
 def states_of(base: Base, directory: Path, rows: dict[str, list[Encoded]]) -> dict[str, HiddenStates]:
-    """Return the hidden states of examples as tokens, by name; they are kept in directories of these names."""
+    """Return the hidden states of examples as tokens, by name; they are kept below the directory."""
     last = LastStates(base.model)
-    return {name: cached_hidden(directory / name, last, some, name=base.identity.sha256) for name, some in rows.items()}
+    return {name: cached_hidden(directory, last, some, name=base.identity.sha256) for name, some in rows.items()}
 
 
 def train_head(

@@ -1,12 +1,10 @@
 """The last hidden states of a frozen language model on disk: what a head is trained on.
 
 A state takes 2 E bytes, where its logits would take 4 V: for GPT-2 1.5 KB and 201 KB. Only states that predict a token
-with a loss are kept. A directory has
+with a loss are kept. A directory, whose name is the hash of the model's name and the tokens, has
 
 - ``hidden.npy``: FP16 [P, E], the state before each such token
 - ``targets.npy``: int32 [P], the token
-- ``sequences.npy``: int32 [P], the number of the sequence that it is in, counted from 0
-- ``origin.json``: whose states these are
 """
 
 from __future__ import annotations
@@ -16,9 +14,8 @@ import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import torch
 from numpy.lib import format as npy
@@ -33,33 +30,27 @@ from export.language.tokenizer import Encoded
 from export.tasks.tokens import sorted_batches
 from export.training.device import model_device
 
-HIDDEN, TARGETS, SEQUENCES, ORIGIN = "hidden.npy", "targets.npy", "sequences.npy", "origin.json"
+HIDDEN, TARGETS = "hidden.npy", "targets.npy"
 
 #: Returns the states [B, T, E] from which the next tokens of token ids [B, T], int64, are predicted.
 Backbone = Callable[[Tensor], Tensor]
 
 
 class HiddenStates(NamedTuple):
-    """States and what they predict; see the module. ``fingerprint`` is a hash of the model's name and the tokens."""
+    """States and what they predict; see the module. ``fingerprint`` is the name of their directory."""
 
     hidden: Array
     targets: Array
-    sequences: Array
-    fingerprint: str
-
-
-class _Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    backbone: str
     fingerprint: str
 
 
 def cached_hidden(
     directory: str | Path, backbone: Backbone, sequences: Sequence[Encoded], *, name: str, batch_size: int = 8
 ) -> HiddenStates:
-    """Return the states of some sequences: those in a directory, or computed now and written there.
+    """Return the states of some sequences: those below a directory, or computed now and written there.
 
-    Memory holds those of one batch while they are computed; the result is mapped from the disk. The directory is
-    complete or not there, and replaces one with the states of another model or of other sequences.
+    Memory holds those of one batch while they are computed; the result is mapped from the disk. Those of each model and
+    its sequences have a directory of their own, which is complete or not there.
 
     Args:
         backbone: causal, in evaluation mode; it is not called if the states are there.
@@ -67,20 +58,18 @@ def cached_hidden(
         batch_size: sequences that are computed together, of about equal length.
 
     Raises:
-        DataError: the directory holds something else or cannot be written, or a state is too large for FP16.
+        DataError: the files are not whole or cannot be written, or a state is too large for FP16.
         UsageError: no token has a loss.
     """
-    directory = Path(directory)
-    origin = _Origin(name, _fingerprint(name, sequences))
-    if directory.exists() and _origin_in(directory) == origin:
-        return _opened(directory, origin)
+    own = Path(directory) / _fingerprint(name, sequences)
+    if own.exists():
+        return _opened(own)
     try:
-        with replaced_directory(directory) as new:
+        with replaced_directory(own) as new:
             _write(new, backbone, sequences, batch_size)
-            write_durably(new / ORIGIN, msgspec.json.encode(origin))
     except OSError as error:
-        raise _unusable(directory, Literally(error), "a writable place", "Free space, or choose another.") from None
-    return _opened(directory, origin)
+        raise _unusable(own, error, "a writable place", "Free space, or choose another.") from None
+    return _opened(own)
 
 
 def _write(directory: Path, backbone: Backbone, sequences: Sequence[Encoded], batch_size: int) -> None:
@@ -88,27 +77,26 @@ def _write(directory: Path, backbone: Backbone, sequences: Sequence[Encoded], ba
     if not positions:
         given, fix = Literally(f"{len(sequences)} sequences without any"), "Give examples with solutions."
         raise UsageError("tokens with a loss", given=given, expected="at least one", fix=fix)
-    targets, numbers = np.empty(positions, np.int32), np.empty(positions, np.int32)
+    targets = np.empty(positions, np.int32)
     end = 0
     with open(directory / HIDDEN, "xb") as file:
-        for states, following, places in _computed(backbone, sequences, batch_size):
+        for states, following in _computed(backbone, sequences, batch_size):
             if not file.tell():
                 header = {"descr": "<f2", "fortran_order": False, "shape": (positions, states.shape[1])}
                 npy.write_array_header_1_0(file, header)
             file.write(states.tobytes())
             start, end = end, end + len(states)
-            targets[start:end], numbers[start:end] = following, places
+            targets[start:end] = following
         file.flush()
         os.fsync(file.fileno())
-    for name, array in ((TARGETS, targets), (SEQUENCES, numbers)):
-        encoded = io.BytesIO()
-        np.save(encoded, array)
-        write_durably(directory / name, encoded.getvalue())
+    encoded = io.BytesIO()
+    np.save(encoded, targets)
+    write_durably(directory / TARGETS, encoded.getvalue())
 
 
 @torch.no_grad()
-def _computed(backbone: Backbone, sequences: Sequence[Encoded], batch_size: int) -> Iterator[tuple[Array, ...]]:
-    """Yield the rows of the three files for some sequences at a time."""
+def _computed(backbone: Backbone, sequences: Sequence[Encoded], batch_size: int) -> Iterator[tuple[Array, Array]]:
+    """Yield the rows of both files for some sequences at a time."""
     device = model_device(backbone) if isinstance(backbone, nn.Module) else torch.device("cpu")
     for places in sorted_batches(np.array([len(one.ids) for one in sequences]), batch_size):
         batch = padded([sequences[place] for place in places], device)
@@ -119,28 +107,18 @@ def _computed(backbone: Backbone, sequences: Sequence[Encoded], batch_size: int)
             expected = f"at most {np.finfo(np.float16).max:.0f}, the largest FP16"
             fix = "Use a language model with a normalisation before its last layer."
             raise DataError("hidden states", given=float(hidden.abs().max()), expected=expected, fix=fix)
-        numbers = np.repeat(places, following.sum(dim=1).cpu().numpy())
-        yield states.cpu().numpy(), batch.ids[:, 1:][following].cpu().numpy(), numbers
+        yield states.cpu().numpy(), batch.ids[:, 1:][following].cpu().numpy()
 
 
-def _opened(directory: Path, origin: _Origin) -> HiddenStates:
+def _opened(directory: Path) -> HiddenStates:
     try:
-        hidden, targets, numbers = (np.load(directory / name, mmap_mode="r") for name in (HIDDEN, TARGETS, SEQUENCES))
-        if not len(hidden) == len(targets) == len(numbers):
+        hidden, targets = (np.load(directory / name, mmap_mode="r") for name in (HIDDEN, TARGETS))
+        if len(hidden) != len(targets):
             raise ValueError("files of different lengths")
     except (OSError, ValueError) as error:
         fix = "Delete the directory to compute them again."
-        raise _unusable(directory, Literally(error), "whole files", fix) from None
-    return HiddenStates(hidden, np.array(targets), np.array(numbers), origin.fingerprint)
-
-
-def _origin_in(directory: Path) -> _Origin:
-    """Return whose states are in a directory; a DataError protects one with anything else."""
-    try:
-        return msgspec.json.decode((directory / ORIGIN).read_bytes(), type=_Origin)
-    except (OSError, msgspec.DecodeError):
-        given, expected = Literally("something else"), "hidden states or a free path"
-        raise _unusable(directory, given, expected, "Choose another path.") from None
+        raise _unusable(directory, error, "whole files", fix) from None
+    return HiddenStates(hidden, np.array(targets), directory.name)
 
 
 def _fingerprint(name: str, sequences: Sequence[Encoded]) -> str:
@@ -152,5 +130,5 @@ def _fingerprint(name: str, sequences: Sequence[Encoded]) -> str:
     return digest.hexdigest()
 
 
-def _unusable(directory: Path, given: Any, expected: str, fix: str) -> DataError:
-    return DataError(f"hidden states in {directory}", given=given, expected=expected, fix=fix)
+def _unusable(directory: Path, error: Exception, expected: str, fix: str) -> DataError:
+    return DataError(f"hidden states in {directory}", given=Literally(error), expected=expected, fix=fix)

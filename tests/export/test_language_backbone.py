@@ -77,7 +77,7 @@ def test_the_decoders_graph_writes_what_the_library_does(kind, changes):
     prompt, tokens = torch.tensor([bpe().prompt(PROMPTS[0])]), 8
     expected = generate(model, prompt, torch.ones_like(prompt), tokens)  # before the attention is replaced
     graph = DecoderGraph(model)
-    cache = [torch.zeros(1, graph.key_heads, 0, graph.width)] * 2 * graph.layers
+    cache = [torch.zeros(1, heads, 0, graph.width) for _, _, heads in graph.caches()]
     new, written = prompt, prompt
     with torch.inference_mode():
         for _ in range(expected.shape[1] - prompt.shape[1]):

@@ -13,8 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from edge.errors import UsageError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.convert import to_onnx
-from export.language.backward import BackwardHead, HeadConfig
+from export.language.backward import BackwardHead
 from export.language.folding import FoldedHead, fold
+from export.language.head_config import HeadConfig
 from export.language.online_softmax import weighted_means
 
 FORMS = {
@@ -194,6 +195,21 @@ def test_impossible_shapes_are_refused(options, message):
 def test_embeddings_of_another_model_are_refused():
     with pytest.raises(UsageError, match=r"embeddings of a backward head: got the shape \[9, 4\], expected \[9, 8\]"):
         BackwardHead(HeadConfig(vocabulary=9, width=8, dims=2), torch.zeros(9, 4))
+
+
+@pytest.mark.parametrize("form", ["residual", "literal"])
+@pytest.mark.parametrize("datatype", [torch.float16, torch.bfloat16, torch.float64])
+def test_logits_of_any_precision_are_computed_in_fp32(form, datatype):
+    head, logits = make_head(form=form), torch.randn(2, 3, 23).to(datatype)
+    found = head(logits)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, head(logits.float()))
+
+
+@pytest.mark.parametrize("shape", [(4, 24), (23, 2), ()])
+def test_logits_of_another_vocabulary_are_refused(shape):
+    with pytest.raises(UsageError, match=r"logits of a backward head: got the shape .*, expected \[\.\.\., 23\]"):
+        make_head()(torch.zeros(shape))
 
 
 @pytest.mark.parametrize("vocabulary", [23, 50_257])

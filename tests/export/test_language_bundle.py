@@ -30,13 +30,14 @@ from edge.runner import DecoderTensors
 from edge.runtimes.build import load_runner
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.exported import FULL
-from export.language.backward import BackwardHead, HeadConfig
+from export.language.backward import BackwardHead
 from export.language.base import BaseIdentity, identity_of
 from export.language.bundle import export_language_model
 from export.language.decoder import LAST, LENGTHS, LOGITS, TOKENS, DecoderGraph, cache_names, decoder_onnx
 from export.language.folding import fold
 from export.language.golden_texts import LEAST_LEAD, Greedy, clearest, golden_of_texts
 from export.language.head_bundle import export_head
+from export.language.head_config import HeadConfig
 from export.provenance import provenance
 from tests.support.letters_model import BYTES, LETTERS, text_request, tokenizer_of
 
@@ -51,13 +52,20 @@ def gpt2(**changes: Any) -> Any:
     return transformers.GPT2LMHeadModel(config).eval()
 
 
-def gemma() -> Any:
+#: Caps are small and weights large, so that a cap that is missed changes the logits.
+KINDS = {
+    "Llama": {},
+    "Gemma": {},
+    "Gemma2": {"sliding_window": 3, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.5},
+    "Gemma3Text": {"sliding_window": 3, "layer_types": None, "sliding_window_pattern": 2},
+}
+
+
+def model_of(kind: str) -> Any:
     torch.manual_seed(0)
-    config = transformers.Gemma3TextConfig(
-        vocab_size=27, intermediate_size=48, head_dim=16, sliding_window=3, layer_types=None,
-        sliding_window_pattern=2, **SMALL
-    )  # fmt: skip
-    return transformers.Gemma3ForCausalLM(config).eval()
+    options = {"vocab_size": 27, "intermediate_size": 48, "head_dim": 16, "initializer_range": 0.3} | SMALL
+    config = getattr(transformers, f"{kind}Config")(**options, **KINDS[kind])
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +105,23 @@ def stub_of(repository: Path) -> Iterator[Stub]:
         yield Stub(stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}")))
 
 
-def test_the_graph_of_shared_keys_and_a_window_computes_the_logits_of_the_library() -> None:
-    model = gemma()
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_graph_of_each_kind_computes_the_logits_of_the_library(kind: str) -> None:
+    model = model_of(kind)
+    ids = torch.randint(0, 27, (2, 9))
+    with torch.no_grad():
+        expected = model(ids).logits  # before the attention is replaced
+        graph = DecoderGraph(model)
+        past = [torch.zeros(2, heads, 1, graph.width) for _, _, heads in graph.caches()]
+        for start, end in ((0, 5), (5, 9)):
+            lengths, last = (torch.full((2, 1), number) for number in (start, end - start - 1))
+            logits, *past = graph(ids[:, start:end], lengths, last, *past)
+            torch.testing.assert_close(logits, expected[:, end - 1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["Gemma2", "Gemma3Text"])
+def test_the_graph_of_shared_keys_and_a_window_repeats_the_library_in_onnx(kind: str) -> None:
+    model = model_of(kind)
     ids = torch.randint(0, 27, (2, 9))
     with torch.no_grad():
         expected = model(ids).logits.numpy()  # before the attention is replaced
@@ -233,7 +256,8 @@ def greedy(directory: Path, prompt: str, tokens: int) -> str:
     return "".join(LETTERS[token] for token in ids[len(prompt) :] if token)
 
 
-def test_heads_of_other_weights_and_broken_heads_are_refused(repository: Path, tmp_path: Path) -> None:
+def test_heads_of_other_weights_and_broken_heads_are_refused(directory: Path, repository: Path, tmp_path: Path) -> None:
+    letters = Bundle.open(repository / "letters-1")
     bundle = Bundle.open(repository / "head-1-1")
     base = msgspec.structs.replace(bundle.manifest.program.base, sha256="0" * 64)
     program = msgspec.structs.replace(bundle.manifest.program, base=base)
@@ -253,6 +277,12 @@ def test_heads_of_other_weights_and_broken_heads_are_refused(repository: Path, t
     made, identity = provenance(trainer="a test", data="none", seed=0), BaseIdentity("another", "0" * 64)
     with pytest.raises(UsageError, match=r"SHA-256 \w+, expected a bundle of another, SHA-256 000"):
         export_head(fold(head_of_any()), repository / "letters-1", tmp_path, "x", identity=identity, provenance=made)
+    model = identity_of(directory)
+    record = msgspec.structs.replace(letters.manifest.provenance, trainer=f"distilled from a, {model.sha256}, on b")
+    files = {name: letters.read(name) for name in letters.manifest.files}
+    write_bundle(tmp_path / "student", msgspec.structs.replace(letters.manifest, provenance=record), files)
+    with pytest.raises(UsageError, match=r"got distilled from a, \w+, on b, expected a bundle of letters, SHA-256"):
+        export_head(fold(head_of_any()), tmp_path / "student", tmp_path, "x", identity=model, provenance=made)
     with pytest.raises(UsageError, match="got no such model, expected a bundle that generates text"):
         export_head(fold(head_of_any()), repository / "head-1-1", tmp_path, "x", identity=identity, provenance=made)
     broken = msgspec.structs.replace(bundle.manifest.program, layers=3)

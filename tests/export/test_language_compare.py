@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -13,10 +12,13 @@ from click.testing import CliRunner
 
 from edge.bundles.manifest import Measure
 from edge.errors import UsageError
+from edge.files import write_whole
 from export.errors import CheckpointError, DataError
+from export.experiments.language import parts
 from export.experiments.language.changes import Changes
 from export.experiments.language.methods import ADAPTER, FROZEN, HEAD, METHODS
-from export.experiments.language.records import Part
+from export.experiments.language.parts import Experiment
+from export.experiments.language.records import Part, Settings
 from export.experiments.language.summary import Results, rows_of, verdict
 from export.experiments.language.tasks import Task, read_task
 from export.language.backbone import new_gpt2, save_backbone
@@ -24,10 +26,11 @@ from export.language.base import Base, LastStates, identity_of
 from export.language.commands import language
 from export.language.controls import LowRankAdapter, Temperature
 from export.language.decoding import complete
+from export.language.evaluate import evaluate
 from export.language.finetuned import trainable, unfrozen, with_lora
-from export.language.formats import Example, Source
+from export.language.formats import Example, Source, read_source
 from export.language.head_run import load_head, new_head, train_head
-from export.language.objective import teacher_forced
+from export.language.objective import learnt_logits, padded, teacher_forced
 from export.language.tokenizer import train_characters
 from export.language.train import read_corpus
 from export.runs import read_config
@@ -136,6 +139,11 @@ def test_lora_trains_queries_keys_and_values_alone_and_starts_as_the_model(base,
     torch.testing.assert_close(adapted(ids).logits, base.model(ids).logits)
     assert trainable(base.model) == 0
     assert trainable(unfrozen(base.model)) == base.model.num_parameters()
+    layer = adapted.transformer.h[0].attn.c_attn
+    down, up = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    torch.nn.init.normal_(up)
+    states = torch.randn(3, WIDTH)
+    torch.testing.assert_close(layer(states), layer.base_layer(states) + states @ down.T @ up.T)
     llama = of_architecture("llama", tmp_path / "llama", tokenizer)
     assert trainable(with_lora(llama.model, 1, seed=0)) == 2 * (3 * WIDTH + 16 + 8 + 8)
 
@@ -154,6 +162,13 @@ def test_the_command_trains_heads_that_know_their_model(base, backbone, data, to
     assert not torch.equal(heads[0].layers[0].key, heads[1].layers[0].key)
     assert all(layer.alpha != 0 for head in heads for layer in head.layers)
     assert read_config(tmp_path / "head-seed1").arguments["base"] == printed["base"]
+    examples = ("--data", f"mathematics:{data / 'interpolate'}", "--limit", 10, "--json")
+    measured = json.loads(invoke(language, "evaluate", backbone, "--head", tmp_path / "head-seed0", *examples))
+    with base.revised(heads[0]) as model:
+        ((split, asked),) = read_source(Source("mathematics", str(data / "interpolate")), 10).items()
+        expected = evaluate(model, base.tokenizer, split, asked)
+    assert msgspec.convert(measured["measures"], tuple[Measure, ...]) == expected
+    assert expected != evaluate(base.model, base.tokenizer, split, asked)
     log = (tmp_path / "head-seed0" / "log.jsonl").read_text()
     assert "cross-entropy" in log
     with pytest.raises(UsageError, match=r"head-seed0: got an existing run, expected a free path"):
@@ -227,11 +242,67 @@ def test_a_task_has_a_test_split_and_training_splits_apart(base, data, tokenizer
     task = read_task(data / "sums", tokenizer, POSITIONS, 50)
     assert (len(task.train), len(task.holdout), len(task.test)) == (50, 12, 30)
     assert task.test[0].prompt == (data / "interpolate" / "sums.txt").read_text().splitlines()[0]
-    tokens = [{tuple(row.ids.tolist()) for row in rows} for rows in (task.train, task.holdout, task.test_rows)]
-    assert all(not one & other for one, other in ((tokens[0], tokens[1]), (tokens[0], tokens[2])))
+    tokens = [{tuple(row.ids.tolist()) for row in rows} for rows in (task.train, task.holdout)]
+    assert not tokens[0] & tokens[1]
     assert len(read_task(data / "sums", tokenizer, 35, 50).test) < 30
     with pytest.raises(DataError, match=r"got no training split, expected .*train\*/products.txt"):
         read_task(data / "products", tokenizer, POSITIONS, 50)
+
+
+def test_questions_of_the_test_split_are_not_trained_on(tokenizer, tmp_path):
+    for split, numbers in (("train", range(40)), ("interpolate", range(30, 50))):
+        (tmp_path / split).mkdir()
+        lines = [f"{number} and 0?\n{number % 10}\n" for number in numbers]
+        (tmp_path / split / "sums.txt").write_text("".join(lines))
+    task = read_task(tmp_path / "sums", tokenizer, POSITIONS, 40)
+    known = sorted(tokenizer.decode(row.ids) for row in (*task.train, *task.holdout))
+    assert known == sorted(
+        tokenizer.decode(tokenizer.encode(Example(f"{a} and 0?", "", str(a % 10))).ids) for a in range(30)
+    )
+
+
+def small_experiment(base, data, out):
+    """Return an experiment with one learning rate, and its task."""
+    task = read_task(data / "sums", base.tokenizer, POSITIONS, 40)
+    settings = Settings(backbone="", data={"sums": ""}, limit=40, epochs=1, items=2, rates=(1e-3,))
+    return Experiment(base, [task], settings, out), task
+
+
+def test_an_epoch_of_each_method_has_each_example_once(base, data, tmp_path):
+    experiment, task = small_experiment(base, data, tmp_path)
+    for method in METHODS:
+        if method.make:
+            objective = experiment.objective(task, method, method.make(base, 0), 0)
+            batches = list(objective.batches(0, 0))
+            tokens = [batch.learnt[:, 1:].sum() if method.of_model else len(batch.targets) for batch in batches]
+            assert sum(tokens) == sum(row.learnt[1:].sum() for row in task.train)
+            assert len(batches) == objective.steps_per_epoch > 1 or not method.of_model
+
+
+def test_an_interrupted_write_of_a_part_loses_no_training(base, data, tmp_path, monkeypatch):
+    class Steps(Observer):
+        def on_step(self, step):
+            trained.append(step.number)
+
+    def until_the_head():
+        return next(part for part in experiment.parts(1, lambda *names: Steps()) if part.method == HEAD.name)
+
+    def interrupted(path, data):
+        if HEAD.name.replace(" ", "-") in path.name:
+            raise KeyboardInterrupt
+        write_whole(path, data)
+
+    trained = []
+    experiment, _ = small_experiment(base, data, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(parts, "write_whole", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            until_the_head()
+    assert trained
+    trained.clear()
+    assert until_the_head().rate == 1e-3
+    assert not trained
+    assert {path.suffix for path in (tmp_path / "parts").iterdir()} == {".json"}
 
 
 @pytest.fixture(scope="module")
@@ -290,13 +361,24 @@ def test_changes_explain_the_differences(compared, base, data):
     gain = changes.head_ranks[0] - changes.frozen_ranks[0]
     assert (tokens.wrong_to_right - tokens.right_to_wrong) / tokens.of == pytest.approx(gain)
     assert changes.rises + changes.falls <= tokens.of == sum(parts["frozen-model"]["tokens"])
-    assert all(one.change >= other.change for one, other in pairwise(changes.moved))
     head = load_head(out / "heads" / "sums-seed0", base)
     task = read_task(data / "sums", base.tokenizer, POSITIONS, 40)
+    frozen = mean_probabilities(base.model, task.test_rows)
     with base.revised(head) as model:
         forced = teacher_forced(model, task.test_rows)
+        change = mean_probabilities(model, task.test_rows) - frozen
+    most = sorted(change[np.argsort(abs(change))[-len(changes.moved) :]], reverse=True)
+    assert len(most) < len(change)
+    np.testing.assert_allclose([one.change for one in changes.moved], most, rtol=0.02, atol=1e-5)  # states are FP16
     assert (forced.predicted == forced.targets).mean() == pytest.approx(changes.head_ranks[0])
     assert sum(parts["backward-attention"]["losses"]) == pytest.approx(forced.losses.sum())
+
+
+def mean_probabilities(model, rows):
+    """Return the probability of each token [V], meant over the positions of learnt tokens."""
+    with torch.no_grad():
+        batches = [learnt_logits(model, padded([row], torch.device("cpu")))[0] for row in rows]
+    return torch.cat(batches).softmax(dim=1).mean(dim=0).numpy()
 
 
 def make_task(items):

@@ -9,8 +9,8 @@ from edge.bundles.manifest import Profile
 from edge.runtimes.tensorrt_builder import compile_onnx
 from edge.runtimes.tensorrt_profiles import described
 from export.convert import to_onnx
-from export.language.bundle import profiles_of
 from export.language.decoder import TOKENS, DecoderGraph, cache_names, decoder_onnx
+from export.language.decoder_artifacts import profiles_of
 from export.language.folding import FoldedHead
 from export.precision import half
 from tests.support.language_models import bpe, tiny_gpt2, tiny_llama

@@ -8,7 +8,7 @@ import torch
 from onnx.reference import ReferenceEvaluator
 
 from edge.datatypes import Array
-from export.language.decoder import DecoderGraph, cache_names, decoder_onnx
+from export.language.decoder import DecoderGraph, decoder_onnx
 from export.precision import half
 from tests.support.language_models import bpe, tiny_llama
 
@@ -26,8 +26,8 @@ def test_large_activations_and_late_positions_keep_their_logits_in_fp16() -> Non
         "lengths": np.array([[900], [1]]),
         "last": np.array([[4], [2]]),
     }
-    for past, _ in cache_names(graph.layers):
-        feeds[past] = random.standard_normal((rows, graph.key_heads, places, graph.width)).astype(np.float32)
+    for past, _, heads in graph.caches():
+        feeds[past] = random.standard_normal((rows, heads, places, graph.width)).astype(np.float32)
     for got, expected in list(zip(computed(half(plain), feeds), computed(plain, feeds), strict=True))[:2]:
         assert np.abs(got - expected).max() < 0.02 * expected.std()  # logits, and keys of the first layer
 

@@ -46,9 +46,7 @@ class Method(NamedTuple):
     @contextmanager
     def applied(self, base: Base, module: nn.Module | None) -> Iterator[PreTrainedModel]:
         """Return the language model with what was trained, during the block."""
-        if module is None:
-            yield base.model
-        elif self.of_model:
+        if module is not None and self.of_model:
             yield cast("PreTrainedModel", module)
         else:
             with base.revised(module) as model:

@@ -75,6 +75,8 @@ class Experiment:
                     tried = self._settings.rates if chosen is None else (chosen,)
                     part = self._computed(task, method, seed, tried, before(task.name, method.name, seed))
                     write_whole(path, msgspec.json.format(msgspec.json.encode(part), indent=1))
+                for rate in self._settings.rates:
+                    self._state_path(task, method, seed, rate).unlink(missing_ok=True)
                 if part.rate is not None:
                     rates.setdefault((task.name, method.name), part.rate)
                 yield part
@@ -82,26 +84,40 @@ class Experiment:
     def states(self, task: Task) -> dict[str, HiddenStates]:
         """Return the hidden states of a task by ``train``, ``holdout`` and ``test``."""
         rows = {"train": task.train, "holdout": task.holdout, "test": task.test_rows}
-        return states_of(self.base, self._out / _STATES / task.name, rows)
+        return states_of(self.base, self._out / _STATES, rows)
 
     def head(self, task: Task, seed: int) -> BackwardHead:
         """Return the head that was trained on a task."""
         return load_head(self._head_path(task, seed), self.base)
 
+    def objective(self, task: Task, method: Method, module: nn.Module, seed: int) -> Objective:
+        """Return the training of a method's module on a task; an epoch has each of its examples once."""
+        if method.of_model:
+            return LanguageObjective(
+                module,
+                task.train,
+                task.holdout,
+                seed=seed,
+                batch_size=_SEQUENCES,
+                steps_per_epoch=-(-len(task.train) // _SEQUENCES),
+            )
+        states = self.states(task)
+        return HeadObjective(
+            module, self.base.read_out, states["train"], states["holdout"], seed=seed, batch_size=RECIPE.batch_size
+        )
+
     def _computed(self, task: Task, method: Method, seed: int, rates: Sequence[float], observer: Observer) -> Part:
         part = Part(task=task.name, method=method.name, seed=seed, answers=(), measures=())
         if method.make is None:
             return self._scored(task, method, None, part)
-        states = {rate: self._path(task, method, seed, f"-{rate:g}.state") for rate in rates}
         losses: dict[str, float | None] = {}
         best: Best | None = None
-        for rate, state in states.items():
+        for rate in rates:
             module = method.make(self.base, seed)
+            objective, state = self.objective(task, method, module, seed), self._state_path(task, method, seed, rate)
             recipe = replace(RECIPE, epochs=self._settings.epochs, peak_learning_rate=rate)
             try:
-                trained = train(
-                    self._objective(task, method, module, seed), recipe, seed=seed, state=state, observer=observer
-                )
+                trained = train(objective, recipe, seed=seed, state=state, observer=observer)
             except TrainingError:
                 losses[f"{rate:g}"] = None
                 continue
@@ -122,24 +138,7 @@ class Experiment:
         part = self._scored(task, method, best.module, part)
         if method is HEAD:
             self._save_head(task, best, part)
-        for state in states.values():
-            state.unlink(missing_ok=True)
         return part
-
-    def _objective(self, task: Task, method: Method, module: nn.Module, seed: int) -> Objective:
-        if method.of_model:
-            return LanguageObjective(
-                module,
-                task.train,
-                task.holdout,
-                seed=seed,
-                batch_size=_SEQUENCES,
-                steps_per_epoch=-(-len(task.train) // _SEQUENCES),
-            )
-        states = self.states(task)
-        return HeadObjective(
-            module, self.base.read_out, states["train"], states["holdout"], seed=seed, batch_size=RECIPE.batch_size
-        )
 
     def _scored(self, task: Task, method: Method, module: nn.Module | None, part: Part) -> Part:
         """Return the part with what it scores on the test split."""
@@ -185,6 +184,9 @@ class Experiment:
     def _path(self, task: Task, method: Method, seed: int, end: str) -> Path:
         name = re.sub(r"[^a-zA-Z0-9.]+", "-", method.name)
         return self._out / _PARTS / f"{task.name}-{name}-seed{seed}{end}"
+
+    def _state_path(self, task: Task, method: Method, seed: int, rate: float) -> Path:
+        return self._path(task, method, seed, f"-{rate:g}.state")
 
     def _head_path(self, task: Task, seed: int) -> Path:
         return self._out / _HEADS / f"{task.name}-seed{seed}"

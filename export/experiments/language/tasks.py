@@ -40,6 +40,8 @@ class Task(NamedTuple):
 def read_task(path: Path, tokenizer: TextTokenizer, positions: int, limit: int) -> Task:
     """Return the task of DIRECTORY/MODULE, whose files are DIRECTORY/SPLIT/MODULE.txt.
 
+    Questions of the test split are neither trained on nor chosen with.
+
     Args:
         limit: examples to train on, at most; they are drawn, always the same, from all training splits alike.
 
@@ -52,14 +54,16 @@ def read_task(path: Path, tokenizer: TextTokenizer, positions: int, limit: int) 
         expected = f"{path.parent}/{TRAIN}/{path.name}.txt"
         raise DataError(f"--data {path}", given=Literally("no training split"), expected=expected, fix=fix)
     corpus = read_corpus([Source(FORMAT, str(file)) for file in trains], seed=0)
-    order = np.random.default_rng(0).permutation(len(corpus.train))[:limit]
     test_file = path.parent / TEST / f"{path.name}.txt"
     (examples,) = read_source(Source(FORMAT, str(test_file))).values()
+    asked = {example.prompt for example in examples}
+    train, holdout = ([one for one in part if one.prompt not in asked] for part in (corpus.train, corpus.holdout))
+    order = np.random.default_rng(0).permutation(len(train))[:limit]
     test = tuple(one for one in examples if len(tokenizer.encode(one).ids) <= positions)
     return Task(
         path.name,
-        encode_fitting(tokenizer, [corpus.train[place] for place in order], positions),
-        encode_fitting(tokenizer, corpus.holdout, positions),
+        encode_fitting(tokenizer, [train[place] for place in order], positions),
+        encode_fitting(tokenizer, holdout, positions),
         test,
         encode_fitting(tokenizer, test, positions),
     )
