@@ -1,24 +1,21 @@
 """Reduction of a language model: fewer heads and fewer neurons in the directory of a model of transformers.
 
-Heads and neurons are ranked by the loss of optimal brain surgery (:mod:`export.reduction.removal`), measured in what
-the error of a part's output does to the model's logits. This unit is the same in all layers, so one ranking of all
-layers says how many each of them keeps. Then each layer is calibrated on the outputs of the smaller layers before it,
-and the weights that stay are fitted by least squares to what the whole layer returns.
+One ranking of all layers (:mod:`export.language.ranking`) says which heads and how many neurons each of them keeps.
+Then each layer is calibrated on the outputs of the smaller layers before it, and the weights that stay are fitted by
+least squares to what the whole layer returns.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
-import torch
 
 from edge.bundles.manifest import Measure
-from edge.datatypes import Array
 from edge.errors import Literally, UsageError
 from export.language.backbone import load_backbone, positions_of, save_backbone
 from export.language.base import identity_of
@@ -29,12 +26,12 @@ from export.language.files import TRAINING
 from export.language.metrics import token_measures
 from export.language.objective import teacher_forced
 from export.language.parts import Part
+from export.language.ranking import NEURON_BLOCK, OnPart, blocks_to_remove, by_calibration, by_magnitude, kept_counts
 from export.language.tokenizer import Encoded, TextTokenizer
 from export.language.train import Corpus
 from export.processor import processor
 from export.provenance import provenance
-from export.reduction.lowrank import regularised
-from export.reduction.removal import Removal, head_removal, kept_columns, least_squares, neuron_removal, output_error
+from export.reduction.removal import kept_columns, least_squares, output_error
 from export.runs import METRICS, RunConfig, RunMetrics
 from export.training.device import DeviceName, device_of
 
@@ -44,13 +41,8 @@ if TYPE_CHECKING:
 #: By calibration, or as a baseline by the size of the weights, without a fit of what stays.
 Method = Literal["calibrated", "magnitude"]
 
-#: Is called with the work, and how many of how many parts of it are done.
-OnPart = Callable[[str, int, int], None]
-
 #: Name of the model in the record.
 MODEL = "reduced-language-model"
-#: Neurons are removed in blocks, because products of such sizes are faster.
-_BLOCK = 8
 
 
 class Shares(msgspec.Struct, frozen=True):
@@ -164,14 +156,16 @@ def reduce_model(
     """
     calibration = Calibration(model, rows)
     layers = calibration.layers
-    fewer_heads = _blocks_to_remove("--heads", [one.groups for one, _ in layers], shares.heads, 1)
-    fewer_neurons = _blocks_to_remove("--neurons", [one.groups for _, one in layers], shares.neurons, _BLOCK)
+    fewer_heads = blocks_to_remove("--heads", [one.groups for one, _ in layers], shares.heads, 1)
+    fewer_neurons = blocks_to_remove("--neurons", [one.groups for _, one in layers], shares.neurons, NEURON_BLOCK)
     if not fewer_heads + fewer_neurons:
         given, expected = Literally(f"{shares.heads:g} and {shares.neurons:g}"), "shares that remove something"
         raise UsageError("--heads and --neurons", given=given, expected=expected, fix="Give a smaller share.")
-    removals = _by_magnitude(layers) if method == "magnitude" else _by_calibration(model, rows, seed, on_part)
+    removals = (
+        by_magnitude(layers) if method == "magnitude" else by_calibration(Calibration(model, rows), seed, on_part)
+    )
     heads = kept_counts([one for one, _ in removals], fewer_heads)
-    neurons = kept_counts([one for _, one in removals], fewer_neurons, _BLOCK)
+    neurons = kept_counts([one for _, one in removals], fewer_neurons, NEURON_BLOCK)
     reports, removed = [], 0
     for number, parts in enumerate(layers):
         errors = []
@@ -189,66 +183,6 @@ def reduce_model(
     return tuple(reports), model.num_parameters() - removed
 
 
-def kept_counts(removals: Sequence[Removal], fewer: int, block: int = 1) -> list[int]:
-    """Return how many groups each layer keeps when all together lose some blocks, at the least sum of losses.
-
-    Args:
-        fewer: how many blocks of ``block`` groups go; one block of each layer stays.
-    """
-    losses = [_block_losses(removal, block) for removal in removals]
-    layer = np.repeat(np.arange(len(losses)), [len(one) - 1 for one in losses])
-    first = np.concatenate([one[:-1] for one in losses]).argsort(kind="stable")[:fewer]
-    gone = np.bincount(layer[first], minlength=len(losses)) * block
-    return [len(removal.order) - int(count) for removal, count in zip(removals, gone, strict=True)]
-
-
-def _blocks_to_remove(option: str, groups: Sequence[int], share: float, block: int) -> int:
-    """Return how many blocks of groups go so that a share of all layers' groups stays.
-
-    Raises:
-        UsageError: a layer would keep none; ``option`` names the share.
-    """
-    blocks = [number // block for number in groups]
-    number = round((1 - share) * sum(blocks))
-    if not 0 <= number <= sum(blocks) - len(blocks):
-        expected = f"{len(blocks) / sum(blocks):.3g} to 1, because each layer keeps at least {block} of {groups[0]}"
-        raise UsageError(option, given=share, expected=expected, fix="Give a larger share.")
-    return number
-
-
-def _block_losses(removal: Removal, block: int) -> Array:
-    """Return the losses of removing one block after the other, made ascending, so that none comes before another."""
-    whole = len(removal.order) // block * block
-    return np.maximum.accumulate(removal.errors.diff()[:whole].double().numpy().reshape(-1, block).sum(axis=1))
-
-
-def _by_magnitude(layers: Sequence[tuple[Part, Part]]) -> list[list[Removal]]:
-    found = []
-    for parts in layers:
-        squares = [part.squares() for part in parts]
-        found.append([Removal(tuple(one.argsort(stable=True).tolist()), _sums(one.sort().values)) for one in squares])
-    return found
-
-
-def _by_calibration(model: PreTrainedModel, rows: Sequence[Encoded], seed: int, on_part: OnPart) -> list[list[Removal]]:
-    """Return the order of removal of heads and of neurons in each layer of the original model."""
-    calibration = Calibration(model, rows)
-    sensitivities = calibration.sensitivities(seed)
-    found = []
-    for number, (attention, feed_forward) in enumerate(calibration.layers):
-        parts = (attention, feed_forward)
-        (C, _), (A, _) = calibration.features(number, parts)
-        # The removal measures errors by their squares; in these coordinates, a square is a change of the logits.
-        W_O, W_2 = (
-            part.weight @ torch.linalg.cholesky(regularised(F))
-            for part, F in zip(parts, sensitivities[number], strict=True)
-        )
-        found.append([head_removal(C, W_O, attention.groups), neuron_removal(A, W_2)])
-        calibration.advance(number)
-        on_part("ranking", number + 1, len(calibration.layers))
-    return found
-
-
 def _remove(part: Part, kept: tuple[int, ...], features: Features, *, fits: bool) -> float:
     """Remove all other groups, and return the relative error of the output on the calibration texts."""
     if len(kept) == part.groups:
@@ -257,12 +191,8 @@ def _remove(part: Part, kept: tuple[int, ...], features: Features, *, fits: bool
     B = kept_columns(len(C), kept, part.features.shape[1])
     W_small = least_squares(C, W, B) if fits else B.T @ W
     lost = W - B @ W_small
-    part.remove([group for group in range(part.groups) if group not in set(kept)])
+    part.remove(sorted({*range(part.groups)} - {*kept}))
     if fits:
         part.fill(B @ W_small, features.mean @ lost)
     whole = float((W * (C @ W)).sum())
     return output_error(C, W, B, W_small) / whole if whole > 0 else 0.0
-
-
-def _sums(values: torch.Tensor) -> torch.Tensor:
-    return torch.cat([torch.zeros(1, dtype=values.dtype), values.cumsum(0)])
