@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -31,11 +31,14 @@ def token_measures(split: str, forced: TeacherForced) -> tuple[Measure, ...]:
     )
     shares = item_shares(examples)
     tables = [table.astype(np.float64) for table in _token_counts(forced, examples)]
-    whole = _macro(*(table.mean(axis=0) for table in tables))
-    resampled = _macro(*(shares @ table for table in tables))
+    whole = _scores(*(table.mean(axis=0) for table in tables))
+    # Without rare tokens, which are predicted worst, resamples would be better than the whole: a token that does not
+    # occur in one keeps its score.
+    hits, predicted, right = (shares @ table for table in tables)
+    resampled = _scores(hits, predicted, right, whole)
     return losses + tuple(
-        Measure(f"token_{name}", split, float(whole[name]), examples, interval=middle(resampled[name]))
-        for name in whole
+        Measure(f"token_{name}", split, float(of_tokens.mean()), examples, interval=middle(mean(resampled[name])))
+        for name, of_tokens in whole.items()
     )
 
 
@@ -85,13 +88,16 @@ def _token_counts(forced: TeacherForced, examples: int) -> tuple[Array, Array, A
     return counts[0], counts[1], counts[2]
 
 
-def _macro(hits: Array, predicted: Array, right: Array) -> dict[str, Array]:
-    """Return the averages over the last axis, the tokens; those that do not occur have no weight."""
+def _scores(hits: Array, predicted: Array, right: Array, absent: Mapping[str, Array] | None = None) -> dict[str, Array]:
+    """Return the scores of each token, the last axis; those of tokens that do not occur are ``absent``."""
     occurs = predicted + right > 0
-    number = occurs.sum(axis=-1)
 
-    def average(denominators: Array, factor: int = 1) -> Array:
-        shares = np.divide(factor * hits, denominators, out=np.zeros_like(hits), where=denominators > 0)
-        return np.asarray(shares.sum(axis=-1) / number)
+    def scores(name: str, denominators: Array, factor: int = 1) -> Array:
+        found = np.divide(factor * hits, denominators, out=np.zeros_like(hits), where=denominators > 0)
+        return found if absent is None else np.where(occurs, found, absent[name])
 
-    return {"precision": average(predicted), "recall": average(right), "f1": average(predicted + right, 2)}
+    return {
+        "precision": scores("precision", predicted),
+        "recall": scores("recall", right),
+        "f1": scores("f1", predicted + right, 2),
+    }

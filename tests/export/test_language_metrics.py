@@ -35,6 +35,17 @@ def test_precision_recall_and_f1_are_scikit_learns(pairs):
         assert 0 <= measure.interval[0] <= measure.interval[1] <= 1
 
 
+def test_intervals_contain_scores_in_spite_of_rare_tokens():
+    generator = np.random.default_rng(0)
+    targets = np.concatenate([generator.integers(0, 2, 600), np.arange(2, 102)])  # most tokens occur once, wrongly
+    predicted = np.where(targets < 2, targets, 0)
+    rows = generator.permutation(np.arange(700) // 7)
+    order = np.argsort(rows, kind="stable")
+    found = by_name(token_measures("test", TeacherForced(rows[order], np.ones(700), predicted[order], targets[order])))
+    low, high = found["token_f1"].interval
+    assert low <= found["token_f1"].value <= high
+
+
 def test_cross_entropy_is_per_token_and_perplexity_its_exponential():
     found = by_name(token_measures("test", forced([(1, 1)] * 4, [1.0, 2.0, 3.0, 6.0])))
     ce, perplexity = found["cross_entropy"], found["perplexity"]
