@@ -419,7 +419,7 @@ async def test_use_ends_when_its_last_user_leaves(scheduler: Scheduler, end: str
     use = UseCount()
     assert use.take()  # another request, still before its submission
     assert use.take()
-    deadline = time.monotonic() + 0.02 if end == "expired" else None
+    deadline = time.monotonic() + 0.2 if end == "expired" else None
     job = job_of(executor_of(work), -1 if end == "failed" else 1, use=use, deadline=deadline)
     if end == "cancelled before its run":
         _cancelled_before_its_run(scheduler, job)

@@ -102,16 +102,16 @@ def test_adapters_are_on_all_linear_layers_and_train_alone(base, precision):
     torch.testing.assert_close(model(IDS).logits, start(IDS).logits)
 
 
-def test_the_directory_is_the_fp32_base_with_the_adapter_in_it(base, nf4):
+def test_the_directory_is_the_fp32_base_with_the_adapter_in_it(backbone, base, nf4):
     directory, metrics = nf4
     assert is_language_model(directory)
     model = load_backbone(directory)
-    apart = with_adapter(load_backbone(base.directory), directory)
+    apart = with_adapter(load_backbone(backbone), directory)
     torch.testing.assert_close(model(IDS).logits, apart(IDS).logits, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(model(IDS).logits, base.model(IDS).logits, atol=0.1)
     assert metrics.measures == evaluate(model, bpe(), "holdout", CORPUS.holdout)
     # The training saw another base, so its scores are not those of the result.
-    on_its_own = with_adapter(rounded_to_nf4(load_backbone(base.directory)), directory)
+    on_its_own = with_adapter(rounded_to_nf4(load_backbone(backbone)), directory)
     own = {one.metric: one.value for one in evaluate(merged(on_its_own), bpe(), "holdout", CORPUS.holdout)}
     assert own["cross_entropy"] == pytest.approx(-max(metrics.scores), rel=1e-4)
     found = {one.metric: one.value for one in metrics.measures}
