@@ -6,7 +6,8 @@
   whose files :mod:`export.language.files` names
 - :mod:`export.language.objective`, :mod:`export.language.recipes` and :mod:`export.language.train` train small models
 - :mod:`export.language.decoding`, :mod:`export.language.metrics` and :mod:`export.language.evaluate` measure any
-- :mod:`export.language.reduce` removes heads and neurons, which :mod:`export.language.parts` finds in a model
+- :mod:`export.language.reduce` removes heads and neurons, which :mod:`export.language.parts` finds in a model, by the
+  scores of :mod:`export.language.ranking` from :mod:`export.language.calibration`
 - :mod:`export.language.backward` has the head, with the shape of :mod:`export.language.head_config`, and
   :mod:`export.language.folding` its form for inference
 - :mod:`export.language.online_softmax` computes weighted means over the vocabulary in chunks
@@ -21,5 +22,6 @@
   precisions, :mod:`export.language.bundle` the bundle with :mod:`export.language.golden_texts`, and
   :mod:`export.language.head_bundle` that of a head
 - :mod:`export.language.commands` has all commands: those of :mod:`export.language.cli`, which prints
-  :mod:`export.language.table`, of :mod:`export.language.head_cli` and of :mod:`export.language.export_cli`
+  :mod:`export.language.table`, of :mod:`export.language.head_cli`,
+  :mod:`export.language.finetune_cli`, :mod:`export.language.reduce_cli` and :mod:`export.language.export_cli`
 """

@@ -45,7 +45,7 @@ def files_of(sources: Sequence[Source]) -> dict[str, Path]:
 
 @click.group()
 def language() -> None:
-    """Train, evaluate and export language models as Hugging Face directories, and heads on them."""
+    """Train, fine-tune, reduce, evaluate and export language models, and heads on them."""
 
 
 @language.command()

@@ -9,7 +9,7 @@ import click
 
 from edge.cli.output import json_option, print_json
 from edge.errors import UsageError
-from export.language.cli import data_option, language_seed_option, limit_option
+from export.language.cli import data_option, files_of, language_seed_option, limit_option
 from export.language.files import check_language_model
 from export.language.formats import source_of
 from export.loading import loading_torch
@@ -84,17 +84,15 @@ def finetune(
 ) -> None:
     """Fine-tune a language model on questions and answers, as NAME.
 
-    The model is a directory of `fewheads language train`, or one of GPT-2, Gemma or Llama type from Hugging Face. LoRA
-    trains adapters of low rank on all linear layers but the last, and merges them into the model; the directory
-    adapter beside it has them in the format of peft. A tenth of the data, 512 examples at most, is held out, chooses
-    the best epoch, and measures the merged model.
+    The model is a directory of `fewheads language train`, or one of GPT-2, Gemma, Llama, Mistral or Qwen2 type from
+    Hugging Face. LoRA trains adapters of low rank on all linear layers but the last, and merges them into the model;
+    the directory adapter beside it has them in the format of peft. A tenth of the data, 512 examples at most, is held
+    out, chooses the best epoch, and measures the merged model.
     """
     directory, sources = out / check_name("NAME", name), [source_of(text) for text in data]
     if full and rank is not None:
         raise UsageError("--rank", given=rank, expected="adapters", fix="Leave --full or --rank out.")
-    inputs = {"--backbone": backbone}
-    inputs |= {f"--data {one}": Path(one.path) for one in sources if one.format != "calculator"}
-    check_language_model("--out", directory, inputs, replace=replace)
+    check_language_model("--out", directory, {"--backbone": backbone, **files_of(sources)}, replace=replace)
     with loading_torch("loading torch, model and data"):
         from export.language.base import Base
         from export.language.finetune import Tuning

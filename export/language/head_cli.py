@@ -84,9 +84,9 @@ def head(
 ) -> None:
     """Train a head of backward attention on BACKBONE, a language model that stays as it is.
 
-    BACKBONE is a directory of `fewheads language train`, or a model of GPT-2, Gemma or Llama type from Hugging Face. A
-    tenth of the data, 512 examples at most, is held out, chooses the best pass, and measures model and head together.
-    The model's hidden states are computed once and kept in .states beside the runs; delete them at will.
+    BACKBONE is a directory of `fewheads language train`, or a model of GPT-2, Gemma, Llama, Mistral or Qwen2 type from
+    Hugging Face. A tenth of the data, 512 examples at most, is held out, chooses the best pass, and measures model and
+    head together. The model's hidden states are computed once and kept in .states beside the runs; delete them at will.
     """
     sources = [source_of(text) for text in data]
     runs = {one: out.parent / run for one, run in seeded(out.name, seed, seeds).items()}

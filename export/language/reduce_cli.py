@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edge.cli.output import json_option, print_json, print_table
-from export.language.cli import data_option, language_seed_option, limit_option
+from export.language.cli import data_option, files_of, language_seed_option, limit_option
 from export.language.files import check_language_model
 from export.language.formats import source_of
 from export.loading import loading_torch
@@ -72,8 +72,7 @@ def reduce(
     out and measures the model before and after.
     """
     sources = [source_of(text) for text in data]
-    inputs = {f"--data {one}": Path(one.path) for one in sources if one.format != "calculator"}
-    check_language_model("--out", out, {"DIRECTORY": source, **inputs}, replace=replace)
+    check_language_model("--out", out, {"DIRECTORY": source, **files_of(sources)}, replace=replace)
     with loading_torch("loading torch, model and data"):
         from export.language.reduce import Shares, reduce_directory
         from export.language.train import read_corpus

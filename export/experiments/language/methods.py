@@ -81,7 +81,6 @@ def _head(**shape: Any) -> Make:
 FROZEN = Method("frozen model")
 HEAD = Method("backward attention", _head(dims=DIMS))
 ADAPTER = Method("low-rank adapter", _seeded(_adapter))
-#: The frozen model first, because the others are compared with it.
 METHODS = (
     FROZEN,
     Method("frozen, top-k 40", decoding=Decoding(temperature=1.0, top_k=40)),

@@ -21,7 +21,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of all parts.
 
     Attributes:
-        backbone: SHA-256 of its weights.
+        backbone: SHA-256 of its identity.
         data: SHA-256 of the examples that are trained on, and of each test split.
         begin: the tokens that stand before each text once in training.
         rank, epochs, rate: as in :class:`export.language.finetune.Tuning`.
