@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from edge.errors import Literally, UsageError
 from export.convert import to_onnx
 from export.language.parts import drop_removed
 from export.language.read_out import read_out_of, softcapped
@@ -148,10 +147,7 @@ def _attention(
 
 def _register() -> None:
     """Add the attention to transformers' registry, without a mask of the library's own."""
-    try:
-        from transformers import AttentionInterface, AttentionMaskInterface
-    except ImportError as error:
-        fix = "Install the extra 'language'."
-        raise UsageError("transformers", given=Literally(error), expected="an importable package", fix=fix) from None
+    from transformers import AttentionInterface, AttentionMaskInterface
+
     AttentionInterface.register(_NAME, _attention)
     AttentionMaskInterface.register(_NAME, lambda *args, **kwargs: None)

@@ -14,7 +14,7 @@ from export.language.files import check_language_model
 from export.language.formats import source_of
 from export.loading import loading_torch
 from export.measures import print_measures
-from export.options import device_option, replace_option, tensorboard_option
+from export.options import device_option, replace_option, runs_option, tensorboard_option
 from export.outputs import check_name
 from export.training.watch import watching
 
@@ -54,13 +54,7 @@ _FULL_RATE = 1e-4
 )
 @limit_option
 @language_seed_option
-@click.option(
-    "--out",
-    default="runs",
-    show_default=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Directory for the model, which becomes OUT/NAME. An unfinished run of the same command is resumed.",
-)
+@runs_option("the model, which becomes OUT/NAME")
 @device_option
 @tensorboard_option
 @replace_option("an earlier model of that name")

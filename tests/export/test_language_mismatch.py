@@ -11,9 +11,10 @@ from edge.errors import UsageError
 from export.errors import CheckpointError
 from export.experiments.mismatch.parts import BASES, begin_of
 from export.experiments.mismatch.places import moved_back
-from export.experiments.mismatch.records import BEGINS, Part, Scores, read_part
+from export.experiments.mismatch.records import BEGINS, Part, Scores
 from export.experiments.mismatch.results import Results
 from export.experiments.mismatch.summary import SWITCHES, Summary
+from export.experiments.records import read_part
 from export.language.backbone import save_backbone
 from export.language.commands import language
 from export.language.decoding import complete_tokens
@@ -130,7 +131,7 @@ def test_one_command_scores_all_conditions_and_resumes(compared, backbone):
     kept = lost.read_bytes()
     lost.write_bytes(b"{")
     with pytest.raises(CheckpointError, match=r"expected a part\. Delete it"):
-        read_part(lost)
+        read_part(lost, Part)
     lost.write_bytes(kept)
 
 

@@ -20,8 +20,9 @@ from edge.errors import Literally
 from edge.files import write_whole
 from export.errors import TrainingError
 from export.experiments.language.methods import HEAD, METHODS, Method
-from export.experiments.language.records import Part, Settings, read_part
+from export.experiments.language.records import Part, Settings
 from export.experiments.language.tasks import Task
+from export.experiments.records import read_part
 from export.language.answers import parse_answer
 from export.language.backward import BackwardHead
 from export.language.base import Base
@@ -69,7 +70,7 @@ class Experiment:
                     continue
                 path = self._path(task, method, seed, ".json")
                 if path.exists():
-                    part = read_part(path)
+                    part = read_part(path, Part)
                 else:
                     chosen = rates.get((task.name, method.name))
                     tried = self._settings.rates if chosen is None else (chosen,)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
 from edge.bundles.manifest import Measure
-from edge.errors import Literally
-from export.errors import CheckpointError
 
 #: Peak learning rates, the same for every method.
 RATES = (2e-4, 1e-3, 5e-3, 2.5e-2, 1e-1)
@@ -57,12 +53,3 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[int, ...] = ()
     answers: tuple[str | None, ...]
     measures: tuple[Measure, ...]
-
-
-def read_part(path: Path) -> Part:
-    """Read a part; a CheckpointError says that it is malformed."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Part)
-    except (OSError, msgspec.DecodeError) as error:
-        fix = "Delete it, and give the same command."
-        raise CheckpointError(f"{path}", given=Literally(error), expected="a part", fix=fix) from None

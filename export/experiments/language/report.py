@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from export.experiments.language.changes import RANKS, Changes, Flips
 from export.experiments.language.methods import DIMS
 from export.experiments.language.summary import Outcome, Results, Row
+from export.experiments.records import markdown_table
 from export.intervals import RESAMPLES, Difference
 
 _HEADS = (
@@ -54,9 +55,19 @@ def report_of(results: Results, changes: Sequence[Changes], figures: Sequence[st
     if results.missing:
         lines += ["", f"{results.missing} parts are still to be computed."]
     against = [(one.control, *map(str, _counts_of(one)), one.described) for one in results.outcomes]
-    lines += ["", *_table(_AGAINST, against), "", *_table(_HEADS, [_row(row) for row in results.rows])]
+    lines += [
+        "",
+        *markdown_table(_AGAINST, against, texts=2),
+        "",
+        *markdown_table(_HEADS, [_row(row) for row in results.rows], texts=2),
+    ]
     if changes:
-        lines += ["", "## What the head changes", "", *_table(_CHANGES, [_changed(one) for one in changes])]
+        lines += [
+            "",
+            "## What the head changes",
+            "",
+            *markdown_table(_CHANGES, [_changed(one) for one in changes], texts=2),
+        ]
     for name in figures:
         lines += ["", f"![{name.removesuffix('.png')}]({name})"]
     return "\n".join(lines) + "\n"
@@ -120,8 +131,3 @@ def _difference(found: Difference | None) -> str:
 
 def _bounds(value: float, low: float, high: float, *, sign: str = "") -> str:
     return f"{value:{sign}.4g} ({low:{sign}.3g} … {high:{sign}.3g})"
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    cells = [heads, ["---", "---", *["---:"] * (len(heads) - 2)], *rows]
-    return ["| " + " | ".join(row) + " |" for row in cells]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from export.experiments.looped.published import DIMS, PUBLISHED
 from export.experiments.looped.results import Curve, Results, TaskResult
 from export.experiments.looped.stopping import PLAIN, SETTLED, TOLERANCES
+from export.experiments.records import markdown_table
 from export.intervals import RESAMPLES, Difference
 
 _LOOPS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 30, 40, 60, 80, 120, 200, 500)
@@ -235,7 +236,4 @@ def _number(value: float | None, sign: str = "") -> str:
 
 
 def _table(heads: Sequence[object], rows: Sequence[Sequence[object]]) -> list[str]:
-    if not rows:
-        return []
-    cells = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
-    return ["| " + " | ".join("" if cell is None else str(cell) for cell in row) + " |" for row in cells]
+    return markdown_table(heads, rows, texts=1) if rows else []

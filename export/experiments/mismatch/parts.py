@@ -13,7 +13,8 @@ import numpy as np
 
 from edge.files import write_whole
 from export.experiments.mismatch.places import moved_back
-from export.experiments.mismatch.records import BEGINS, Begin, Part, Scores, Settings, read_part
+from export.experiments.mismatch.records import BEGINS, Begin, Part, Scores, Settings
+from export.experiments.records import read_part
 from export.language.answers import parse_answer, same_answer
 from export.language.backbone import positions_of
 from export.language.base import Base
@@ -60,7 +61,7 @@ class Experiment:
         for seed, base in product(range(seeds), BASES):
             path = self._out / _PARTS / f"{base}-seed{seed}.json"
             if path.exists():
-                yield read_part(path)
+                yield read_part(path, Part)
                 continue
             state = path.with_suffix(".state")
             part = self._computed(base, seed, state, before(base, seed))

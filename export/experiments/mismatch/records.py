@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from edge.errors import Literally
-from export.errors import CheckpointError
 from export.language.finetune import BasePrecision
 
 #: How the begin tokens stand before a text: once as in training, twice, or twice while all further tokens keep their
@@ -68,12 +65,3 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     best_epoch: int
     scores: tuple[Scores, ...]
-
-
-def read_part(path: Path) -> Part:
-    """Read a part; a CheckpointError says that it is malformed."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Part)
-    except (OSError, msgspec.DecodeError) as error:
-        fix = "Delete it, and give the same command."
-        raise CheckpointError(f"{path}", given=Literally(error), expected="a part", fix=fix) from None

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from export.experiments.mismatch.results import Results, points
 from export.experiments.mismatch.summary import METRICS
+from export.experiments.records import markdown_table
 from export.intervals import RESAMPLES, Mean
 
 _HEADS = (
@@ -55,7 +54,7 @@ def report_of(results: Results, figure: str | None) -> str:
         for step in results.path
     ]
     lines += ["", "## From training to use, adapters of the NF4 base", ""]
-    lines += _table(("step", "data", "accuracy in %", "change in points"), 2, steps)
+    lines += markdown_table(("step", "data", "accuracy in %", "change in points"), steps, texts=2)
     if figure:
         lines += ["", f"![{figure.removesuffix('.png')}]({figure})"]
     splits = list(results.effects[0].changes) if results.effects else []
@@ -64,7 +63,7 @@ def report_of(results: Results, figure: str | None) -> str:
         for effect in results.effects
     ]
     lines += ["", "## One switch at a time, change in points", ""]
-    lines += _table(("base in training", "switch", *splits), 2, effects)
+    lines += markdown_table(("base in training", "switch", *splits), effects, texts=2)
     rows = [
         (
             _BASES[row.base],
@@ -76,16 +75,10 @@ def report_of(results: Results, figure: str | None) -> str:
         )
         for row in results.rows
     ]
-    lines += ["", "## All conditions, accuracy in %", "", *_table(_HEADS, 4, rows)]
+    lines += ["", "## All conditions, accuracy in %", "", *markdown_table(_HEADS, rows, texts=4)]
     return "\n".join(lines) + "\n"
 
 
 def _percent(value: Mean) -> str:
     low, high = value.interval
     return f"{100 * value.value:.1f} ({100 * low:.1f} … {100 * high:.1f})"
-
-
-def _table(heads: Sequence[str], texts: int, rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a table whose first columns are texts, and whose others are numbers."""
-    cells = [heads, ["---"] * texts + ["---:"] * (len(heads) - texts), *rows]
-    return ["| " + " | ".join(row) + " |" for row in cells]
