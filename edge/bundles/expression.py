@@ -20,7 +20,9 @@ PADDING = 0.5
 PLUS, MINUS = 1.0, 0.0
 
 _MAX_CHARS = 256
-_NUMBER = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*", re.ASCII)
+#: A number with an optional sign directly before it.
+NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?", re.ASCII)
+_OPERAND = re.compile(rf"\s*({NUMBER.pattern})\s*", re.ASCII)
 _FIX = "Write operands joined by + or -, for example '3 - -4 + 2'."
 
 
@@ -30,11 +32,11 @@ def parse(text: str, max_abs_operand: float = float("inf")) -> tuple[list[float]
     Raise an InvalidRequest unless it is 1 to 8 operands joined by ``+`` or ``-``, none above ``max_abs_operand``.
     """
     if len(text) > _MAX_CHARS:
-        raise _invalid(text, f"at most {_MAX_CHARS} characters")
+        raise invalid(text, f"at most {_MAX_CHARS} characters")
     operands: list[float] = []
     operators: list[float] = []
     position = 0
-    while match := _NUMBER.match(text, position):
+    while match := _OPERAND.match(text, position):
         operands.append(float(match[1]))
         position = match.end()
         if position == len(text) or text[position] not in "+-":
@@ -44,18 +46,24 @@ def parse(text: str, max_abs_operand: float = float("inf")) -> tuple[list[float]
     is_complete = len(operands) == len(operators) + 1
     if position < len(text) or not is_complete:
         where = f"at character {position + 1}" if position < len(text) else "at the end"
-        raise _invalid(text, f"{'+ or -' if is_complete else 'an operand'} {where}")
+        raise invalid(text, f"{'+ or -' if is_complete else 'an operand'} {where}")
     if len(operands) > MAX_TERMS:
         expected = f"at most {MAX_TERMS} operands, and it has {len(operands)}"
-        raise _invalid(text, expected, "Split it into shorter expressions.")
-    largest = max(operands, key=abs)
-    if abs(largest) > max_abs_operand:
-        fix = f"Replace the operand {largest:g}; the model was made for smaller ones."
-        raise _invalid(text, f"operands between {-max_abs_operand:g} and {max_abs_operand:g}", fix)
+        raise invalid(text, expected, "Split it into shorter expressions.")
+    check_operands(text, operands, max_abs_operand)
     return operands, operators
 
 
-def _invalid(text: str, expected: str, fix: str = _FIX) -> InvalidRequest:
+def check_operands(text: str, operands: Sequence[float], max_abs_operand: float) -> None:
+    """Raise an InvalidRequest about ``text`` if one of its operands is above ``max_abs_operand``."""
+    largest = max(operands, key=abs)
+    if abs(largest) > max_abs_operand:
+        fix = f"Replace the operand {largest:g}; the model was made for smaller ones."
+        raise invalid(text, f"operands between {-max_abs_operand:g} and {max_abs_operand:g}", fix)
+
+
+def invalid(text: str, expected: str, fix: str = _FIX) -> InvalidRequest:
+    """Return the error about an expression."""
     return InvalidRequest("expression", given=text, expected=expected, fix=fix)
 
 
