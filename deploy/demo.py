@@ -26,6 +26,7 @@ DEMO = Path(".demo")
 RUNS, REPOSITORY, CACHE = DEMO / "runs", DEMO / "repository", DEMO / "cache"
 PER_SPLIT = 100
 SHOWN = 2
+CALCULATORS = ("calculator-oracle", "calculator-gate", "calculator-fnn2", "calculator-transformer4")
 #: A minute of training. Without --steps and --stages a looped model trains longer, and errs far less.
 LOOPED = ("looped-linear", "--steps", "1000", "--stages", "1")
 PROMPTS, PAIRS, DIMS = 128, 10, 5
@@ -35,7 +36,7 @@ LOOPS = (1, 2, 4, 8, 16, 32)
 def main() -> None:
     """Run all steps; any that fails ends the demo with its own message and exit code."""
     started = time.perf_counter()
-    _step("train the four calculators", "train", "calculator", "--seed", "0", "--out", str(RUNS), "--replace")
+    _step("train four calculators", "train", *CALCULATORS, "--seed", "0", "--out", str(RUNS), "--replace")
     _step("train a looped transformer briefly", "train", *LOOPED, "--seed", "0", "--out", str(RUNS), "--replace")
     runs = sorted(str(path) for path in RUNS.iterdir())
     _step("export them as bundles", "export", *runs, "--repository", str(REPOSITORY), "--replace")

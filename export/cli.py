@@ -13,7 +13,7 @@ import msgspec
 
 from edge.cli.output import json_option, print_json, print_table, working
 from edge.errors import Literally, UsageError
-from export.calculator import NAMES
+from export.calculator.specs import NAMES, SPECS
 from export.exported import RUNTIMES
 from export.loading import loading_torch
 from export.looped import NAMES as LOOPED
@@ -77,7 +77,8 @@ def train(
 ) -> None:
     """Train models and write a run directory for each.
 
-    MODEL is calculator-oracle, calculator-gate, calculator-fnn2, calculator-transformer4, or calculator for all four;
+    MODEL is calculator-NAME, with oracle, gate, softmax-gate, term-network, baseline, fnn2, fnn3, rnn2, lstm, bilstm,
+    gru, transformer4, transformer5 or transformer0 for NAME; calculator for all of them, which takes hours;
     looped-linear, looped-sparse, looped-tree or looped-relu.
     """
     names = _names(models)
@@ -230,22 +231,21 @@ def _names(models: Sequence[str]) -> list[str]:
 
 def _print_calculator(name: str, runs: str, metrics: RunMetrics) -> None:
     """Print one row per split: its mean absolute error with its interval, the other metrics, the paper's figures."""
-    from export.calculator.evaluate import PAPER
-
-    paper = PAPER.get(name, {})
+    paper = SPECS[name].paper
     found = {(measure.metric, measure.split): measure for measure in metrics.measures}
     others = list(dict.fromkeys(metric for metric, _ in found if metric != "mae"))
-    papers = list(dict.fromkeys(metric for metric, _ in paper))
+    published = {} if paper is None else paper.errors()
+    papers = list(dict.fromkeys(metric for metric, _ in published))
     rows = []
     for split in dict.fromkeys(split for _, split in found):
         mae = found["mae", split]
         low, high = mae.interval or (mae.value, mae.value)
         row = [split, f"{mae.value:.3g} ± {(high - low) / 2:.2g}"]
         row += [f"{found[metric, split].value:.3g}" if (metric, split) in found else "" for metric in others]
-        row += [f"{paper[metric, split]:.3g}" if (metric, split) in paper else "" for metric in papers]
+        row += [f"{published[metric, split]:.3g}" if (metric, split) in published else "" for metric in papers]
         rows.append(row)
     title = f"{name}: {metrics.parameters:,} parameters, {metrics.epochs} epochs, {metrics.seconds:.1f} s, in {runs}"
     heads = ("split", "mae ± 95 %", *(metric.replace("_", " ") for metric in others), *(f"paper's {m}" for m in papers))
     print_table(title, heads, rows)
-    if ("mae", "long") in paper:
+    if paper is not None and paper.long_is_no_error:
         click.echo("The paper's figure for long expressions comes from a slip in its code, not from its network.")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from edge.errors import Literally, UsageError
 from export import looped
-from export.calculator import NAMES as CALCULATORS
+from export.calculator.specs import NAMES as CALCULATORS
 from export.exported import FULL
 from export.outputs import check_bundle, check_name
 from export.runs import RunConfig, data_dir_of, read_config, recorded

@@ -12,32 +12,20 @@ import torch
 from edge.bundles.bundle import write_bundle
 from edge.bundles.expression import TOKENS
 from edge.bundles.golden import Golden
-from edge.bundles.manifest import Artifact, ExpressionPreprocess, Manifest, Profile, Tier, Tolerance
+from edge.bundles.manifest import Artifact, ExpressionPreprocess, Manifest, Profile, Tier
 from edge.datatypes import Array, TensorSpec
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.calculator.data import Split, load
 from export.calculator.evaluate import evaluate, head_use
-from export.calculator.models import MODELS, ORACLE_MAX_OPERAND, Regressor, Transformer4
+from export.calculator.networks import NETWORKS
+from export.calculator.networks.regressor import Regressor
+from export.calculator.networks.transformer import Transformer
+from export.calculator.specs import SPECS
 from export.checkpoint import load as load_run
 from export.convert import OPSET, golden_of, largest_difference, to_onnx
 from export.exported import FULL, Exported
 
 MAX_BATCH_SIZE = 256
-DESCRIPTIONS = {
-    "calculator-oracle": "Sums of up to 8 operands, right by construction: a known answer to check a device with",
-    "calculator-gate": "Sums of up to 8 operands by attention with signed weights, 51 parameters",
-    "calculator-fnn2": "FNN2 of paper 000: sums of 3 operands from -5 to 4; its error grows outside of them",
-    "calculator-transformer4": "transformer4 of paper 000: sums of 3 operands from -5 to 4; its error grows outside",
-}
-#: Several times the largest difference to torch that ONNX Runtime showed over all splits; the oracle has no excuse.
-TOLERANCES = {
-    "calculator-oracle": Tolerance(atol=0.0, rtol=0.0),
-    "calculator-gate": Tolerance(atol=1e-5, rtol=1e-6),
-    "calculator-fnn2": Tolerance(atol=1e-4, rtol=1e-5),
-    "calculator-transformer4": Tolerance(atol=2e-4, rtol=1e-5),
-}
-_MAX_OPERANDS = {"calculator-oracle": float(ORACLE_MAX_OPERAND)}
-_ANY_OPERAND = 1e6
 _GOLDEN_SPLITS = ("val", "in_range", "out_of_range", "long")
 _GOLDEN_PER_SPLIT = 12
 
@@ -48,24 +36,23 @@ def export_run(run: str | Path, repository: str | Path, *, version: int = 1, rep
     Raises:
         GoldenError: ONNX Runtime's answers differ from torch's by more than the tolerance.
     """
-    model, config, _ = load_run(run, MODELS)
-    name = config.model
+    model, config, _ = load_run(run, NETWORKS)
+    name, spec = config.model, SPECS[config.model]
     splits = load()
     example = torch.from_numpy(splits["val"].tokens[:2])
     onnx_model = to_onnx(model, {"x": example}, ["value"], {"x": {0: "batch"}})
-    tolerance = TOLERANCES[name]
     tokens = np.concatenate([split.tokens for split in splits.values()])
-    difference = largest_difference(onnx_model, golden_of(model, {"x": tokens}, ["value"]), tolerance, name)
+    difference = largest_difference(onnx_model, golden_of(model, {"x": tokens}, ["value"]), spec.tolerance, name)
     runner = OnnxRuntimeRunner(onnx_model, subject=name)
     measures = evaluate(lambda tokens: runner.infer({"x": tokens})["value"], splits)
     runner.close()
-    if isinstance(model, Transformer4) and model.adaptive:
+    if isinstance(model, Transformer) and model.adaptive:
         measures += head_use(model, splits)
-    artifact = Artifact(file="model.onnx", runtime="any", precision="fp32", opset=OPSET, tolerance=tolerance)
+    artifact = Artifact(file="model.onnx", runtime="any", precision="fp32", opset=OPSET, tolerance=spec.tolerance)
     manifest = Manifest(
         name=name,
         version=version,
-        description=DESCRIPTIONS[name],
+        description=spec.description,
         inputs=(TensorSpec("x", "FP32", (-1, TOKENS)),),
         outputs=(TensorSpec("value", "FP32", (-1, 1)),),
         max_batch_size=MAX_BATCH_SIZE,
@@ -74,9 +61,7 @@ def export_run(run: str | Path, repository: str | Path, *, version: int = 1, rep
         golden="golden.npz",
         files={},
         provenance=config.provenance,
-        preprocess=ExpressionPreprocess(
-            input="expression", output="x", max_abs_operand=_MAX_OPERANDS.get(name, _ANY_OPERAND)
-        ),
+        preprocess=ExpressionPreprocess(input="expression", output="x", max_abs_operand=spec.max_abs_operand),
         measures=measures,
     )
     files = {artifact.file: onnx_model, manifest.golden: _golden(model, splits).encode()}

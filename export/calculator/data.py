@@ -46,6 +46,11 @@ class Split(msgspec.Struct, frozen=True):
     tokens: Array
     truth: Array
 
+    def resampled(self, seed: int) -> Split:
+        """Return a bootstrap resample of the items."""
+        rows = np.random.default_rng(seed).integers(0, len(self.truth), len(self.truth))
+        return Split(self.name, tuple(self.expressions[row] for row in rows), self.tokens[rows], self.truth[rows])
+
     @property
     def terms(self) -> Array:
         """The number of terms of each expression, [n]."""

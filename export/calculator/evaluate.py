@@ -1,4 +1,4 @@
-"""Evaluation: errors on every split with their intervals, and the figures of paper 000 beside them."""
+"""Evaluation: errors on every split with their intervals."""
 
 from __future__ import annotations
 
@@ -10,29 +10,8 @@ import torch
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
 from export.calculator.data import Split
-from export.calculator.models import Transformer4
+from export.calculator.networks.transformer import Transformer
 from export.intervals import mean, middle, resampled
-
-#: Paper 000, section "Findings", table of regression models, by model and (metric, split). The figures for long
-#: expressions are not errors of a network: the paper's code subtracts the predictions for the in-range split from |y|
-#: of the long one, without a second absolute value. A model that is perfect in range gets 6.17 there, and five of the
-#: six columns have 6.07 to 6.29.
-PAPER: dict[str, dict[tuple[str, str], float]] = {
-    "calculator-fnn2": {
-        ("mae", "in_range"): 0.0389406,
-        ("mre", "in_range"): 0.0155504,
-        ("mae", "out_of_range"): 2.2301364,
-        ("mre", "out_of_range"): 0.2509270,
-        ("mae", "long"): 6.2929916,
-    },
-    "calculator-transformer4": {
-        ("mae", "in_range"): 0.0448075,
-        ("mre", "in_range"): 0.0188047,
-        ("mae", "out_of_range"): 4.5702314,
-        ("mre", "out_of_range"): 0.5201459,
-        ("mae", "long"): 6.1630590,
-    },
-}
 
 _EVALUATED = ("val", "in_range", "out_of_range", "long")
 
@@ -66,7 +45,7 @@ def evaluate(predict: Callable[[Array], Array], splits: Mapping[str, Split]) -> 
     return tuple(measures)
 
 
-def head_use(model: Transformer4, splits: Mapping[str, Split]) -> tuple[Measure, ...]:
+def head_use(model: Transformer, splits: Mapping[str, Split]) -> tuple[Measure, ...]:
     """Measure the use of heads by an adaptive network: mean scores, and the share of coordinates in use."""
     model.eval()
     measures: list[Measure] = []

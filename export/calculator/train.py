@@ -14,7 +14,10 @@ from torch.nn import functional
 from export.attention import AdaptiveMode, adaptive_loss, adaptive_weight
 from export.calculator.data import DESCRIPTION, Split, load
 from export.calculator.evaluate import evaluate, head_use
-from export.calculator.models import Regressor, Transformer4, create
+from export.calculator.networks import create
+from export.calculator.networks.regressor import Regressor
+from export.calculator.networks.transformer import Transformer
+from export.calculator.specs import SPECS
 from export.checkpoint import save
 from export.processor import processor
 from export.provenance import provenance
@@ -28,38 +31,16 @@ from export.training.state import fingerprint
 from export.training.trainer import train
 
 
-def _recipe(peak_learning_rate: float, patience: int) -> Recipe:
-    # eps is Keras' default, as in the original.
-    return Recipe(epochs=200, peak_learning_rate=peak_learning_rate, patience=patience, eps=1e-7, decays="all")
-
-
-#: Paper 000's, from its public code; the oracle has nothing to train.
-RECIPES = {
-    "calculator-gate": _recipe(1e-2, patience=10),
-    "calculator-fnn2": msgspec.structs.replace(_recipe(1e-3, patience=10), min_delta=1e-4),
-    "calculator-transformer4": msgspec.structs.replace(
-        _recipe(1.4189e-3, patience=20),
-        betas=(0.85, 0.999),
-        weight_decay=4e-3,
-        clip_norm=1.0,
-        clips="each",
-        warmup_share=21 / 200,
-        schedule="cosine",
-        final_share=0.1,
-    ),
-}
-
-
 def recipe_of(name: str, *, epochs: int | None = None, adaptive: AdaptiveMode | None = None) -> Recipe | None:
     """Return the recipe of a model; None for one without training.
 
     Args:
-        epochs: the maximum; None is that of :data:`RECIPES`.
+        epochs: the maximum; None is that of its spec.
         adaptive: how its heads shrink. Such a run does not stop early: lambda rises in the last 5 % of the steps.
     """
-    if name not in RECIPES:
+    recipe = SPECS[name].recipe
+    if recipe is None:
         return None
-    recipe = RECIPES[name]
     if epochs is not None:
         recipe = msgspec.structs.replace(recipe, epochs=epochs)
     return msgspec.structs.replace(recipe, patience=recipe.epochs) if adaptive else recipe
@@ -141,7 +122,8 @@ def train_run(
     epochs_run, best_epoch, seconds = 0, 0, 0.0
     if recipe is not None:
         model.to(device_of(device))
-        objective = CalculatorObjective(model, splits["train"], splits["val"], seed=seed, batch_size=recipe.batch_size)
+        learnt = splits["train"].resampled(seed) if SPECS[name].resampled else splits["train"]
+        objective = CalculatorObjective(model, learnt, splits["val"], seed=seed, batch_size=recipe.batch_size)
         trained = train(
             objective,
             recipe,
@@ -154,7 +136,7 @@ def train_run(
         epochs_run, best_epoch, seconds = len(trained.scores), trained.best_epoch, trained.seconds
         model.cpu()
     measures = evaluate(model.predict, splits)
-    if isinstance(model, Transformer4) and model.adaptive:
+    if isinstance(model, Transformer) and model.adaptive:
         measures += head_use(model, splits)
     metrics = RunMetrics(model.parameter_count, epochs_run, best_epoch, seconds, measures)
     how = str(recipe) if recipe else "constructed, not trained"

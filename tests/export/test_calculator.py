@@ -12,7 +12,7 @@ from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.calculator import data
 from export.calculator.bundle import export_run
 from export.calculator.evaluate import PAPER, evaluate
-from export.calculator.models import MODELS, EncoderLayer, Gate, Oracle, Regressor, create
+from export.calculator.networks import EncoderLayer, Gate, Oracle, Regressor, create
 from export.calculator.train import RECIPES, CalculatorObjective, recipe_of, train_run
 from export.checkpoint import load
 from export.errors import DataError, TrainingError
@@ -87,10 +87,10 @@ def test_intervals_are_those_of_the_mean_and_repeat(splits):
     assert (high - low) / 2 == pytest.approx(1.96 * np.sqrt(variance), rel=0.1)
 
 
-PARAMETERS = dict(zip(MODELS, (511, 51, 6_211, 38_209), strict=True))
+PARAMETERS = dict(zip(NETWORKS, (511, 51, 6_211, 38_209), strict=True))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_parameters_and_output(name, splits):
     model = create(name, 0)
     assert model.parameter_count == PARAMETERS[name]
@@ -118,7 +118,7 @@ def test_the_gate_ignores_padding():
 
 
 def test_the_gate_learns_the_rule(splits, runs):
-    model = load(runs / "calculator-gate", MODELS)[0]
+    model = load(runs / "calculator-gate", NETWORKS)[0]
     for split in splits.values():
         assert (np.rint(model.predict(split.tokens)[:, 0]) == split.truth).all()
 
@@ -138,7 +138,7 @@ def fit(model, recipe, learnt, val, *, seed, **options):
 
 @pytest.mark.parametrize("adaptive", ["literal", "fixed"])
 def test_transformer4_learns(adaptive, splits, runs):
-    trained = load(runs / adaptive / "calculator-transformer4", MODELS)[0]
+    trained = load(runs / adaptive / "calculator-transformer4", NETWORKS)[0]
     untrained, x = create("calculator-transformer4", 0, adaptive=adaptive), splits["val"]
     before, after = (np.square(m.predict(x.tokens)[:, 0] - x.truth).mean() for m in (untrained, trained))
     assert after < before
@@ -219,12 +219,12 @@ def test_the_whole_recipe_beats_the_papers_error(name, tmp_path):
 @pytest.fixture(scope="module")
 def bundles(runs, tmp_path_factory):
     repository = tmp_path_factory.mktemp("repository")
-    for run in (*(runs / name for name in MODELS if "transformer" not in name), runs / "fixed/calculator-transformer4"):
+    for run in (*(runs / name for name in NETWORKS if "transformer" not in name), runs / "fixed/calculator-transformer4"):
         export_run(run, repository)
     return repository
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_the_bundle_passes_its_golden_check_and_describes_its_file(name, bundles):
     bundle = Bundle.open(bundles / f"{name}-1")
     manifest, artifact = bundle.manifest, bundle.artifact("tensorrt")
@@ -248,13 +248,13 @@ def test_the_golden_set_comes_from_torch_and_from_all_splits(bundles, runs, spli
     for name in ("val", "in_range", "out_of_range", "long"):
         assert len({*texts} & {*splits[name].expressions}) >= 12
     np.testing.assert_array_equal(golden.inputs["x"], tokenize(texts))
-    model, _, _ = load(runs / "calculator-gate", MODELS)
+    model, _, _ = load(runs / "calculator-gate", NETWORKS)
     np.testing.assert_array_equal(golden.outputs["value"], model.predict(golden.inputs["x"]))
 
 
 def test_measures_are_of_the_exported_graph(bundles, runs):
     manifest = Bundle.open(bundles / "calculator-fnn2-1").manifest
-    metrics = load(runs / "calculator-fnn2", MODELS)[2]
+    metrics = load(runs / "calculator-fnn2", NETWORKS)[2]
     trained = {(m.metric, m.split): m.value for m in metrics.measures}
     assert {(m.metric, m.split): m.value for m in manifest.measures} == pytest.approx(trained, rel=1e-4)
     assert manifest.measures != metrics.measures

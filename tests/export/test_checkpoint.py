@@ -6,7 +6,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from export.calculator.models import MODELS
+from export.calculator.networks import NETWORKS
 from export.checkpoint import load, save
 from export.errors import CheckpointError
 from export.runs import CONFIG, METRICS, WEIGHTS
@@ -18,10 +18,10 @@ def run(runs, tmp_path):
 
 
 def test_a_run_is_read_as_it_was_written_and_replaced_whole(run, tmp_path):
-    model, config, metrics = load(run, MODELS)
+    model, config, metrics = load(run, NETWORKS)
     for directory in (tmp_path / "deep" / "copy", run):
         save(directory, model, config, metrics)
-        again, *rest = load(directory, MODELS)
+        again, *rest = load(directory, NETWORKS)
         assert rest == [config, metrics]
         assert not again.training
         assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
@@ -34,7 +34,7 @@ def test_a_run_is_read_as_it_was_written_and_replaced_whole(run, tmp_path):
 
 
 def test_a_run_replaces_nothing_else(run, tmp_path):
-    loaded = load(run, MODELS)
+    loaded = load(run, NETWORKS)
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").touch()
     with pytest.raises(CheckpointError, match=r"photos: got something that is not a run, .* Choose another --out"):
@@ -89,4 +89,4 @@ BROKEN = [
 def test_broken_runs_are_rejected(run, damage, message):
     damage(run)
     with pytest.raises(CheckpointError, match=message):
-        load(run, MODELS)
+        load(run, NETWORKS)

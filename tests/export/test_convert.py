@@ -6,12 +6,12 @@ from torch import nn
 from edge.bundles.manifest import Tolerance
 from edge.errors import GoldenError
 from export.attention import MultiHeadAttention
-from export.calculator.models import MODELS, create
+from export.calculator.networks import NETWORKS, create
 from export.convert import golden_of, largest_difference, to_onnx
 
 EXACT = Tolerance(atol=0.0, rtol=0.0)
 CLOSE = Tolerance(atol=1e-4, rtol=1e-5)
-VARIANTS = [*((name, None) for name in MODELS), *(("calculator-transformer4", mode) for mode in ("fixed", "literal"))]
+VARIANTS = [*((name, None) for name in NETWORKS), *(("calculator-transformer4", mode) for mode in ("fixed", "literal"))]
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ import pytest
 
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
-from export.calculator import NAMES
-from export.calculator.models import MODELS
+from export.calculator.networks import NETWORKS
+from export.calculator.specs import NAMES
 from export.cli import export, train
 from export.runs import read_config
 from tests.support.commands import answer, fewheads
@@ -16,7 +16,7 @@ STRICT = {"PYTHONWARNINGS": "error"}
 
 
 def test_train_and_export(tmp_path):
-    assert tuple(MODELS) == NAMES
+    assert tuple(NETWORKS) == NAMES
     done = fewheads("train", "calculator-oracle", "--out", tmp_path / "runs", "--json", **STRICT)
     (result,) = json.loads(answer(done))
     assert (result["model"], result["metrics"]["parameters"]) == ("calculator-oracle", 511)

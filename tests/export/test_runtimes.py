@@ -14,8 +14,8 @@ from edge.bundles.manifest import Profile
 from edge.errors import GoldenError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from edge.runtimes.tensorrt_builder import compile_onnx
-from export.calculator.models import MODELS as CALCULATORS
-from export.calculator.models import create
+from export.calculator.networks import NETWORKS as CALCULATORS
+from export.calculator.networks import create
 from export.convert import golden_of, to_onnx
 from export.heads import SequenceClassifier, SpanClassifier
 from export.huggingface import load_pretrained
