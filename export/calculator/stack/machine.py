@@ -1,0 +1,135 @@
+"""A linear recurrent network with a stack, whose state every token multiplies with a matrix.
+
+The state is a register and a stack of cells with two numbers each. A token computes the register and the top cell anew
+from both, linearly; a token that is a number also adds a second such map times its value. Then the stack stays, is
+pushed (a new cell, linear in register and top cell, comes to the top) or is popped. All tokens of one kind share their
+maps, at every depth of the stack. The answer is linear in the register and the top cell after the last token.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from edge.bundles.arithmetic import KINDS, MAX_DEPTH, NUMBER_KIND
+
+#: Cells of the deepest expression: one for each open parenthesis, and one outside of all.
+CELLS = MAX_DEPTH + 1
+#: The register and the top cell, which the maps read and write.
+WINDOW = 3
+STAY, PUSH, POP = range(3)
+
+_LEARNT_KINDS = KINDS - 1  # padding changes nothing
+
+
+class StackMachine(nn.Module):
+    """Machines side by side that differ in their initial weights, in float64.
+
+    Until :meth:`choose_moves`, a token makes all three moves at once, weighted by the softmax of their logits.
+
+    Args:
+        restarts: R, the number of machines.
+        generator: of the initial weights; None leaves them zero.
+    """
+
+    def __init__(self, restarts: int = 1, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+
+        def normal(*shape: int, deviation: float, mean: float | Tensor = 0.0) -> nn.Parameter:
+            if generator is None:
+                return nn.Parameter(torch.zeros(restarts, *shape, dtype=torch.float64))
+            drawn = torch.randn(restarts, *shape, generator=generator, dtype=torch.float64)
+            return nn.Parameter(mean + deviation * drawn)
+
+        half = 0.5 * torch.eye(WINDOW, dtype=torch.float64)
+        self.update = normal(_LEARNT_KINDS, WINDOW, WINDOW, deviation=0.3, mean=half)
+        self.scale = normal(WINDOW, WINDOW, deviation=0.3)  # of numbers, times their value
+        self.new_cell = normal(_LEARNT_KINDS, WINDOW - 1, WINDOW, deviation=0.3)
+        self.moves = normal(_LEARNT_KINDS, 3, deviation=0.1)
+        self.start = normal(WINDOW, deviation=0.5, mean=0.5)
+        self.readout = normal(WINDOW, deviation=0.5, mean=0.5)
+
+    @property
+    def parameter_count(self) -> int:
+        """Number of parameters of one machine."""
+        return sum(parameter[0].numel() for parameter in self.parameters())
+
+    def select(self, restart: int) -> StackMachine:
+        """Return one of the machines alone."""
+        machine = StackMachine()
+        machine.load_state_dict({name: tensor[restart : restart + 1] for name, tensor in self.state_dict().items()})
+        return machine
+
+    def choose_moves(self) -> None:
+        """Let every kind make its likeliest move alone from now on: the other logits become negative infinity."""
+        with torch.no_grad():
+            likeliest = functional.one_hot(self.moves.argmax(-1), 3).bool()
+            self.moves.copy_(torch.where(likeliest, 0.0, -torch.inf))
+
+    def transitions(self, cells: int = CELLS) -> tuple[Tensor, Tensor]:
+        """Return the matrices of the kinds, [R, 7, n, n], and that of a number's value, [R, n, n]; n = 1 + 2 cells.
+
+        A state is the register, then the cells from the top down. What is pushed out below is lost.
+        """
+        restarts, size = len(self.start), 1 + 2 * cells
+        identity = torch.eye(size, dtype=self.start.dtype)
+        register, top = self.update[:, :, :1], self.update[:, :, 1:]  # [R, 6, 1 or 2, 3]
+
+        def placed(*rows: Tensor) -> Tensor:
+            """Return [R, 6, n, n] from rows that read the window, with the deeper cells ``kept``."""
+            window = torch.cat(rows, dim=2)
+            return functional.pad(window, (0, size - WINDOW, 0, size - window.shape[2]))
+
+        deeper = torch.zeros(size, size, dtype=identity.dtype)
+        deeper[WINDOW:, WINDOW:] = identity[WINDOW:, WINDOW:]
+        stay = placed(register, top) + deeper
+        push = placed(register, self.new_cell, top) + deeper.roll(2, 0).index_fill(0, torch.tensor([0, 1]), 0.0)
+        pop = placed(register) + deeper.roll(-2, 0)
+        share = self.moves.softmax(-1)[..., None, None]
+        matrices = (share * torch.stack([stay, push, pop], dim=2)).sum(2)
+        padding = identity.expand(restarts, 1, size, size)
+        scale = functional.pad(self.scale, (0, size - WINDOW, 0, size - WINDOW))
+        return torch.cat([padding, matrices], dim=1), scale
+
+    def forward(self, kinds: Tensor, values: Tensor, cells: int = CELLS) -> Tensor:
+        """Return the answers, [R, N], token by token; kinds [N, length] of int64, values [N, length] of float64."""
+        matrices, scale = self.transitions(cells)
+        restarts, _, size, _ = matrices.shape
+        # One product for all kinds and the value's matrix, [R, n, 8n], then the part of each item's kind.
+        weight = torch.cat([matrices, scale[:, None]], dim=1).permute(0, 3, 1, 2).reshape(restarts, size, -1)
+        state = functional.pad(self.start, (0, size - WINDOW))[:, None].expand(-1, len(kinds), -1)
+        items = torch.arange(len(kinds))
+        for kind, value in zip(kinds.unbind(1), values.unbind(1), strict=True):
+            moved = (state @ weight).unflatten(2, (KINDS + 1, size))
+            state = moved[:, items, kind] + (value * (kind == NUMBER_KIND))[:, None] * moved[:, :, KINDS]
+        return (state[:, :, :WINDOW] * self.readout[:, None]).sum(-1)
+
+
+class Scan(nn.Module):
+    """One machine in FP32 that multiplies the matrices of all tokens in pairs, halving their number each time.
+
+    Six products of stacks of matrices replace 64 steps. Weights are those of a :class:`StackMachine` of one restart.
+    """
+
+    def __init__(self, machine: StackMachine) -> None:
+        super().__init__()
+        matrices, scale = machine.transitions()
+        window = functional.pad(torch.stack([machine.start[0], machine.readout[0]]), (0, matrices.shape[-1] - WINDOW))
+        self.matrices: Tensor
+        self.scales: Tensor
+        self.start: Tensor
+        self.readout: Tensor
+        self.register_buffer("matrices", matrices[0].detach().float())
+        scales = torch.zeros_like(self.matrices)
+        scales[NUMBER_KIND] = scale[0]
+        self.register_buffer("scales", scales.detach())
+        self.register_buffer("start", window[0].detach().float()[:, None])  # [n, 1]
+        self.register_buffer("readout", window[1].detach().float()[None])  # [1, n]
+
+    def forward(self, kinds: Tensor, values: Tensor) -> Tensor:
+        """Return the answers, [N, 1]; kinds [N, 64] of int64, values [N, 64] of float32."""
+        product = self.matrices[kinds] + values[:, :, None, None] * self.scales[kinds]  # [N, 64, n, n]
+        while product.shape[1] > 1:
+            product = product[:, 1::2] @ product[:, ::2]  # the later token's matrix is on the left
+        return (self.readout @ product[:, 0] @ self.start)[:, :, 0]

@@ -1,0 +1,121 @@
+"""From a machine trained by gradients to an exact one: Levenberg-Marquardt, then weights that are 0, 1 or -1.
+
+Many machines compute the same function: a cell may hold other combinations of its two numbers, for example. Weights are
+therefore fixed one at a time at 0, 1 or -1, and the others adapt, as long as the error on the training items stays that
+of float64's rounding.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+
+from export.calculator.stack.machine import StackMachine
+
+#: Mean squared relative error of a machine that is exact but for float64's rounding.
+EXACT = 1e-22
+_LEARNT = ("update", "scale", "new_cell", "start", "readout")
+_ZERO = torch.zeros(1, dtype=torch.float64)
+_ONES = torch.tensor([1.0, -1.0], dtype=torch.float64)
+_ITERATIONS = 30
+#: Weights that are this near to their target are fixed together.
+_SNAP = 1e-6
+
+
+class Items:
+    """Expressions to fit: kinds and values [n, length], true values [n], and the cells that they need."""
+
+    def __init__(self, kinds: Tensor, values: Tensor, truth: Tensor, cells: int) -> None:
+        self.kinds, self.values, self.truth, self.cells = kinds, values, truth, cells
+
+
+def relative_errors(answers: Tensor, truth: Tensor) -> Tensor:
+    """Return (answer - truth) / (1 + abs(truth))."""
+    return (answers - truth) / (1 + truth.abs())
+
+
+class Fit:
+    """The weights of a machine whose moves are chosen, fitted to items.
+
+    Args:
+        machine: of one restart; :meth:`write` changes it.
+    """
+
+    def __init__(self, machine: StackMachine, items: Items) -> None:
+        self._machine, self._items = machine.requires_grad_(False), items
+        self._shapes = {name: getattr(machine, name).shape for name in _LEARNT}
+        self.weights = torch.cat([getattr(machine, name).detach().flatten() for name in _LEARNT])
+        self.free = torch.ones(len(self.weights), dtype=torch.bool)
+        self.error = self._error(self.weights)
+
+    def solve(self) -> bool:
+        """Fit the free weights by Levenberg-Marquardt; return whether the machine is exact then."""
+        damping = 1e-3
+        for _ in range(_ITERATIONS):
+            if self.error < EXACT:
+                break
+            free = self.free.nonzero()[:, 0]
+            residuals, jacobian = self._residuals(self.weights), self._jacobian()[:, free]
+            normal, gradient = jacobian.T @ jacobian, jacobian.T @ residuals
+            size = normal.diagonal().mean() * torch.eye(len(free), dtype=torch.float64)
+            for _ in range(8):
+                step = torch.linalg.solve(normal + damping * size, -gradient)
+                moved = self.weights.index_add(0, free, step)
+                error = self._error(moved)
+                if error < self.error:
+                    break
+                damping *= 10
+            else:
+                break
+            self.weights, self.error, damping = moved, error, max(damping / 10, 1e-14)
+        return self.error < EXACT
+
+    def snap(self) -> None:
+        """Fix as many weights of an exact machine as possible at 0, and of the others at 1 or -1, nearest first."""
+        for targets in (_ZERO, _ONES):
+            stuck = torch.zeros_like(self.free)
+            while (self.free & ~stuck).any():
+                nearest = targets[(self.weights[:, None] - targets).abs().argmin(1)]
+                distance = torch.where(self.free & ~stuck, (self.weights - nearest).abs(), torch.inf)
+                chosen = distance <= max(_SNAP, float(distance.min()))
+                earlier = self.weights, self.free, self.error
+                self.weights, self.free = torch.where(chosen, nearest, self.weights), self.free & ~chosen
+                self.error = self._error(self.weights)
+                if not self.solve():
+                    self.weights, self.free, self.error = earlier
+                    stuck |= chosen
+
+    def write(self) -> None:
+        """Write the weights into the machine."""
+        with torch.no_grad():
+            for name, tensor in self._named(self.weights).items():
+                getattr(self._machine, name).copy_(tensor)
+
+    def _named(self, weights: Tensor) -> dict[str, Tensor]:
+        parts = weights.split([shape.numel() for shape in self._shapes.values()])
+        return {name: part.reshape(self._shapes[name]) for name, part in zip(_LEARNT, parts, strict=True)}
+
+    def _residuals(self, weights: Tensor) -> Tensor:
+        items = self._items
+        return self._residual(weights, items.kinds, items.values, items.truth)
+
+    def _residual(self, weights: Tensor, kinds: Tensor, values: Tensor, truth: Tensor) -> Tensor:
+        answers = functional_call(self._machine, self._named(weights), (kinds, values, self._items.cells))
+        return relative_errors(answers[0], truth)
+
+    def _jacobian(self) -> Tensor:
+        """Return the derivatives of the residuals, [n, weights]."""
+        items = self._items
+
+        def of_one(weights: Tensor, kinds: Tensor, values: Tensor, truth: Tensor) -> Tensor:
+            return self._residual(weights, kinds[None], values[None], truth[None])[0]
+
+        jacobian: Tensor = vmap(grad(of_one), in_dims=(None, 0, 0, 0))(
+            self.weights, items.kinds, items.values, items.truth
+        )
+        return jacobian
+
+    def _error(self, weights: Tensor) -> float:
+        with torch.no_grad():
+            return float(self._residuals(weights).square().mean())
