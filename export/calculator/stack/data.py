@@ -49,9 +49,12 @@ class Split(msgspec.Struct, frozen=True):
 def load() -> dict[str, Split]:
     """Return all splits by name."""
     random = np.random.default_rng(0)
-    drawn = _distinct(random, sum(SIZES.values()), range(1, TRAIN_OPERANDS + 1), range(TRAIN_DEPTH + 1))
-    train, val = drawn[: SIZES["train"]], drawn[SIZES["train"] :]
-    return {name: split(name, texts) for name, texts in (("train", train), ("val", val), *_tests(set(drawn)))}
+    published = {f"paper/{name}": paper.load()[name].expressions for name in ("in_range", "out_of_range", "long")}
+    known = {text for texts in published.values() for text in texts}
+    operands, depths = range(1, TRAIN_OPERANDS + 1), range(TRAIN_DEPTH + 1)
+    drawn = _distinct(random, sum(SIZES.values()), operands, depths, known=known)
+    texts = {"train": drawn[: SIZES["train"]], "val": drawn[SIZES["train"] :], **published, **_tests(set(drawn))}
+    return {name: split(name, each) for name, each in texts.items()}
 
 
 def split(name: str, expressions: Collection[str]) -> Split:
@@ -60,22 +63,20 @@ def split(name: str, expressions: Collection[str]) -> Split:
     return Split(name, tuple(expressions), kinds, values, np.array([evaluate(text) for text in expressions]))
 
 
-def _tests(known: Collection[str]) -> list[tuple[str, Collection[str]]]:
+def _tests(known: Collection[str]) -> dict[str, list[str]]:
     def drawn(seed: int, operands: int, depths: range, operand: Operand = _USUAL, operators: str = "+-*") -> list[str]:
         random = np.random.default_rng(seed)
         return _distinct(random, TEST_ITEMS, range(operands, operands + 1), depths, operand, operators, known)
 
     flat, nested = range(1), range(TRAIN_DEPTH + 1)
-    published = paper.load()
     nonzero = mixed(whole(-5, -1), whole(1, 4), 0.5)
-    return [
-        *((f"paper/{name}", published[name].expressions) for name in ("in_range", "out_of_range", "long")),
-        *((f"operands/{count}", drawn(100 + count, count, nested)) for count in OPERANDS),
-        *((f"depth/{depth}", drawn(200 + depth, _DEPTH_OPERANDS, range(depth, depth + 1))) for depth in DEPTHS),
-        ("operands to 100", drawn(301, TRAIN_OPERANDS, nested, whole(-100, 100))),
-        ("3 decimal digits", drawn(302, TRAIN_OPERANDS, nested, decimal(-5, 4, 3))),
-        ("products of 8", drawn(303, 8, flat, nonzero, "*")),
-    ]
+    return {
+        **{f"operands/{count}": drawn(100 + count, count, nested) for count in OPERANDS},
+        **{f"depth/{depth}": drawn(200 + depth, _DEPTH_OPERANDS, range(depth, depth + 1)) for depth in DEPTHS},
+        "operands to 100": drawn(301, TRAIN_OPERANDS, nested, whole(-100, 100)),
+        "3 decimal digits": drawn(302, TRAIN_OPERANDS, nested, decimal(-5, 4, 3)),
+        "products of 8": drawn(303, 8, flat, nonzero, "*"),
+    }
 
 
 def _distinct(

@@ -20,6 +20,7 @@ CELLS = MAX_DEPTH + 1
 WINDOW = 3
 STAY, PUSH, POP = range(3)
 
+_NEVER = -1e4  # finite, as all weights of a run
 _LEARNT_KINDS = KINDS - 1  # padding changes nothing
 
 
@@ -62,10 +63,10 @@ class StackMachine(nn.Module):
         return machine
 
     def choose_moves(self) -> None:
-        """Let every kind make its likeliest move alone from now on: the other logits become negative infinity."""
+        """Let every kind make its likeliest move alone from now on: the softmax of the others becomes 0."""
         with torch.no_grad():
             likeliest = functional.one_hot(self.moves.argmax(-1), 3).bool()
-            self.moves.copy_(torch.where(likeliest, 0.0, -torch.inf))
+            self.moves.copy_(torch.where(likeliest, 0.0, _NEVER))
 
     def transitions(self, cells: int = CELLS) -> tuple[Tensor, Tensor]:
         """Return the matrices of the kinds, [R, 7, n, n], and that of a number's value, [R, n, n]; n = 1 + 2 cells.

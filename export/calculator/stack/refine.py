@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from export.calculator.stack.machine import StackMachine
+from export.calculator.stack.objective import TRAIN_CELLS, Batch, relative_errors
 
 #: Mean squared relative error of a machine that is exact but for float64's rounding.
 EXACT = 1e-22
@@ -19,20 +20,10 @@ _LEARNT = ("update", "scale", "new_cell", "start", "readout")
 _ZERO = torch.zeros(1, dtype=torch.float64)
 _ONES = torch.tensor([1.0, -1.0], dtype=torch.float64)
 _ITERATIONS = 30
+_LEAST_DAMPING = 1e-10
+_TINY = 1e-30  # keeps a system solvable whose weights change nothing
 #: Weights that are this near to their target are fixed together.
 _SNAP = 1e-6
-
-
-class Items:
-    """Expressions to fit: kinds and values [n, length], true values [n], and the cells that they need."""
-
-    def __init__(self, kinds: Tensor, values: Tensor, truth: Tensor, cells: int) -> None:
-        self.kinds, self.values, self.truth, self.cells = kinds, values, truth, cells
-
-
-def relative_errors(answers: Tensor, truth: Tensor) -> Tensor:
-    """Return (answer - truth) / (1 + abs(truth))."""
-    return (answers - truth) / (1 + truth.abs())
 
 
 class Fit:
@@ -42,7 +33,7 @@ class Fit:
         machine: of one restart; :meth:`write` changes it.
     """
 
-    def __init__(self, machine: StackMachine, items: Items) -> None:
+    def __init__(self, machine: StackMachine, items: Batch) -> None:
         self._machine, self._items = machine.requires_grad_(False), items
         self._shapes = {name: getattr(machine, name).shape for name in _LEARNT}
         self.weights = torch.cat([getattr(machine, name).detach().flatten() for name in _LEARNT])
@@ -58,7 +49,7 @@ class Fit:
             free = self.free.nonzero()[:, 0]
             residuals, jacobian = self._residuals(self.weights), self._jacobian()[:, free]
             normal, gradient = jacobian.T @ jacobian, jacobian.T @ residuals
-            size = normal.diagonal().mean() * torch.eye(len(free), dtype=torch.float64)
+            size = (normal.diagonal().mean() + _TINY) * torch.eye(len(free), dtype=torch.float64)
             for _ in range(8):
                 step = torch.linalg.solve(normal + damping * size, -gradient)
                 moved = self.weights.index_add(0, free, step)
@@ -68,7 +59,7 @@ class Fit:
                 damping *= 10
             else:
                 break
-            self.weights, self.error, damping = moved, error, max(damping / 10, 1e-14)
+            self.weights, self.error, damping = moved, error, max(damping / 10, _LEAST_DAMPING)
         return self.error < EXACT
 
     def snap(self) -> None:
@@ -101,7 +92,7 @@ class Fit:
         return self._residual(weights, items.kinds, items.values, items.truth)
 
     def _residual(self, weights: Tensor, kinds: Tensor, values: Tensor, truth: Tensor) -> Tensor:
-        answers = functional_call(self._machine, self._named(weights), (kinds, values, self._items.cells))
+        answers = functional_call(self._machine, self._named(weights), (kinds, values, TRAIN_CELLS))
         return relative_errors(answers[0], truth)
 
     def _jacobian(self) -> Tensor:
