@@ -49,7 +49,10 @@ def answers_of(predict: Callable[[Tensor, Tensor], Tensor], split: Split) -> Arr
     """Return the answers to a split, [n] of float64."""
     with torch.no_grad():
         parts = [
-            predict(torch.from_numpy(split.kinds[first : first + _ROWS]), torch.from_numpy(split.values[first : first + _ROWS]))
+            predict(
+                torch.from_numpy(split.kinds[first : first + _ROWS]),
+                torch.from_numpy(split.values[first : first + _ROWS]),
+            )
             for first in range(0, len(split.truth), _ROWS)
         ]
     answers: Array = torch.cat(parts).reshape(-1).double().numpy()

@@ -51,11 +51,6 @@ class StackMachine(nn.Module):
         self.start = normal(WINDOW, deviation=0.5, mean=0.5)
         self.readout = normal(WINDOW, deviation=0.5, mean=0.5)
 
-    @property
-    def parameter_count(self) -> int:
-        """Number of parameters of one machine."""
-        return sum(parameter[0].numel() for parameter in self.parameters())
-
     def select(self, restart: int) -> StackMachine:
         """Return one of the machines alone."""
         machine = StackMachine()

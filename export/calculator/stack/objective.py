@@ -12,6 +12,7 @@ from edge.bundles.arithmetic import CLOSE, OPEN, TIMES
 from export.calculator.stack.data import TRAIN_DEPTH, Split
 from export.calculator.stack.machine import StackMachine
 from export.training.objective import Score
+from export.training.recipe import Recipe
 from export.training.state import fingerprint
 
 #: Steps between two evaluations.
@@ -58,15 +59,15 @@ class ExpressionObjective:
     """An :class:`export.training.objective.Objective`: :func:`robust_loss` of all training items in random order.
 
     Args:
-        model: maps kinds and values to answers [..., n].
+        model: maps kinds and values to answers [n, 1].
         seed: of the order of the items.
     """
 
-    def __init__(self, model: nn.Module, train: Split, val: Split, *, seed: int, batch_size: int) -> None:
+    def __init__(self, model: nn.Module, train: Split, val: Split, *, seed: int, recipe: Recipe) -> None:
         self.model = model
         self._train, self._val = batch_of(train), batch_of(val)
         self._lengths = (self._train.kinds > 0).sum(1)
-        self._seed, self._batch_size = seed, batch_size
+        self._seed, self._batch_size = seed, recipe.batch_size
         self.steps_per_epoch = STEPS_PER_EPOCH
         self.rates: dict[nn.Parameter, float] = {}
 
@@ -87,9 +88,14 @@ class ExpressionObjective:
         """Return which training items an epoch draws from, [n] of bool."""
         return torch.ones_like(self._lengths, dtype=torch.bool)
 
+    def answers(self, batch: Batch) -> Tensor:
+        """Return the model's answers, [..., n]."""
+        answers: Tensor = self.model(batch.kinds, batch.values)[:, 0]
+        return answers
+
     def loss(self, batch: Batch, progress: float) -> Tensor:
-        """Return the loss of a batch."""
-        return robust_loss(self.model(batch.kinds, batch.values), batch.truth).sum()
+        """Return the loss of a batch; the sum over machines side by side."""
+        return robust_loss(self.answers(batch), batch.truth).sum()
 
     def evaluate(self) -> Score:
         """Return the loss on ``val``, negated; of machines side by side that of the best."""
@@ -97,27 +103,22 @@ class ExpressionObjective:
         return Score(-loss, "val loss", loss)
 
     def validation_losses(self) -> Tensor:
-        """Return the loss on ``val``, [...]."""
+        """Return the loss on ``val``, a scalar, or [R] of machines side by side."""
         with torch.no_grad():
-            return robust_loss(self.model(self._val.kinds, self._val.values), self._val.truth)
+            return robust_loss(self.answers(self._val), self._val.truth)
 
 
 class StackObjective(ExpressionObjective):
     """The objective of stack machines: sums first, then products, then parentheses one and two deep.
 
     The entropy of the moves is penalised in the second half, more and more. Each machine's gradients are clipped alone.
-
-    Args:
-        epochs: of the whole training, for the curriculum.
     """
 
     model: StackMachine
 
-    def __init__(
-        self, model: StackMachine, train: Split, val: Split, *, seed: int, batch_size: int, epochs: int
-    ) -> None:
-        super().__init__(model, train, val, seed=seed, batch_size=batch_size)
-        self._epochs = epochs
+    def __init__(self, model: StackMachine, train: Split, val: Split, *, seed: int, recipe: Recipe) -> None:
+        super().__init__(model, train, val, seed=seed, recipe=recipe)
+        self._epochs = recipe.epochs
         self.rates = {model.moves: _MOVE_RATE}
         kinds = self._train.kinds
         self._depths = ((kinds == OPEN).long() - (kinds == CLOSE).long()).cumsum(1).amax(1)
@@ -132,17 +133,16 @@ class StackObjective(ExpressionObjective):
         shallow = self._depths <= depth
         return shallow if progress >= 0.15 else shallow & ~self._has_product
 
+    def answers(self, batch: Batch) -> Tensor:
+        """Return the answers of each machine, [R, n]."""
+        answers: Tensor = self.model(batch.kinds, batch.values, TRAIN_CELLS)
+        return answers
+
     def loss(self, batch: Batch, progress: float) -> Tensor:
         """Return the sum of the machines' losses and of their penalties."""
-        answers = self.model(batch.kinds, batch.values, TRAIN_CELLS)
         shares = self.model.moves.softmax(-1)
         entropy = -(shares * (shares + 1e-12).log()).sum()
-        return robust_loss(answers, batch.truth).sum() + _ENTROPY * max(0.0, 2 * progress - 1) * entropy
-
-    def validation_losses(self) -> Tensor:
-        """Return the loss of each machine on ``val``, [R]."""
-        with torch.no_grad():
-            return robust_loss(self.model(self._val.kinds, self._val.values, TRAIN_CELLS), self._val.truth)
+        return super().loss(batch, progress) + _ENTROPY * max(0.0, 2 * progress - 1) * entropy
 
 
 def _clipped(gradient: Tensor) -> Tensor:

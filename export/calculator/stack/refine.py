@@ -19,7 +19,7 @@ EXACT = 1e-22
 _LEARNT = ("update", "scale", "new_cell", "start", "readout")
 _ZERO = torch.zeros(1, dtype=torch.float64)
 _ONES = torch.tensor([1.0, -1.0], dtype=torch.float64)
-_ITERATIONS = 30
+_ITERATIONS = 15
 _LEAST_DAMPING = 1e-10
 _TINY = 1e-30  # keeps a system solvable whose weights change nothing
 #: Weights that are this near to their target are fixed together.
@@ -30,7 +30,7 @@ class Fit:
     """The weights of a machine whose moves are chosen, fitted to items.
 
     Args:
-        machine: of one restart; :meth:`write` changes it.
+        machine: of one restart; :meth:`written` changes it.
     """
 
     def __init__(self, machine: StackMachine, items: Batch) -> None:
@@ -77,11 +77,11 @@ class Fit:
                     self.weights, self.free, self.error = earlier
                     stuck |= chosen
 
-    def write(self) -> None:
-        """Write the weights into the machine."""
-        with torch.no_grad():
-            for name, tensor in self._named(self.weights).items():
-                getattr(self._machine, name).copy_(tensor)
+    def written(self) -> StackMachine:
+        """Return the machine with the weights written into it."""
+        for name, tensor in self._named(self.weights).items():
+            getattr(self._machine, name).copy_(tensor)
+        return self._machine
 
     def _named(self, weights: Tensor) -> dict[str, Tensor]:
         parts = weights.split([shape.numel() for shape in self._shapes.values()])

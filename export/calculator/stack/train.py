@@ -1,4 +1,4 @@
-"""Training of the stack calculator: machines side by side by gradients, then the best of them until it is exact."""
+"""Training of the stack calculator, machines side by side and then the best of them until it is exact, and baselines."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from pathlib import Path
 
 import msgspec
 import torch
+from torch import Tensor, nn
 
-from export.calculator.stack.data import DESCRIPTION, Split, load
+from edge.bundles.manifest import Measure
+from export.calculator.stack import LSTM, STACK, TRANSFORMER
+from export.calculator.stack.baselines import BASELINES
+from export.calculator.stack.data import DESCRIPTION, load
 from export.calculator.stack.evaluate import evaluate
 from export.calculator.stack.machine import Scan, StackMachine
-from export.calculator.stack.objective import StackObjective, batch_of
+from export.calculator.stack.objective import Batch, ExpressionObjective, StackObjective, batch_of
 from export.calculator.stack.refine import Fit
 from export.checkpoint import save
 from export.processor import processor
@@ -21,31 +25,28 @@ from export.training.recipe import Recipe
 from export.training.run_files import RunFiles
 from export.training.trainer import train
 
-NAME = "calculator-stack"
 RESTARTS = 16
-RECIPE = Recipe(
-    epochs=30,
-    peak_learning_rate=2e-2,
-    batch_size=128,
-    betas=(0.9, 0.99),
-    warmup_share=0.01,
-    schedule="linear",
-    final_share=0.02,
-)
-#: Training items that the weights of an exact machine are fitted to.
-_FITTED_ITEMS = 250
-
-
-class Refined(msgspec.Struct, frozen=True):
-    """A machine after its refinement: its loss on ``val`` before, whether it is exact, and its weights still free."""
-
-    machine: StackMachine
-    loss: float
-    is_exact: bool
-    free_weights: int
+RECIPES = {
+    STACK: Recipe(
+        epochs=30,
+        peak_learning_rate=2e-2,
+        batch_size=128,
+        betas=(0.9, 0.99),
+        warmup_share=0.01,
+        schedule="linear",
+        final_share=0.02,
+    ),
+    **dict.fromkeys(
+        (LSTM, TRANSFORMER),
+        Recipe(epochs=30, peak_learning_rate=2e-3, batch_size=128, warmup_share=0.05, schedule="cosine", clip_norm=1.0),
+    ),
+}
+#: Training items that the weights of a machine are fitted to.
+_FITTED_ITEMS = 160
 
 
 def train_run(
+    name: str,
     directory: str | Path,
     *,
     seed: int,
@@ -53,12 +54,12 @@ def train_run(
     tensorboard: Path | None = None,
     observer: Observer = SILENT,
 ) -> RunMetrics:
-    """Train machines side by side, refine the best ones until one is exact, evaluate it, and write its run directory.
+    """Train a network on the processor, evaluate it, and write its run directory.
 
-    If none is exact, the best one on ``val`` is written as it is. The state of an unfinished run is kept beside it; the
-    same call resumes from it.
+    The state of an unfinished run is kept beside it; the same call resumes from it.
 
     Args:
+        name: of the model.
         directory: path of the run; an earlier run there is replaced when this one is done.
         seed: of the initial weights and of the order of the items.
         epochs: of 100 steps; None is the recipe's.
@@ -66,40 +67,53 @@ def train_run(
     Raises:
         TrainingError: the loss is no longer a finite number.
     """
-    recipe = RECIPE if epochs is None else msgspec.structs.replace(RECIPE, epochs=epochs)
-    machines = StackMachine(RESTARTS, torch.Generator().manual_seed(seed))
+    recipe = RECIPES[name] if epochs is None else msgspec.structs.replace(RECIPES[name], epochs=epochs)
     splits = load()
-    objective = StackObjective(
-        machines, splits["train"], splits["val"], seed=seed, batch_size=recipe.batch_size, epochs=recipe.epochs
-    )
+    model = create(name, seed)
+    kind = StackObjective if name == STACK else ExpressionObjective
+    objective = kind(model, splits["train"], splits["val"], seed=seed, recipe=recipe)
     files = RunFiles(Path(directory), tensorboard)
     trained = train(objective, recipe, seed=seed, state=files.state, log=files.log, observer=observer)
-    losses = objective.validation_losses()
-    best: Refined | None = None
-    for restart in losses.argsort().tolist():
-        refined = refine(machines.select(restart), splits["train"], float(losses[restart]))
-        best = best or refined
-        if refined.is_exact:
-            best = refined
-            break
-    assert best is not None, "there is more than one machine"
-    machine = best.machine
-    measures = evaluate(Scan(machine), splits)
-    metrics = RunMetrics(machine.parameter_count, len(trained.scores), trained.best_epoch, trained.seconds, measures)
-    record = provenance(trainer=f"{RESTARTS} restarts, {recipe}", data=DESCRIPTION, seed=seed)
-    config = RunConfig(NAME, {}, record, precision="fp32", processor=processor())
-    save(directory, machine, config, metrics, files.finished())
+    measures: tuple[Measure, ...] = ()
+    if isinstance(model, StackMachine):
+        model, share = _best_of(model, objective.validation_losses(), batch_of(splits["train"]))
+        measures = (share,)
+    measures += evaluate(served(model), splits)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    metrics = RunMetrics(parameters, len(trained.scores), trained.best_epoch, trained.seconds, measures)
+    record = provenance(trainer=f"{recipe}", data=DESCRIPTION, seed=seed)
+    config = RunConfig(name, {}, record, precision="fp32", processor=processor())
+    save(directory, model, config, metrics, files.finished())
     files.remove()
     return metrics
 
 
-def refine(machine: StackMachine, train: Split, loss: float) -> Refined:
-    """Choose the moves of a machine and fit its weights to training items; if it is exact then, fix weights too."""
-    machine.choose_moves()
-    items = batch_of(train)
-    fit = Fit(machine, type(items)(*(tensor[:_FITTED_ITEMS] for tensor in items)))
-    is_exact = fit.solve()
-    if is_exact:
-        fit.snap()
-    fit.write()
-    return Refined(machine, loss, is_exact, int(fit.free.sum()))
+def create(name: str, seed: int) -> nn.Module:
+    """Return an untrained network, of the stack calculator 16 side by side, whose weights depend on ``seed`` alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return StackMachine(RESTARTS, torch.default_generator) if name == STACK else BASELINES[name]()
+
+
+def served(model: nn.Module) -> nn.Module:
+    """Return a network as it is served: of a stack machine its scan in FP32."""
+    return Scan(model) if isinstance(model, StackMachine) else model
+
+
+def _best_of(machines: StackMachine, losses: Tensor, items: Batch) -> tuple[StackMachine, Measure]:
+    """Return the machine with the least loss on ``val`` that becomes exact, with weights fixed, and the share that do.
+
+    If none becomes exact, the machine with the least loss is returned as it was fitted.
+    """
+    items = Batch(*(tensor[:_FITTED_ITEMS] for tensor in items))
+    fits: list[Fit] = []
+    for restart in losses.argsort().tolist():
+        machine = machines.select(restart)
+        machine.choose_moves()
+        fits.append(Fit(machine, items))
+    exact = [fit for fit in fits if fit.solve()]
+    best = exact[0] if exact else fits[0]
+    if exact:
+        best.snap()
+    share = Measure(metric="exact_restarts", split="train", value=len(exact) / len(fits), n=len(fits))
+    return best.written(), share
