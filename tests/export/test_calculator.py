@@ -219,7 +219,10 @@ def test_the_whole_recipe_beats_the_papers_error(name, tmp_path):
 @pytest.fixture(scope="module")
 def bundles(runs, tmp_path_factory):
     repository = tmp_path_factory.mktemp("repository")
-    for run in (*(runs / name for name in NETWORKS if "transformer" not in name), runs / "fixed/calculator-transformer4"):
+    for run in (
+        *(runs / name for name in NETWORKS if "transformer" not in name),
+        runs / "fixed/calculator-transformer4",
+    ):
         export_run(run, repository)
     return repository
 

@@ -1,4 +1,4 @@
-"""Training of the stack calculator, machines side by side and then the best of them until it is exact, and baselines."""
+"""Training of the stack calculator and its baselines: machines side by side, and then the best until it is exact."""
 
 from __future__ import annotations
 
