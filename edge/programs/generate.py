@@ -71,7 +71,7 @@ class Generate(IterativeProgram):
     ) -> None:
         self.config, self.tokenizer, self.ids, self.mask = config, tokenizer, ids, mask
         self.sampling = Sampling(config.max_tokens)
-        self.limits = steps_of(self.sampling)
+        self.limits = token_limits(self.sampling)
         self.tensors = DecoderTensors(
             config.tokens,
             config.lengths,
@@ -123,8 +123,8 @@ class Generate(IterativeProgram):
             idle.clear()
 
 
-def steps_of(sampling: Sampling) -> LoopLimits:
-    """Return the limits by which admission predicts the steps of a request; a text has no tolerance."""
+def token_limits(sampling: Sampling) -> LoopLimits:
+    """Return the limits by which admission predicts the tokens of a request; a text has no tolerance."""
     return LoopLimits(sampling.max_tokens, 0.0)
 
 
