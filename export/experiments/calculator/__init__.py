@@ -1,0 +1,1 @@
+"""Experiments with the calculators of papers 000 and 001."""
