@@ -8,7 +8,7 @@ number, operator and parenthesis is one token; the ``-`` before ``(`` becomes th
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import Final, TypeVar
@@ -21,19 +21,23 @@ from edge.datatypes import Array
 MAX_TOKENS: Final = 64
 #: How deep parentheses may be nested.
 MAX_DEPTH: Final = 7
-#: Below FP32's largest number by what a network may multiply its state with.
+#: Of the value with all signs dropped: FP32 holds more, but a network's state may be a multiple of the value.
 MAX_MAGNITUDE: Final = 1e30
 
-PADDING, NUMBER_KIND, PLUS, MINUS, TIMES, OPEN, CLOSE = range(7)
+#: The kinds of tokens.
+PADDING, OPERAND, PLUS, MINUS, TIMES, OPEN, CLOSE = range(7)
 KINDS: Final = 7
 
 _MAX_CHARS = 1024
 _OPERATORS = {"+": PLUS, "-": MINUS, "*": TIMES}
 _SPACES = re.compile(r"\s*", re.ASCII)
+_ZERO, _MINUS_ONE = Decimal(0), Decimal(-1)
 _FIX = "Write numbers joined by +, - or *, with parentheses where needed, for example '2 * (3 - -4.5)'."
 _SHORTER = "Split it into shorter expressions."
 
-_Value = TypeVar("_Value", float, Fraction)
+#: A token: its kind, its value (0 unless it is a number) and the character, from 1, where it ends.
+_Token = tuple[int, Decimal, int]
+_Number = TypeVar("_Number", float, Fraction)
 
 
 def parse(text: str, max_abs_operand: float = float("inf")) -> tuple[list[int], list[Decimal]]:
@@ -46,48 +50,27 @@ def parse(text: str, max_abs_operand: float = float("inf")) -> tuple[list[int], 
         raise invalid(text, f"at most {_MAX_CHARS} characters", _SHORTER)
     kinds: list[int] = []
     values: list[Decimal] = []
-    opened: list[int] = []  # the places of the parentheses that are open, from 1
-    wants_operand = True
-    position = _after_spaces(text, 0)
-    while position < len(text):
-        place, read = position + 1, text[position]
-        made: tuple[tuple[int, Decimal | int], ...]
-        if wants_operand and (match := NUMBER.match(text, position)):
-            made, wants_operand = ((NUMBER_KIND, Decimal(match[0])),), False
-            position = match.end()
-        elif wants_operand and text.startswith(("(", "-("), position):
-            made = ((OPEN, 0),) if read == "(" else ((NUMBER_KIND, -1), (TIMES, 0), (OPEN, 0))
-            position += 1 if read == "(" else 2
-            opened.append(position)
+    opened: list[int] = []  # the places of the parentheses that are open
+    for kind, value, place in _tokens(text):
+        if kind == OPEN:
+            opened.append(place)
             if len(opened) > MAX_DEPTH:
-                raise invalid(text, f"at most {MAX_DEPTH} open parentheses at character {position}", _SHORTER)
-        elif wants_operand:
-            raise invalid(text, f"an operand at character {place}", _FIX)
-        elif read in _OPERATORS:
-            made, wants_operand = ((_OPERATORS[read], 0),), True
-            position += 1
-        elif read == ")" and opened:
-            made = ((CLOSE, 0),)
+                raise invalid(text, f"at most {MAX_DEPTH} open parentheses at character {place}", _SHORTER)
+        elif kind == CLOSE:
+            if not opened:
+                raise invalid(text, f"no ) at character {place}, because no ( is open", _FIX)
             opened.pop()
-            position += 1
-        else:
-            expected = "+, - or *, since no ( is open," if read == ")" else "+, -, * or )"
-            raise invalid(text, f"{expected} at character {place}", _FIX)
-        kinds += [kind for kind, _ in made]
-        values += [Decimal(value) for _, value in made]
-        if len(kinds) > MAX_TOKENS:
-            expected = f"at most {MAX_TOKENS} numbers, operators and parentheses, and character {place} is the next"
-            raise invalid(text, expected, _SHORTER)
-        position = _after_spaces(text, position)
-    if wants_operand:
-        raise invalid(text, "an operand at the end", _FIX)
+        if len(kinds) == MAX_TOKENS:
+            raise invalid(text, f"at most {MAX_TOKENS} tokens, and the next ends at character {place}", _SHORTER)
+        kinds.append(kind)
+        values.append(value)
     if opened:
         raise invalid(text, f"a ) at the end for the ( at character {opened[-1]}", _FIX)
     check_operands(text, [float(value) for value in values], max_abs_operand)
-    # Numbers count as 1 or more: FP32 must also hold the product of two large numbers before it multiplies them by 0.
+    # Numbers count as 1 or more: a network may multiply two large numbers before it multiplies their product by 0.
     bound = _value([PLUS if kind == MINUS else kind for kind in kinds], [max(1.0, abs(float(each))) for each in values])
-    if not bound <= MAX_MAGNITUDE:  # also of more digits than a float holds, which gives NaN
-        raise invalid(text, f"a value below {MAX_MAGNITUDE:g} with all signs dropped", "Use smaller operands.")
+    if not bound <= MAX_MAGNITUDE:  # NaN, too, if a float cannot hold an operand
+        raise invalid(text, f"a value of at most {MAX_MAGNITUDE:g} with all signs dropped", "Write smaller operands.")
     return kinds, values
 
 
@@ -111,18 +94,49 @@ def evaluate(text: str) -> float:
     return float(_value(kinds, [Fraction(value) for value in values]))
 
 
-def _value(kinds: Sequence[int], values: Sequence[_Value]) -> _Value:
-    zero, one = values[0] * 0, values[0] * 0 + 1
-    outer: list[tuple[_Value, _Value]] = []
-    total, term = zero, one
+def _tokens(text: str) -> Iterator[_Token]:
+    """Yield tokens; raise an InvalidRequest where an operand, or an operator or ``)`` after one, is missing."""
+    position, wants_operand = _after_spaces(text, 0), True
+    while position < len(text):
+        read = text[position]
+        place = position + 1
+        if wants_operand:
+            if match := NUMBER.match(text, position):
+                place, wants_operand = match.end(), False
+                yield OPERAND, Decimal(match[0]), place
+            elif text.startswith(("(", "-("), position):
+                if read == "-":
+                    yield OPERAND, _MINUS_ONE, place
+                    yield TIMES, _ZERO, place
+                    place += 1
+                yield OPEN, _ZERO, place
+            else:
+                raise invalid(text, f"an operand at character {place}", _FIX)
+        elif read in _OPERATORS:
+            wants_operand = True
+            yield _OPERATORS[read], _ZERO, place
+        elif read == ")":
+            yield CLOSE, _ZERO, place
+        else:
+            raise invalid(text, f"+, -, * or ) at character {place}", _FIX)
+        position = _after_spaces(text, place)
+    if wants_operand:
+        raise invalid(text, "an operand at the end", _FIX)
+
+
+def _value(kinds: Sequence[int], values: Sequence[_Number]) -> _Number:
+    """Return the value of tokens, in the arithmetic of their values."""
+    zero = values[0] * 0
+    total, term = zero, zero + 1
+    outer: list[tuple[_Number, _Number]] = []
     for kind, value in zip(kinds, values, strict=True):
-        if kind == NUMBER_KIND:
+        if kind == OPERAND:
             term = term * value
         elif kind in (PLUS, MINUS):
-            total, term = total + term, one if kind == PLUS else -one
+            total, term = total + term, zero + (1 if kind == PLUS else -1)
         elif kind == OPEN:
             outer.append((total, term))
-            total, term = zero, one
+            total, term = zero, zero + 1
         elif kind == CLOSE:
             inner = total + term
             total, term = outer.pop()

@@ -123,6 +123,31 @@ class ExpressionPreprocess(Struct, frozen=True, tag="expression", tag_field="typ
         """Do nothing: the rules of all steps suffice."""
 
 
+class ArithmeticPreprocess(Struct, frozen=True, tag="arithmetic", tag_field="type"):
+    """Arithmetic text with products and parentheses in ``input`` (BYTES) becomes tokens, [-1, 64].
+
+    The graph reads the ``kinds`` of the tokens (INT64) and their ``values`` (FP32).
+    """
+
+    input: TensorName
+    kinds: TensorName
+    values: TensorName
+    max_abs_operand: Annotated[float, msgspec.Meta(gt=0)]
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The text inputs of a client."""
+        return (_text(self.input),)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The inputs of the graph that this step computes."""
+        return (self.kinds, self.values)
+
+    def check(self, manifest: Manifest, subject: str) -> None:
+        """Do nothing: the rules of all steps suffice."""
+
+
 class TokenizerPreprocess(Struct, frozen=True, tag="tokenizer", tag_field="type"):
     """Text in ``input`` (BYTES) becomes token ids and their mask (INT64), padded to the longest row of the request.
 
@@ -159,7 +184,7 @@ class TokenizerPreprocess(Struct, frozen=True, tag="tokenizer", tag_field="type"
 
 #: The steps before a model, each implemented in :data:`edge.bundles.preprocess.STEPS`. A step states its text
 #: inputs (``inputs``) and the inputs of the graph that it computes (``outputs``), and checks its own rules (``check``).
-Preprocess = ExpressionPreprocess | TokenizerPreprocess
+Preprocess = ExpressionPreprocess | ArithmeticPreprocess | TokenizerPreprocess
 
 
 class LabelPostprocess(Struct, frozen=True, tag="label", tag_field="type"):

@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from edge.bundles import expression, text
+from edge.bundles import arithmetic, expression, text
 from edge.bundles.bundle import Bundle
 from edge.bundles.fields import EXPORT_AGAIN, require
-from edge.bundles.manifest import ExpressionPreprocess, LabelPostprocess, Manifest, Preprocess, TokenizerPreprocess
+from edge.bundles.manifest import (
+    ArithmeticPreprocess,
+    ExpressionPreprocess,
+    LabelPostprocess,
+    Manifest,
+    Preprocess,
+    TokenizerPreprocess,
+)
 from edge.bundles.programs import GenerateProgram
 from edge.datatypes import Array, TensorSpec
 from edge.errors import BackendError, BundleError, InvalidRequest, Literally
@@ -41,6 +48,20 @@ class ExpressionPreprocessor:
         """Return the tokens of expressions."""
         decoded = text.decode(texts[0].ravel(), f"input {self.inputs[0].name!r}").tolist()
         return {self.outputs[0]: expression.tokenize(decoded, self._max_abs_operand)}
+
+
+class ArithmeticPreprocessor:
+    """Arithmetic text (BYTES, [-1, 1]) to kinds (INT64) and values (FP32) of tokens, both [-1, 64]."""
+
+    def __init__(self, config: ArithmeticPreprocess) -> None:
+        self.inputs = config.inputs
+        self.outputs = config.outputs
+        self._max_abs_operand = config.max_abs_operand
+
+    def __call__(self, *texts: Array) -> dict[str, Array]:
+        """Return kinds and values of expressions."""
+        decoded = text.decode(texts[0].ravel(), f"input {self.inputs[0].name!r}").tolist()
+        return dict(zip(self.outputs, arithmetic.tokenize(decoded, self._max_abs_operand), strict=True))
 
 
 class TokenizerPreprocessor:
@@ -104,6 +125,7 @@ class TokenizerPreprocessor:
 #: The type of a manifest's ``preprocess`` to the function that returns its implementation for a bundle.
 STEPS: Final[Mapping[type[Preprocess], Callable[[Any, Bundle], Preprocessor]]] = {
     ExpressionPreprocess: lambda config, bundle: ExpressionPreprocessor(config),
+    ArithmeticPreprocess: lambda config, bundle: ArithmeticPreprocessor(config),
     TokenizerPreprocess: lambda config, bundle: TokenizerPreprocessor(
         config,
         bundle.read(config.file),

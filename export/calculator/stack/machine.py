@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edge.bundles.arithmetic import KINDS, MAX_DEPTH, NUMBER_KIND
+from edge.bundles.arithmetic import KINDS, MAX_DEPTH, MAX_TOKENS, OPERAND
 
 #: Cells of the deepest expression: one for each open parenthesis, and one outside of all.
 CELLS = MAX_DEPTH + 1
@@ -98,7 +98,7 @@ class StackMachine(nn.Module):
         items = torch.arange(len(kinds))
         for kind, value in zip(kinds.unbind(1), values.unbind(1), strict=True):
             moved = (state @ weight).unflatten(2, (KINDS + 1, size))
-            state = moved[:, items, kind] + (value * (kind == NUMBER_KIND))[:, None] * moved[:, :, KINDS]
+            state = moved[:, items, kind] + (value * (kind == OPERAND))[:, None] * moved[:, :, KINDS]
         return (state[:, :, :WINDOW] * self.readout[:, None]).sum(-1)
 
 
@@ -110,22 +110,33 @@ class Scan(nn.Module):
 
     def __init__(self, machine: StackMachine) -> None:
         super().__init__()
-        matrices, scale = machine.transitions()
-        window = functional.pad(torch.stack([machine.start[0], machine.readout[0]]), (0, matrices.shape[-1] - WINDOW))
+        matrices, scale = (tensor.detach()[0].float() for tensor in machine.transitions())
+        self._size = len(scale)
+        scales = torch.zeros_like(matrices)
+        scales[OPERAND] = scale
+        window = functional.pad(torch.cat([machine.start, machine.readout]), (0, self._size - WINDOW)).detach().float()
         self.matrices: Tensor
         self.scales: Tensor
         self.start: Tensor
         self.readout: Tensor
-        self.register_buffer("matrices", matrices[0].detach().float())
-        scales = torch.zeros_like(self.matrices)
-        scales[NUMBER_KIND] = scale[0]
-        self.register_buffer("scales", scales.detach())
-        self.register_buffer("start", window[0].detach().float()[:, None])  # [n, 1]
-        self.register_buffer("readout", window[1].detach().float()[None])  # [1, n]
+        self.order: Tensor
+        self.register_buffer("matrices", matrices.flatten(1))  # [7, n * n]
+        self.register_buffer("scales", scales.flatten(1))  # [7, n * n]
+        self.register_buffer("start", window[0, :, None])  # [n, 1]
+        self.register_buffer("readout", window[1, None])  # [1, n]
+        # With the bits of their places reversed, tokens that follow each other are half the length apart, at every
+        # level: the pairs are then two contiguous halves.
+        bits = MAX_TOKENS.bit_length() - 1
+        self.register_buffer("order", torch.tensor([int(f"{i:0{bits}b}"[::-1], 2) for i in range(MAX_TOKENS)]))
 
     def forward(self, kinds: Tensor, values: Tensor) -> Tensor:
         """Return the answers, [N, 1]; kinds [N, 64] of int64, values [N, 64] of float32."""
-        product = self.matrices[kinds] + values[:, :, None, None] * self.scales[kinds]  # [N, 64, n, n]
+        kinds, values = kinds.index_select(1, self.order), values.index_select(1, self.order)
+        flat = functional.embedding(kinds, self.matrices) + values[:, :, None] * functional.embedding(
+            kinds, self.scales
+        )
+        product = flat.unflatten(2, (self._size, self._size))
         while product.shape[1] > 1:
-            product = product[:, 1::2] @ product[:, ::2]  # the later token's matrix is on the left
+            first, second = product.chunk(2, dim=1)
+            product = second @ first
         return (self.readout @ product[:, 0] @ self.start)[:, :, 0]

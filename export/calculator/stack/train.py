@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -41,6 +42,8 @@ RECIPES = {
         Recipe(epochs=30, peak_learning_rate=2e-3, batch_size=128, warmup_share=0.05, schedule="cosine", clip_norm=1.0),
     ),
 }
+#: Functions that return a network as a run keeps it.
+NETWORKS: dict[str, Callable[..., nn.Module]] = {STACK: StackMachine, **BASELINES}
 #: Training items that the weights of a machine are fitted to.
 _FITTED_ITEMS = 160
 
