@@ -14,6 +14,7 @@ import msgspec
 from edge.cli.output import json_option, print_json, print_table, working
 from edge.errors import Literally, UsageError
 from export.calculator.specs import NAMES, SPECS
+from export.calculator.stack import NAMES as TOKEN_READERS
 from export.exported import RUNTIMES
 from export.loading import loading_torch
 from export.looped import NAMES as LOOPED
@@ -79,6 +80,7 @@ def train(
 
     MODEL is calculator-NAME, with oracle, gate, softmax-gate, term-network, baseline, fnn2, fnn3, rnn2, lstm, bilstm,
     gru, transformer4, transformer5 or transformer0 for NAME; calculator for all of them, which takes hours;
+    calculator-stack, calculator-token-lstm or calculator-token-transformer, which read longer expressions;
     looped-linear, looped-sparse, looped-tree or looped-relu.
     """
     names = _names(models)
@@ -91,6 +93,7 @@ def train(
     for run in (run for of_model in runs.values() for run in of_model.values()):
         check_run("--out", out / run, {}, replace=replace)
     with loading_torch():
+        from export.calculator.stack.train import train_token_reader
         from export.calculator.train import train_run
         from export.intervals import pooled
     results = []
@@ -102,6 +105,13 @@ def train(
                 if name in LOOPED:
                     trained.append(
                         train_looped(name, out / run, looped, watch, seed=one, device=device, tensorboard=tensorboard)
+                    )
+                    continue
+                if name in TOKEN_READERS:
+                    trained.append(
+                        train_token_reader(
+                            name, out / run, seed=one, epochs=epochs, tensorboard=tensorboard, observer=watch
+                        )
                     )
                     continue
                 trained.append(
@@ -121,7 +131,7 @@ def train(
         print_json([{"model": name, "runs": runs, "metrics": metrics} for name, runs, metrics in results])
         return
     for name, places, metrics in results:
-        (print_measures if name in LOOPED else _print_calculator)(name, ", ".join(places), metrics)
+        (_print_calculator if name in SPECS else print_measures)(name, ", ".join(places), metrics)
 
 
 @click.command()
@@ -180,6 +190,7 @@ def export(
             _check_int8(int8, target.runs[0])
     with loading_torch():
         from export.calculator.bundle import export_run
+        from export.calculator.stack.bundle import export_token_reader
         from export.looped.bundle import export_looped
         from export.tasks.bundle import export_classifier
     results = []
@@ -202,7 +213,8 @@ def export(
                     replace=replace,
                 )
             else:
-                exported = export_run(target.runs[0], repository, version=version, replace=replace)
+                export_calculator = export_token_reader if target.name in TOKEN_READERS else export_run
+                exported = export_calculator(target.runs[0], repository, version=version, replace=replace)
         results.append({**msgspec.to_builtins(exported), "seconds": time.perf_counter() - started})
     if as_json:
         print_json(results)
@@ -220,10 +232,10 @@ def _check_int8(int8: bool, run: Path) -> None:
 def _names(models: Sequence[str]) -> list[str]:
     names: dict[str, None] = {}
     for model in models:
-        if model != _ALL and model not in (*NAMES, *LOOPED):
-            choices = (_ALL, *NAMES, *LOOPED)
+        if model != _ALL and model not in (*NAMES, *TOKEN_READERS, *LOOPED):
+            choices = (_ALL, *NAMES, *TOKEN_READERS, *LOOPED)
             close = difflib.get_close_matches(model, choices, n=1)
-            fix = f"Did you mean {close[0]!r}?" if close else f"Take {_ALL!r} for all calculators."
+            fix = f"Did you mean {close[0]!r}?" if close else f"Take {_ALL!r} for all calculators of sums."
             raise UsageError("MODEL", given=model, expected=f"one of {', '.join(choices)}", fix=fix)
         names.update(dict.fromkeys(NAMES if model == _ALL else [model]))
     return list(names)

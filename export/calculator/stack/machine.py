@@ -97,7 +97,7 @@ class StackMachine(nn.Module):
         state = functional.pad(self.start, (0, size - WINDOW))[:, None].expand(-1, len(kinds), -1)
         items = torch.arange(len(kinds))
         for kind, value in zip(kinds.unbind(1), values.unbind(1), strict=True):
-            moved = (state @ weight).unflatten(2, (KINDS + 1, size))
+            moved = (state @ weight).view(restarts, len(kinds), KINDS + 1, size)
             state = moved[:, items, kind] + (value * (kind == OPERAND))[:, None] * moved[:, :, KINDS]
         return (state[:, :, :WINDOW] * self.readout[:, None]).sum(-1)
 
@@ -135,8 +135,9 @@ class Scan(nn.Module):
         flat = functional.embedding(kinds, self.matrices) + values[:, :, None] * functional.embedding(
             kinds, self.scales
         )
-        product = flat.unflatten(2, (self._size, self._size))
+        product = flat.view(-1, MAX_TOKENS, self._size, self._size)
         while product.shape[1] > 1:
             first, second = product.chunk(2, dim=1)
             product = second @ first
-        return (self.readout @ product[:, 0] @ self.start)[:, :, 0]
+        answers: Tensor = (self.readout @ product[:, 0] @ self.start)[:, :, 0]
+        return answers

@@ -124,7 +124,7 @@ class StackObjective(ExpressionObjective):
         self._depths = ((kinds == OPEN).long() - (kinds == CLOSE).long()).cumsum(1).amax(1)
         self._has_product = (kinds == TIMES).any(1)
         for parameter in model.parameters():
-            parameter.register_hook(_clipped)
+            parameter.register_hook(_clipped)  # type: ignore[no-untyped-call]
 
     def eligible(self, epoch: int) -> Tensor:
         """Return which training items an epoch draws from, [n] of bool."""

@@ -84,7 +84,7 @@ class Fit:
         return self._machine
 
     def _named(self, weights: Tensor) -> dict[str, Tensor]:
-        parts = weights.split([shape.numel() for shape in self._shapes.values()])
+        parts = torch.split(weights, [shape.numel() for shape in self._shapes.values()])
         return {name: part.reshape(self._shapes[name]) for name, part in zip(_LEARNT, parts, strict=True)}
 
     def _residuals(self, weights: Tensor) -> Tensor:

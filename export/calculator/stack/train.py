@@ -48,7 +48,7 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {STACK: StackMachine, **BASELINE
 _FITTED_ITEMS = 160
 
 
-def train_run(
+def train_token_reader(
     name: str,
     directory: str | Path,
     *,
@@ -73,13 +73,16 @@ def train_run(
     recipe = RECIPES[name] if epochs is None else msgspec.structs.replace(RECIPES[name], epochs=epochs)
     splits = load()
     model = create(name, seed)
-    kind = StackObjective if name == STACK else ExpressionObjective
-    objective = kind(model, splits["train"], splits["val"], seed=seed, recipe=recipe)
+    train_split, val = splits["train"], splits["val"]
+    if isinstance(model, StackMachine):
+        objective: ExpressionObjective = StackObjective(model, train_split, val, seed=seed, recipe=recipe)
+    else:
+        objective = ExpressionObjective(model, train_split, val, seed=seed, recipe=recipe)
     files = RunFiles(Path(directory), tensorboard)
     trained = train(objective, recipe, seed=seed, state=files.state, log=files.log, observer=observer)
     measures: tuple[Measure, ...] = ()
     if isinstance(model, StackMachine):
-        model, share = _best_of(model, objective.validation_losses(), batch_of(splits["train"]))
+        model, share = _best_of(model, objective.validation_losses(), batch_of(train_split))
         measures = (share,)
     measures += evaluate(served(model), splits)
     parameters = sum(parameter.numel() for parameter in model.parameters())
