@@ -1,15 +1,18 @@
-"""From a machine trained by gradients to an exact one: Levenberg-Marquardt, then weights that are 0, 1 or -1.
+"""From a machine trained by gradients to an exact one: Levenberg-Marquardt, then weights such as 0, 1 and -1.
 
 Many machines compute the same function: a cell may hold other combinations of its two numbers, for example. Weights are
-therefore fixed one at a time at 0, 1 or -1, and the others adapt, as long as the error on the training items stays that
-of float64's rounding.
+therefore fixed one after another, and the others adapt, as long as the error on the training items stays that of
+float64's rounding. FP32 holds the fixed weights exactly, so that whole operands give exact sums and products.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
+from torch.nn import functional
 
 from export.calculator.stack.machine import StackMachine
 from export.calculator.stack.objective import TRAIN_CELLS, Batch, relative_errors
@@ -17,13 +20,17 @@ from export.calculator.stack.objective import TRAIN_CELLS, Batch, relative_error
 #: Mean squared relative error of a machine that is exact but for float64's rounding.
 EXACT = 1e-22
 _LEARNT = ("update", "scale", "new_cell", "start", "readout")
-_ZERO = torch.zeros(1, dtype=torch.float64)
-_ONES = torch.tensor([1.0, -1.0], dtype=torch.float64)
-_ITERATIONS = 15
+#: Functions from weights to the values at which they are fixed, in the order in which these are tried.
+_TARGETS: tuple[Callable[[Tensor], Tensor], ...] = (
+    torch.zeros_like,
+    lambda weights: torch.where(weights < 0, -1.0, 1.0).to(weights),
+    lambda weights: (8 * weights).round() / 8,
+)
+_ITERATIONS = 60
 _LEAST_DAMPING = 1e-10
 _TINY = 1e-30  # keeps a system solvable whose weights change nothing
 #: Weights that are this near to their target are fixed together.
-_SNAP = 1e-6
+_NEAR = 1e-6
 
 
 class Fit:
@@ -63,19 +70,24 @@ class Fit:
         return self.error < EXACT
 
     def snap(self) -> None:
-        """Fix as many weights of an exact machine as possible at 0, and of the others at 1 or -1, nearest first."""
-        for targets in (_ZERO, _ONES):
+        """Fix weights of an exact machine: as many as possible at 0, of the others at 1 or -1, then at eighths."""
+        for target in _TARGETS:
             stuck = torch.zeros_like(self.free)
             while (self.free & ~stuck).any():
-                nearest = targets[(self.weights[:, None] - targets).abs().argmin(1)]
-                distance = torch.where(self.free & ~stuck, (self.weights - nearest).abs(), torch.inf)
-                chosen = distance <= max(_SNAP, float(distance.min()))
-                earlier = self.weights, self.free, self.error
-                self.weights, self.free = torch.where(chosen, nearest, self.weights), self.free & ~chosen
-                self.error = self._error(self.weights)
-                if not self.solve():
-                    self.weights, self.free, self.error = earlier
-                    stuck |= chosen
+                distance = torch.where(self.free & ~stuck, (self.weights - target(self.weights)).abs(), torch.inf)
+                nearest = functional.one_hot(distance.argmin(), len(distance)).bool()
+                if not self._fix(distance <= _NEAR, target) and not self._fix(nearest, target):
+                    stuck |= nearest
+
+    def _fix(self, chosen: Tensor, target: Callable[[Tensor], Tensor]) -> bool:
+        """Fix the chosen weights, if any, unless the others then cannot make the machine exact; return if it did."""
+        earlier = self.weights, self.free, self.error
+        self.weights = torch.where(chosen, target(self.weights), self.weights)
+        self.free, self.error = self.free & ~chosen, self._error(self.weights)
+        if chosen.any() and self.solve():
+            return True
+        self.weights, self.free, self.error = earlier
+        return False
 
     def written(self) -> StackMachine:
         """Return the machine with the weights written into it."""

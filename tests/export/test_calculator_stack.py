@@ -1,0 +1,193 @@
+"""The stack calculator: a machine that is right by construction, its training, its refinement and its bundle."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+import tritonclient.grpc as triton
+
+from edge.bundles.arithmetic import CLOSE, MINUS, OPEN, OPERAND, PLUS, TIMES, evaluate
+from edge.bundles.bundle import Bundle
+from edge.launch import running_server
+from edge.runtimes.tensorrt_builder import compile_onnx
+from export.calculator.stack import NAMES, STACK
+from export.calculator.stack.bundle import export_token_reader
+from export.calculator.stack.data import DEPTHS, OPERANDS, SIZES, TEST_ITEMS, load
+from export.calculator.stack.evaluate import evaluate as measure
+from export.calculator.stack.machine import POP, PUSH, STAY, Scan, StackMachine
+from export.calculator.stack.objective import StackObjective, batch_of
+from export.calculator.stack.refine import Fit
+from export.calculator.stack.train import RECIPES, create, train_token_reader
+from export.checkpoint import save
+from export.provenance import provenance
+from export.runs import RunConfig, RunMetrics
+from export.training.trainer import train
+from tests.support.marks import with_rtx
+from tests.support.sample_requests import column, triton_input
+
+
+@pytest.fixture(scope="module")
+def splits():
+    return load()
+
+
+def constructed() -> StackMachine:
+    """Return the machine whose register is a product, and whose cells are a sum and the factor of its next term."""
+    machine = StackMachine()
+    window = torch.eye(3, dtype=torch.float64)
+    added, taken = torch.tensor([[[0, 0, 1], [1, 1, 0], [0, 0, 1]], [[0, 0, -1], [1, 1, 0], [0, 0, 1]]]).double()
+    closed = torch.tensor([[1, 1, 0], [0, 0, 0], [0, 0, 0]]).double()
+    maps = {OPERAND: window.clone(), PLUS: added, MINUS: taken, TIMES: window, OPEN: window, CLOSE: closed}
+    maps[OPERAND][0, 0] = 0
+    with torch.no_grad():
+        machine.update.copy_(torch.stack([maps[kind] for kind in sorted(maps)])[None])
+        machine.scale[0, 0, 0] = 1
+        machine.new_cell[0, OPEN - 1, 1, 0] = 1
+        machine.moves[0, :, STAY] = 1
+        machine.moves[0, OPEN - 1, PUSH] = machine.moves[0, CLOSE - 1, POP] = 2
+        machine.start.copy_(torch.tensor([[1.0, 0, 1]]))
+        machine.readout.copy_(torch.tensor([[1.0, 1, 0]]))
+    machine.choose_moves()
+    return machine
+
+
+def test_splits_are_what_they_are_called(splits):
+    for name, split in splits.items():
+        numbers = [len(re.findall(r"\d+(?:\.\d+)?", text)) for text in split.expressions]
+        depths = [max(np.cumsum([(char == "(") - (char == ")") for char in text])) for text in split.expressions]
+        if name in SIZES:
+            assert (len(numbers), min(numbers), max(numbers), max(depths)) == (SIZES[name], 1, 4, 2)
+        elif name.startswith("operands/"):
+            assert {*numbers} == {int(name.partition("/")[2])}
+        elif name.startswith("depth/"):
+            assert {*depths} == {int(name.partition("/")[2])}
+        assert name == "paper/long" or len({*split.expressions}) == len(split.expressions)
+    assert {f"operands/{count}" for count in OPERANDS} | {f"depth/{depth}" for depth in DEPTHS} < {*splits}
+    trained = {*splits["train"].expressions}
+    assert not any(trained & {*split.expressions} for name, split in splits.items() if name != "train")
+
+
+def test_constructed_machine_is_exact_step_by_step_and_as_a_scan(splits):
+    machine = constructed()
+    for split in splits.values():
+        answers = machine(torch.from_numpy(split.kinds), torch.from_numpy(split.values).double().round(decimals=6))[0]
+        np.testing.assert_allclose(answers.detach().numpy(), split.truth, rtol=1e-12, atol=1e-10)
+    found = {(each.metric, each.split): each for each in measure(Scan(machine), splits)}
+    assert {each.value for (metric, _), each in found.items() if metric == "right"} == {1.0}
+    assert found["largest_relative_error", "products of 8"].value == 0
+    assert found["right", "depth/7"].n == TEST_ITEMS
+
+
+def test_scan_of_any_machine_is_its_sequence_of_steps(splits):
+    machines = StackMachine(2, torch.Generator().manual_seed(0))
+    split = splits["depth/3"]
+    kinds, values = torch.from_numpy(split.kinds[:50]), torch.from_numpy(split.values[:50])
+    sequential = machines(kinds, values.double())
+    for restart in range(2):
+        found = Scan(machines.select(restart))(kinds, values)[:, 0]
+        torch.testing.assert_close(found.double(), sequential[restart], rtol=1e-3, atol=1e-3)
+
+
+def test_training_lowers_the_loss_of_every_machine(splits):
+    recipe = msgspec.structs.replace(RECIPES[STACK], epochs=3, batch_size=64)
+    machines = StackMachine(2, torch.Generator().manual_seed(0))
+    objective = StackObjective(machines, splits["train"], splits["val"], seed=0, recipe=recipe)
+    before = objective.validation_losses()
+    train(objective, recipe, seed=0)
+    assert (objective.validation_losses() < 0.8 * before).all()
+    assert (objective.eligible(0) <= objective.eligible(2)).all()
+    assert objective.eligible(0).sum() < objective.eligible(2).sum()
+
+
+def test_refinement_makes_a_disturbed_machine_exact_with_simple_weights(splits):
+    machine = constructed()
+    with torch.no_grad():
+        for name in ("update", "scale", "new_cell", "start", "readout"):
+            tensor = getattr(machine, name)
+            tensor.add_(0.1 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(1)))
+    items = batch_of(splits["train"])
+    fit = Fit(machine, type(items)(*(tensor[:160] for tensor in items)))
+    assert fit.error > 1e-3
+    assert fit.solve()
+    fit.snap()
+    assert not fit.free.any()
+    assert (fit.weights * 8 % 1 == 0).all()
+    assert sum(weight in (0.0, 1.0, -1.0) for weight in fit.weights.tolist()) > 80
+    right = {each.value for each in measure(Scan(fit.written()), splits) if each.metric == "right"}
+    assert right == {1.0}
+
+
+def test_machine_with_wrong_moves_does_not_become_exact(splits):
+    machine = constructed()
+    with torch.no_grad():
+        machine.moves[0, CLOSE - 1] = machine.moves[0, PLUS - 1]  # parentheses that never end
+    items = batch_of(splits["train"])
+    fit = Fit(machine, type(items)(*(tensor[:160] for tensor in items)))
+    assert not fit.solve()
+
+
+@pytest.mark.parametrize("name", NAMES[1:])
+def test_baseline_learns_and_ignores_padding(name, splits, tmp_path):
+    network = create(name, 0).eval()
+    kinds, values = torch.from_numpy(splits["val"].kinds[:20]), torch.from_numpy(splits["val"].values[:20])
+    length = int((kinds > 0).sum(1).max())
+    torch.testing.assert_close(network(kinds, values), network(kinds[:, :length], values[:, :length]))
+    losses = [train_token_reader(name, tmp_path / f"{epochs}", seed=0, epochs=epochs).measures for epochs in (1, 4)]
+    medians = [next(each.value for each in each if each.metric == "median_relative_error") for each in losses]
+    assert medians[1] < medians[0]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    """Return the bundle of the constructed machine."""
+    root = tmp_path_factory.mktemp("stack")
+    config = RunConfig(STACK, {}, provenance(trainer="constructed", data="none", seed=None))
+    save(root / STACK, constructed(), config, RunMetrics(123, 0, 0, 0.0, ()))
+    exported = export_token_reader(root / STACK, root / "repository")
+    assert exported.largest_difference < 1e-5
+    return Bundle.open(exported.bundle)
+
+
+def test_bundle_has_the_measures_of_its_graph(bundle):
+    right = {each.split: each for each in bundle.manifest.measures if each.metric == "right"}
+    assert right["operands/32"].value == 1
+    assert bundle.golden.rows > 50
+    texts = [text.decode() for text in bundle.golden.raw["expression"][:, 0]]
+    truth = np.array([evaluate(text) for text in texts])
+    np.testing.assert_allclose(bundle.golden.outputs["value"][:, 0], truth, rtol=1e-5, atol=1e-5)
+
+
+@with_rtx
+def test_graph_compiles_with_tensorrt(bundle):
+    model = bundle.read("model.onnx")
+    made = compile_onnx(
+        model, bundle.manifest.profile, flavor="tensorrt_rtx", compute_capability="SM87", subject="model"
+    )
+    assert len(made.data) > 10_000
+
+
+def test_server_answers_texts_and_a_bad_one_harms_no_other_request(bundle, tmp_path):
+    texts = ["2 * (3 - -4.5) * 1.5", "-(1 + 2) * ((3 - 5) * 7 - 1)", "1" + " + 1" * 31]
+
+    def ask(client, *expressions):
+        answer = client.infer(STACK, [triton_input("expression", column(*expressions))])
+        return answer.as_numpy("value")[:, 0].tolist()
+
+    with (
+        running_server([bundle.path], target="onnxruntime", cache=tmp_path) as ready,
+        triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
+    ):
+        with ThreadPoolExecutor(8) as pool:  # good and bad requests at once
+            asked = [pool.submit(ask, client, text) for text in (*texts, "1 + (2") * 10]
+            bad = [one.exception() for one in asked[3::4]]
+            good = [one.result() for number, one in enumerate(asked) if number % 4 < 3]
+        assert good == [[22.5], [45.0], [32.0]] * 10
+        assert {re.sub(r".*got", "got", str(error)).partition(". ")[0] for error in bad} == {
+            "got '1 + (2', expected a ) at the end for the ( at character 5"
+        }
+        assert ask(client, *texts) == [22.5, 45.0, 32.0]
