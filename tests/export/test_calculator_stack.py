@@ -137,7 +137,7 @@ def test_baseline_learns_and_ignores_padding(name, splits, tmp_path):
     kinds, values = torch.from_numpy(splits["val"].kinds[:20]), torch.from_numpy(splits["val"].values[:20])
     length = int((kinds > 0).sum(1).max())
     torch.testing.assert_close(network(kinds, values), network(kinds[:, :length], values[:, :length]))
-    losses = [train_token_reader(name, tmp_path / f"{epochs}", seed=0, epochs=epochs).measures for epochs in (1, 4)]
+    losses = [train_token_reader(name, tmp_path / f"{epochs}", seed=0, epochs=epochs).measures for epochs in (1, 3)]
     medians = [next(each.value for each in each if each.metric == "median_relative_error") for each in losses]
     assert medians[1] < medians[0]
 
@@ -166,7 +166,7 @@ def test_bundle_has_the_measures_of_its_graph(bundle):
 def test_graph_compiles_with_tensorrt(bundle):
     model = bundle.read("model.onnx")
     made = compile_onnx(
-        model, bundle.manifest.profile, flavor="tensorrt_rtx", compute_capability="SM87", subject="model"
+        model, bundle.manifest.profile, flavor="tensorrt_rtx", compute_capability="SM86", subject="model"
     )
     assert len(made.data) > 10_000
 

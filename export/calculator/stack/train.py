@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from edge.bundles.manifest import Measure
 from export.calculator.stack import LSTM, STACK, TRANSFORMER
 from export.calculator.stack.baselines import BASELINES
-from export.calculator.stack.data import DESCRIPTION, load
+from export.calculator.stack.data import DESCRIPTION, Split, load
 from export.calculator.stack.evaluate import evaluate
 from export.calculator.stack.machine import Scan, StackMachine
 from export.calculator.stack.objective import Batch, ExpressionObjective, StackObjective, batch_of
@@ -20,13 +21,15 @@ from export.calculator.stack.refine import Fit
 from export.checkpoint import save
 from export.processor import processor
 from export.provenance import provenance
-from export.runs import RunConfig, RunMetrics
+from export.runs import LOG, RunConfig, RunMetrics
 from export.training.observer import SILENT, Observer
 from export.training.recipe import Recipe
 from export.training.run_files import RunFiles
-from export.training.trainer import train
+from export.training.trainer import Trained, train
 
-RESTARTS = 16
+#: Machines side by side, and how often 16 more are trained where none of the earlier ones became exact.
+RESTARTS, ROUNDS = 16, 8
+_SEEDS = 10**6  # between the seeds of rounds
 RECIPES = {
     STACK: Recipe(
         epochs=30,
@@ -59,7 +62,8 @@ def train_token_reader(
 ) -> RunMetrics:
     """Train a network on the processor, evaluate it, and write its run directory.
 
-    The state of an unfinished run is kept beside it; the same call resumes from it.
+    Rounds of 16 stack machines are trained until one of them is exact on the training items. The states of an
+    unfinished run are kept beside it; the same call resumes from them.
 
     Args:
         name: of the model.
@@ -71,26 +75,26 @@ def train_token_reader(
         TrainingError: the loss is no longer a finite number.
     """
     recipe = RECIPES[name] if epochs is None else msgspec.structs.replace(RECIPES[name], epochs=epochs)
-    splits = load()
-    model = create(name, seed)
-    train_split, val = splits["train"], splits["val"]
-    if isinstance(model, StackMachine):
-        objective: ExpressionObjective = StackObjective(model, train_split, val, seed=seed, recipe=recipe)
-    else:
-        objective = ExpressionObjective(model, train_split, val, seed=seed, recipe=recipe)
-    files = RunFiles(Path(directory), tensorboard)
-    trained = train(objective, recipe, seed=seed, state=files.state, log=files.log, observer=observer)
-    measures: tuple[Measure, ...] = ()
-    if isinstance(model, StackMachine):
-        model, share = _best_of(model, objective.validation_losses(), batch_of(train_split))
-        measures = (share,)
-    measures += evaluate(served(model), splits)
+    directory, splits = Path(directory), load()
+    rounds: list[_Round] = []
+    for number in range(ROUNDS if name == STACK else 1):
+        files = RunFiles(directory.with_name(f"{directory.name}.round-{number}"), tensorboard)
+        rounds.append(_round(name, seed + number * _SEEDS, recipe, splits, files, observer))
+        if rounds[-1].exact:
+            break
+    model, tried = rounds[-1].model, RESTARTS * len(rounds)
+    share = Measure(metric="exact_restarts", split="train", value=rounds[-1].exact / tried, n=tried)
+    measures = (*((share,) if name == STACK else ()), *evaluate(served(model), splits))
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    metrics = RunMetrics(parameters, len(trained.scores), trained.best_epoch, trained.seconds, measures)
+    epochs_run = sum(len(one.trained.scores) for one in rounds)
+    seconds = sum(one.trained.seconds for one in rounds)
+    metrics = RunMetrics(parameters, epochs_run, rounds[-1].trained.best_epoch, seconds, measures)
     record = provenance(trainer=f"{recipe}", data=DESCRIPTION, seed=seed)
     config = RunConfig(name, {}, record, precision="fp32", processor=processor())
-    save(directory, model, config, metrics, files.finished())
-    files.remove()
+    log = b"".join(content for one in rounds for content in one.files.finished().values())
+    save(directory, model, config, metrics, {LOG: log})
+    for one in rounds:
+        one.files.remove()
     return metrics
 
 
@@ -106,8 +110,31 @@ def served(model: nn.Module) -> nn.Module:
     return Scan(model) if isinstance(model, StackMachine) else model
 
 
-def _best_of(machines: StackMachine, losses: Tensor, items: Batch) -> tuple[StackMachine, Measure]:
-    """Return the machine with the least loss on ``val`` that becomes exact, with weights fixed, and the share that do.
+class _Round(NamedTuple):
+    """A trained network, of the stack calculator the best machine and how many became exact."""
+
+    model: nn.Module
+    exact: int
+    trained: Trained
+    files: RunFiles
+
+
+def _round(
+    name: str, seed: int, recipe: Recipe, splits: Mapping[str, Split], files: RunFiles, observer: Observer
+) -> _Round:
+    model, learnt, val = create(name, seed), splits["train"], splits["val"]
+    if not isinstance(model, StackMachine):
+        objective = ExpressionObjective(model, learnt, val, seed=seed, recipe=recipe)
+        trained = train(objective, recipe, seed=seed, state=files.state, log=files.log, observer=observer)
+        return _Round(model, 0, trained, files)
+    objective = StackObjective(model, learnt, val, seed=seed, recipe=recipe)
+    trained = train(objective, recipe, seed=seed, state=files.state, log=files.log, observer=observer)
+    machine, exact = _best_of(model, objective.validation_losses(), batch_of(learnt))
+    return _Round(machine, exact, trained, files)
+
+
+def _best_of(machines: StackMachine, losses: Tensor, items: Batch) -> tuple[StackMachine, int]:
+    """Return the machine with the least loss on ``val`` that becomes exact, with weights fixed, and how many do.
 
     If none becomes exact, the machine with the least loss is returned as it was fitted.
     """
@@ -121,5 +148,4 @@ def _best_of(machines: StackMachine, losses: Tensor, items: Batch) -> tuple[Stac
     best = exact[0] if exact else fits[0]
     if exact:
         best.snap()
-    share = Measure(metric="exact_restarts", split="train", value=len(exact) / len(fits), n=len(fits))
-    return best.written(), share
+    return best.written(), len(exact)
