@@ -24,6 +24,7 @@ class Preprocessor(Protocol):
 
     inputs: tuple[TensorSpec, ...]  # texts
     outputs: tuple[str, ...]  # inputs of the graph
+    largest: float | None  # absolute value in ``outputs`` of any text; None without a limit
 
     def __call__(self, *texts: Array) -> dict[str, Array]:
         """Return the outputs for texts of shape (rows, 1); raise an InvalidRequest if one is not valid."""
@@ -36,6 +37,7 @@ class ExpressionPreprocessor:
         self.inputs = config.inputs
         self.outputs = config.outputs
         self._max_abs_operand = config.max_abs_operand
+        self.largest: float | None = max(config.max_abs_operand, expression.PLUS)
 
     def __call__(self, *texts: Array) -> dict[str, Array]:
         """Return the tokens of expressions."""
@@ -54,6 +56,7 @@ class TokenizerPreprocessor:
     def __init__(self, config: TokenizerPreprocess, definition: bytes, subject: str, *, cut: bool = True) -> None:
         self.inputs = config.inputs
         self.outputs = config.outputs
+        self.largest: float | None = None
         self._config = config
         self._tokenizer = load_tokenizer(definition, subject)
         self._cut = cut
@@ -134,6 +137,21 @@ def preprocessor(bundle: Bundle) -> Preprocessor | None:
         holds = np.array_equal(array, bundle.golden.inputs[name])
         require(holds, subject, field, Literally("other values"), expected)
     return step
+
+
+def outside(step: Preprocessor, inputs: Mapping[str, Array]) -> InvalidRequest | None:
+    """Return what is wrong if the outputs of a step, sent by a client, hold NaN or exceed the step's ``largest``."""
+    assert step.largest is not None
+    for name in step.outputs:
+        good = np.abs(inputs[name]) <= np.float32(step.largest)  # False for NaN
+        if np.count_nonzero(good) != good.size:
+            row, column = np.argwhere(~good)[0]
+            given = Literally(f"{inputs[name][row, column]:g}")
+            expected = f"a number between {-step.largest:g} and {step.largest:g}"
+            fix = "Replace it; the model was made for smaller operands."
+            subject = f"input {name!r} row {row + 1} column {column + 1}"
+            return InvalidRequest(subject, given=given, expected=expected, fix=fix)
+    return None
 
 
 class Postprocessor(NamedTuple):

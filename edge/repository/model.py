@@ -12,7 +12,7 @@ from edge.bundles.bundle import Bundle
 from edge.bundles.fields import Role
 from edge.bundles.golden import check_outputs
 from edge.bundles.manifest import Serving
-from edge.bundles.preprocess import postprocessor, preprocessor
+from edge.bundles.preprocess import outside, postprocessor, preprocessor
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadBase, HeadProgram, LoopProgram
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, Literally
@@ -94,7 +94,8 @@ class Model:
         program = bundle.manifest.program
         self._cascade = program if isinstance(program, CascadeProgram) else None
         self.program = program_of(bundle, {key: loaded.runner for key, loaded in files.items()})
-        self.checks_values = isinstance(self.program, IterativeProgram)
+        has_limit = self._preprocess is not None and self._preprocess.largest is not None
+        self.checks_values = isinstance(self.program, IterativeProgram) or has_limit
         self._vocabulary = 0
         if isinstance(program, GenerateProgram):
             self.outputs |= {spec.name: spec for spec in BY_TOKEN}
@@ -220,7 +221,13 @@ class Model:
         return options._replace(head=AppliedHead(head.program, alpha))
 
     def wrong_values(self, inputs: Mapping[str, Array]) -> InvalidRequest | None:
-        """Return what is wrong with the values of a loop's inputs, or of a prompt's mask; None if nothing is."""
+        """Return what is wrong with the values of a request's tensors; None if nothing is.
+
+        Those of a loop must be finite, those of a prompt token ids and a mask, and the tokens of an expression finite
+        and no larger than its operands may be.
+        """
+        if self._preprocess and self._preprocess.largest is not None and (error := outside(self._preprocess, inputs)):
+            return error
         if isinstance(self.program, Loop) and (wrong := nonfinite(inputs)):
             fix = "A loop would never settle; replace the values that are missing."
             return self._invalid(f"input {wrong[0]!r}", Literally("NaN or Inf"), "finite numbers", fix)
