@@ -139,21 +139,6 @@ def preprocessor(bundle: Bundle) -> Preprocessor | None:
     return step
 
 
-def outside(step: Preprocessor, inputs: Mapping[str, Array]) -> InvalidRequest | None:
-    """Return what is wrong if the outputs of a step, sent by a client, hold NaN or exceed the step's ``largest``."""
-    assert step.largest is not None
-    for name in step.outputs:
-        good = np.abs(inputs[name]) <= np.float32(step.largest)  # False for NaN
-        if np.count_nonzero(good) != good.size:
-            row, column = np.argwhere(~good)[0]
-            given = Literally(f"{inputs[name][row, column]:g}")
-            expected = f"a number between {-step.largest:g} and {step.largest:g}"
-            fix = "Replace it; the model was made for smaller operands."
-            subject = f"input {name!r} row {row + 1} column {column + 1}"
-            return InvalidRequest(subject, given=given, expected=expected, fix=fix)
-    return None
-
-
 class Postprocessor(NamedTuple):
     """Computes one further output of the model, such as a label."""
 

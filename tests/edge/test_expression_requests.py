@@ -41,7 +41,10 @@ BAD = (
     (column("1 - 1025"), "expected operands between -1024 and 1024. Replace 1025 at character 5; the model was made"),
     (column("1", "2", b"3 \xff"), "text in input 'expression' element 3: got b'3 \\xff', expected UTF-8. Encode it as"),
     *(
-        (tokens(value), f"input 'x' row 2 column 5: got {shown}, expected a number between -1024 and 1024. Replace it;")
+        (
+            tokens(value),
+            f"input 'x' row 2 column 5 of 'calculator-oracle': got {shown}, expected a number between -1024 and 1024.",
+        )
         for value, shown in ((np.nan, "nan"), (-np.inf, "-inf"), (3e38, "3e+38"), (1025, "1025"))
     ),
 )
@@ -76,9 +79,9 @@ def test_bad_input_is_refused_with_its_place(clients: tuple[Any, Any]) -> None:
 def test_numbers_of_json_that_are_too_large_are_refused(server: Ready) -> None:
     url = f"127.0.0.1:{server.http_port}"
     for text, message in (
-        ("1e999", "input 'x' row 2 column 5: got inf"),
+        ("1e999", "input 'x' row 2 column 5 of 'calculator-oracle': got inf"),
         ("9" * 400, "an element of input 'x': got 999"),
-        ("1025", "input 'x' row 2 column 5: got 1025"),
+        ("1025", "input 'x' row 2 column 5 of 'calculator-oracle': got 1025"),
     ):
         body = json.dumps({"inputs": [tensor("x", "FP32", [3, 15], tokens(7.0).tolist())]}).replace("7.0", text)
         heard = ask(url, INFER, body.encode())

@@ -1,4 +1,4 @@
-"""Bundles of calculators without training."""
+"""Runs and bundles of calculators without training."""
 
 from __future__ import annotations
 
@@ -31,9 +31,14 @@ def untrained(name: str) -> Regressor:
     return model.eval()
 
 
-def export_untrained(name: str, directory: Path) -> Path:
-    """Write such a network as the run ``directory/runs/NAME``, and return its bundle in ``directory/repository``."""
-    run, model = directory / "runs" / name, untrained(name)
+def save_untrained(name: str, directory: Path) -> Path:
+    """Write such a network as the run ``directory/NAME``, and return it."""
+    run, model = directory / name, untrained(name)
     config = RunConfig(name, {}, provenance(trainer="none", data="none", seed=0))
     save(run, model, config, RunMetrics(model.parameter_count, 0, 0, 0.0, ()))
-    return Path(export_run(run, directory / "repository").bundle)
+    return run
+
+
+def export_untrained(name: str, directory: Path) -> Path:
+    """Write such a run into ``directory/runs``, and return its bundle in ``directory/repository``."""
+    return Path(export_run(save_untrained(name, directory / "runs"), directory / "repository").bundle)
