@@ -10,6 +10,8 @@ from export.calculator.specs import SPECS
 from tests.support.calculators import SMALL, untrained
 from tests.support.sample_requests import column, triton_input
 
+pytestmark = pytest.mark.timeout(900)  # of its first setup, which exports all of them where no test did
+
 TEXTS = ("3 - -4 + 2", "-5 + 1", "7", "1 - 2 + 3 - 4 + 5 - 6 + 7 - 8")
 
 
