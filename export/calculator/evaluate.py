@@ -1,4 +1,4 @@
-"""Evaluation: errors on every split with their intervals."""
+"""Evaluation: errors on every split with their intervals, and the scores of the benchmark."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import torch
 
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
+from export.calculator.benchmark import NEW_LENGTHS, measures_of
 from export.calculator.data import Split
 from export.calculator.networks.transformer import Transformer
 from export.intervals import mean, middle, resampled
 
-_EVALUATED = ("val", "in_range", "out_of_range", "long")
+EVALUATED = ("val", "in_range", "out_of_range", "long")
 
 
 def evaluate(predict: Callable[[Array], Array], splits: Mapping[str, Split]) -> tuple[Measure, ...]:
@@ -22,15 +23,20 @@ def evaluate(predict: Callable[[Array], Array], splits: Mapping[str, Split]) -> 
     Metrics: ``mae`` is mean |e|, with a bootstrap interval; ``mre`` mean |e| / |y|, zeros of y taken as 1, as in paper
     000; ``exact_match`` the share of answers that are right once rounded. Beside each split as a whole there are
     ``long/2`` … ``long/8`` by number of terms, ``long/4-8``, the mean over those lengths, which are new to the
-    predictor, and ``long/with_5`` and ``long/without_5`` by whether the unseen operand 5 occurs.
+    predictor, and ``long/with_5`` and ``long/without_5`` by whether the unseen operand 5 occurs. ``benchmark`` has the
+    scores of :mod:`export.calculator.benchmark`.
 
     Args:
         predict: maps tokens [n, 15] to values [n, 1].
     """
+    return measured({name: predict(splits[name].tokens)[:, 0] for name in EVALUATED}, splits)
+
+
+def measured(values: Mapping[str, Array], splits: Mapping[str, Split]) -> tuple[Measure, ...]:
+    """Return the measures of :func:`evaluate` of predicted values [n], by split."""
     measures: list[Measure] = []
-    for name in _EVALUATED:
-        split = splits[name]
-        predicted = predict(split.tokens)[:, 0]
+    for name in EVALUATED:
+        split, predicted = splits[name], values[name]
         errors = np.abs(predicted.astype(np.float64) - split.truth)
         size = np.abs(np.where(split.truth == 0, 1, split.truth))
         measures += [
@@ -42,14 +48,14 @@ def evaluate(predict: Callable[[Array], Array], splits: Mapping[str, Split]) -> 
         ]
         if name == "long":
             measures += _long(split, errors)
-    return tuple(measures)
+    return (*measures, *measures_of(values, splits))
 
 
 def head_use(model: Transformer, splits: Mapping[str, Split]) -> tuple[Measure, ...]:
     """Measure the use of heads by an adaptive network: mean scores, and the share of coordinates in use."""
     model.eval()
     measures: list[Measure] = []
-    for name in _EVALUATED:
+    for name in EVALUATED:
         tokens = torch.from_numpy(splits[name].tokens)
         with torch.no_grad():
             scores = model.scored(tokens)[1]
@@ -66,7 +72,7 @@ def _long(split: Split, errors: Array) -> list[Measure]:
     unseen = split.has_unseen_operand
     return [
         *(_mae(f"long/{terms}", [part]) for terms, part in by_terms.items()),
-        _mae("long/4-8", [by_terms[terms] for terms in range(4, 9)]),
+        _mae("long/4-8", [by_terms[terms] for terms in NEW_LENGTHS]),
         _mae("long/with_5", [errors[unseen]]),
         _mae("long/without_5", [errors[~unseen]]),
     ]
