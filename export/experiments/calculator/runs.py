@@ -6,16 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from edge.cli.output import progress
 from edge.datatypes import Array
 from edge.errors import Literally, UsageError
+from edge.files import write_whole
 from export.calculator.data import Split
 from export.calculator.evaluate import EVALUATED
 from export.calculator.networks import NETWORKS
 from export.calculator.specs import SPECS
 from export.checkpoint import load
-from export.runs import RunConfig, read_config
+from export.experiments.records import read_part
+from export.experiments.settings import digest
+from export.runs import CONFIG, WEIGHTS, RunConfig
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -38,30 +42,27 @@ class Run(msgspec.Struct, frozen=True):
         return self.config.model, arguments, self.config.provenance.trainer
 
 
-def check_runs(paths: Iterable[Path]) -> None:
-    """Check, without loading their weights, that directories are runs of calculators.
+def open_runs(paths: Sequence[Path], splits: Mapping[str, Split], cache: Path | None = None) -> list[Run]:
+    """Load runs and compute their answers, with a progress bar.
 
-    Raises:
-        UsageError: a run is of something else.
-        CheckpointError: a directory is no run.
+    Args:
+        cache: directory that keeps the answers by the hash of configuration and weights; the largest network takes a
+            minute for them.
     """
-    for path in paths:
-        model = read_config(path).model
-        if model not in SPECS:
-            expected = f"one of {', '.join(SPECS)}"
-            fix = "Give runs that 'fewheads train calculator-…' wrote."
-            raise UsageError(f"RUN {path}", given=Literally(f"a run of {model}"), expected=expected, fix=fix)
-
-
-def open_runs(paths: Sequence[Path], splits: Mapping[str, Split]) -> list[Run]:
-    """Load runs and compute their answers, with a progress bar."""
     runs = []
     with progress() as bar:
         task = bar.add_task("answering", total=len(paths), note="")
         for path in paths:
             bar.update(task, note=path.name)
             model, config, metrics = load(path, NETWORKS)
-            values = {name: model.predict(splits[name].tokens)[:, 0] for name in EVALUATED}
+            kept = cache / f"{digest(path, CONFIG, WEIGHTS)}.json" if cache else None
+            if kept and kept.exists():
+                answers = read_part(kept, dict[str, list[float]])
+            else:
+                answers = {name: model.predict(splits[name].tokens)[:, 0].tolist() for name in EVALUATED}
+                if kept:
+                    write_whole(kept, msgspec.json.encode(answers))
+            values = {name: np.array(one, np.float32) for name, one in answers.items()}
             runs.append(Run(path, config, metrics.parameters, values))
             bar.advance(task)
     return runs
