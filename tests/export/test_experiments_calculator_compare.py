@@ -9,11 +9,12 @@ import pytest
 import scipy.stats
 
 from edge.bundles.bundle import Bundle
-from edge.errors import BackendError, CheckpointError, UsageError
+from edge.errors import BackendError, UsageError
 from export.calculator.benchmark import baseline, errors_of, score
 from export.calculator.networks import NETWORKS, create
 from export.calculator.train import train_run
 from export.checkpoint import load, save
+from export.errors import CheckpointError
 from export.estimate.operations import work_of
 from export.experiments.calculator.comparison import cost, memory
 from export.experiments.calculator.comparison.cli import compare
