@@ -87,7 +87,12 @@ def _mean(metric: str, split: str, strata: list[Array]) -> Measure:
 
 
 def _exact_match(split: str, right: Array) -> Measure:
-    # Wilson's interval has a width where all answers are right; that of resamples has none.
-    found = scipy.stats.binomtest(int(right.sum()), len(right)).proportion_ci(method="wilson")
-    interval = float(found.low), float(found.high)
-    return Measure(metric="exact_match", split=split, value=float(right.mean()), n=len(right), interval=interval)
+    number = int(right.sum())
+    interval = share_interval(number, len(right))
+    return Measure(metric="exact_match", split=split, value=number / len(right), n=len(right), interval=interval)
+
+
+def share_interval(number: int, items: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share of items; unlike that of resamples, it is never empty."""
+    found = scipy.stats.binomtest(number, items).proportion_ci(method="wilson")
+    return float(found.low), float(found.high)

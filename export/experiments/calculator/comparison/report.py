@@ -29,7 +29,7 @@ def report_of(results: Results, figures: Sequence[str]) -> str:
     for title, note, table in (
         ("Accuracy", "", accuracy(results)),
         ("Right answers, once rounded", "", exact_matches(results)),
-        ("The scores of other models", _tests_note(results), against(results)),
+        ("Scores compared", _tests_note(results), against(results)),
         ("The paper's figures beside ours", _SLIP, published(results)),
         ("Absolute error by number of terms, and without and with the unseen operand 5", "", by_terms(results)),
         ("Cost", _cost_note(results), costs(results)),
@@ -44,8 +44,8 @@ def _introduction(results: Results) -> list[str]:
     seeds = len(baseline().seeds)
     return [
         "Written by `fewheads calculator compare`. Means over seeds with Student's 95 % interval; of a network with "
-        "one seed, the interval is over the items (bootstrap; Wilson's for shares). There are 1,457 items in range, "
-        "2,048 out of range, and 700 long ones: 100 each of 2 to 8 terms.",
+        "one seed, the interval is over the items (bootstrap). Those of shares are at least as wide as Wilson's over "
+        "the items. There are 1,457 items in range, 2,048 out of range, and 700 long ones: 100 each of 2 to 8 terms.",
         "",
         "The *score* is the geometric mean of the baseline's error over the model's, for four errors: absolute in "
         "range, out of range and on 4 to 8 terms, and relative out of range. "
@@ -83,7 +83,7 @@ def exact_matches(results: Results) -> list[str]:
 
 def against(results: Results) -> list[str]:
     """Return the table of t-tests against the baseline and the reference."""
-    others = (FROZEN, results.reference)
+    others = _compared(results)
     rows = []
     for model in results.models:
         tests = {test.other: test for test in model.against}
@@ -93,11 +93,16 @@ def against(results: Results) -> list[str]:
     return markdown_table(heads, rows, texts=1)
 
 
+def _compared(results: Results) -> tuple[str, str]:
+    return FROZEN, results.reference
+
+
 def _tests_note(results: Results) -> str:
-    number = sum(test.p is not None for model in results.models for test in model.against if test.other == FROZEN)
+    tests = [test for model in results.models for test in model.against if test.other in _compared(results)]
+    number = sum(test.p is not None for test in tests)
     return (
         "Welch's t-tests of the logarithms of scores, over seeds; none where a model has one seed. The values of p are "
-        f"not corrected: with {number} models, one below {0.05 / max(number, 1):.2g} is significant at 5 %."
+        f"not corrected: of {number} tests, those below {0.05 / max(number, 1):.2g} are significant at 5 % together."
     )
 
 

@@ -20,7 +20,7 @@ from export.calculator.benchmark import (
     score,
 )
 from export.calculator.data import Split
-from export.calculator.evaluate import measured
+from export.calculator.evaluate import measured, share_interval
 from export.calculator.specs import SPECS
 from export.experiments.calculator.comparison.results import Against, Cost, ModelResult
 from export.experiments.calculator.runs import Run
@@ -73,14 +73,21 @@ def reference_of(groups: Mapping[str, Sequence[Run]]) -> str:
 def _pooled(runs: Sequence[tuple[Measure, ...]]) -> tuple[Measure, ...]:
     if len(runs) == 1:
         return runs[0]
-    pooled = []
-    for measure, *same in zip(across_seeds(runs), *runs, strict=True):
-        if measure.metric in (SCORE, PAPER_SCORE):
-            logs = over_seeds([float(np.log(one.value)) for one in same])
-            low, high = np.exp(logs.interval).tolist()
-            measure = msgspec.structs.replace(measure, value=float(np.exp(logs.value)), interval=(low, high))
-        pooled.append(measure)
-    return tuple(pooled)
+    return tuple(_measure(measure, same) for measure, *same in zip(across_seeds(runs), *runs, strict=True))
+
+
+def _measure(mean: Measure, runs: Sequence[Measure]) -> Measure:
+    """Return a mean over seeds as it is reported: of scores the geometric mean, with the interval of its logarithm."""
+    if mean.metric in (SCORE, PAPER_SCORE):
+        logs = over_seeds([float(np.log(one.value)) for one in runs])
+        low, high = np.exp(logs.interval).tolist()
+        return msgspec.structs.replace(mean, value=float(np.exp(logs.value)), interval=(low, high))
+    if mean.metric == "exact_match" and mean.interval:
+        # Seeds that are right everywhere do not differ, and the items are no more for it: at least Wilson's interval.
+        items = share_interval(round(mean.value * mean.n), mean.n)
+        bounds = min(mean.interval[0], items[0]), min(max(mean.interval[1], items[1]), 1.0)
+        return msgspec.structs.replace(mean, interval=bounds)
+    return mean
 
 
 def _against(ours: Array, name: str, theirs: Array) -> Against:
