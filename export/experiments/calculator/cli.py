@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 
 from export.experiments.calculator.view.cli import view
+from export.experiments.calculator.baseline import baseline
+from export.experiments.calculator.comparison.cli import compare
 
 
 @click.group()
@@ -13,3 +15,5 @@ def calculator() -> None:
 
 
 calculator.add_command(view)
+calculator.add_command(baseline)
+calculator.add_command(compare)
