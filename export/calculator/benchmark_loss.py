@@ -1,8 +1,8 @@
-"""Paper 000's benchmark as a loss (its future work): logarithms of errors in range, out of range and on long expressions.
+"""Paper 000's benchmark as a loss: logarithms of errors in range, out of range and on long expressions.
 
 The score of a network is a geometric mean of ratios of errors, so its logarithm is a mean of logarithms of errors, and
-the baseline's errors are constants in it. The terms are computed on the training items and on generated dev splits, never
-on the benchmark's own items.
+the baseline's errors are constants in it. The terms are computed on the training items and on generated dev splits,
+never on the benchmark's own items.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _LEAST_ERROR = 1e-6
 class DevObjective(CalculatorObjective):
     """An :class:`export.training.objective.Objective`: a loss over the training items and both dev splits.
 
-    A batch holds equally many items of the three, whatever the loss is, so that losses differ in nothing else. The epoch
-    is chosen by the benchmark's terms on ``val`` and on the parts of the dev splits that are not learnt from.
+    A batch holds equally many items of the three, whatever the loss is, so that losses differ in nothing else. The
+    epoch is chosen by the benchmark's terms on ``val`` and on the parts of the dev splits that are not learnt from.
 
     Args:
         loss: ``mse`` and ``mae`` are over all items of a batch, ``benchmark`` is :func:`log_errors`.

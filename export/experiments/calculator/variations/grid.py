@@ -18,13 +18,12 @@ Loss = Literal["mse", "mae", "benchmark"]
 FNN2 = "calculator-fnn2"
 BASE = "as published"
 ACTIVATIONS = ("prelu", "relu", "gelu", "silu", "tanh")
-RATES = (1e-3, 3e-3, 1e-2)
-#: Settings of an optimiser by the name that people read.
-OPTIMIZERS: dict[str, tuple[OptimizerName, float]] = {
-    "Adam": ("adamw", 0.0),
-    "AdamW": ("adamw", 1e-2),
-    "SGD": ("sgd", 0.0),
-    "Muon": ("muon", 0.0),
+#: Weight decay and learning rates of optimisers by the name that people read. SGD has momentum.
+OPTIMIZERS: dict[str, tuple[OptimizerName, float, tuple[float, ...]]] = {
+    "Adam": ("adamw", 0.0, (1e-3, 3e-3, 1e-2)),
+    "AdamW": ("adamw", 1e-2, (1e-3, 3e-3, 1e-2)),
+    "SGD": ("sgd", 0.0, (3e-3, 1e-2, 3e-2)),
+    "Muon": ("muon", 0.0, (1e-3, 3e-3, 1e-2)),
 }
 PRODUCT = "activation × optimiser"
 #: Units with which an embedding of 8 has about as many parameters as FNN2: 6,167.
@@ -110,15 +109,16 @@ def _around(factor: str, settings: dict[str, dict[str, Any]]) -> Iterator[Varian
 
 
 def _product() -> Iterator[Variant]:
-    for activation, (name, (optimizer, decay)), rate in product(ACTIVATIONS, OPTIMIZERS.items(), RATES):
-        changed = {"optimizer": optimizer, "weight_decay": decay, "peak_learning_rate": rate}
-        yield Variant(
-            factor=PRODUCT,
-            setting=f"{activation}, {name}, {rate:g}",
-            arguments={"activation": activation},
-            recipe=msgspec.structs.replace(_recipe(FNN2), **changed),
-            most_seeds=3,
-        )
+    for activation, (name, (optimizer, decay, rates)) in product(ACTIVATIONS, OPTIMIZERS.items()):
+        for rate in rates:
+            changed = {"optimizer": optimizer, "weight_decay": decay, "peak_learning_rate": rate}
+            yield Variant(
+                factor=PRODUCT,
+                setting=f"{activation}, {name}, {rate:g}",
+                arguments={"activation": activation},
+                recipe=msgspec.structs.replace(_recipe(FNN2), **changed),
+                most_seeds=3,
+            )
 
 
 def _recipe(model: str) -> Recipe:
