@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from export.experiments.calculator.search.cli import search
 from export.experiments.calculator.variations.cli import benchmark_loss, vary
 
 
@@ -12,5 +13,6 @@ def calculator() -> None:
     """Compare the calculators, vary their training, and look at what they do."""
 
 
+calculator.add_command(search)
 calculator.add_command(vary)
 calculator.add_command(benchmark_loss)

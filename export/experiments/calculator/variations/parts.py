@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from export.calculator.generated import floats
 from export.calculator.networks import create
 from export.calculator.train import CalculatorObjective, metrics_of
 from export.errors import CheckpointError, TrainingError
-from export.experiments.calculator.variations.grid import Variant
+from export.experiments.calculator.variations.grid import PRODUCT, Variant
 from export.experiments.records import read_part
 from export.runs import RunMetrics
 from export.training.observer import Observer
@@ -36,14 +37,15 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parts(variants: Sequence[Variant], seeds: int, out: Path, before: Before) -> Iterator[Part]:
-    """Yield all parts, computing those that have no file yet; the first seed of all variants first.
+    """Yield all parts, computing those that have no file yet; one factor at a time before the product.
 
     Raises:
         CheckpointError: a file is malformed, or of other settings.
     """
     splits = load()
-    for seed in range(seeds):
-        for variant in variants:
+    for product in (False, True):
+        of_kind = [variant for variant in variants if (variant.factor == PRODUCT) is product]
+        for seed, variant in itertools.product(range(seeds), of_kind):
             if variant.most_seeds is not None and seed >= variant.most_seeds:
                 continue
             path = out / PARTS / f"{variant.name}-seed{seed}.json"
