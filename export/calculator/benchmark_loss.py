@@ -18,6 +18,7 @@ from export.calculator import generated
 from export.calculator.data import Split
 from export.calculator.networks.regressor import Regressor
 from export.calculator.train import CalculatorObjective
+from export.training.device import model_device
 from export.training.objective import Score
 from export.training.state import fingerprint
 
@@ -28,7 +29,7 @@ Batch = Mapping[str, tuple[Tensor, Tensor]]
 _LEAST_ERROR = 1e-6
 
 
-class DevObjective(CalculatorObjective):
+class DevObjective:
     """An :class:`export.training.objective.Objective`: a loss over the training items and both dev splits.
 
     A batch holds equally many items of the three, whatever the loss is, so that losses differ in nothing else. The
@@ -42,18 +43,19 @@ class DevObjective(CalculatorObjective):
     def __init__(
         self, model: Regressor, splits: Mapping[str, Split], loss: DevLoss, *, seed: int, batch_size: int = 32
     ) -> None:
-        super().__init__(model, splits["train"], splits["val"], seed=seed, batch_size=batch_size)
+        self._plain = CalculatorObjective(model, splits["train"], splits["val"], seed=seed, batch_size=batch_size)
+        self.model, self.steps_per_epoch, self.rates = model, self._plain.steps_per_epoch, self._plain.rates
+        self._kind, self._seed, self._batch_size, self._device = loss, seed, batch_size, model_device(model)
         dev = generated.dev()
-        self._kind = loss
         self._further = {name: _tensors(split) for name, split in dev.learnt.items()}
         self._choice = {name: _tensors(split) for name, split in {"in_range": splits["val"], **dev.choice}.items()}
 
     def fingerprint(self) -> str:
         """Return a hash of the initial weights, the training set and the loss."""
         data = [tensor.numpy() for pair in self._further.values() for tensor in pair]
-        return fingerprint([], data, f"{super().fingerprint()} {self._kind}")
+        return fingerprint([], data, f"{self._plain.fingerprint()} {self._kind}")
 
-    def batches(self, epoch: int, first: int) -> Iterator[Batch]:  # type: ignore[override]
+    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
         """Yield batches in an order that depends on seed and epoch; dev items come several times in an epoch."""
         generator = torch.Generator().manual_seed(1_000_003 * self._seed + epoch)
         needed = self.steps_per_epoch * self._batch_size
@@ -61,21 +63,23 @@ class DevObjective(CalculatorObjective):
         for name, (x, _) in self._further.items():
             times = -(-needed // len(x))
             orders[name] = torch.cat([torch.randperm(len(x), generator=generator) for _ in range(times)])
-        for number, learnt in enumerate(super().batches(epoch, first), first):
+        for number, learnt in enumerate(self._plain.batches(epoch, first), first):
             batch = {"in_range": learnt}
             for name, (x, y) in self._further.items():
                 rows = orders[name][number * self._batch_size : (number + 1) * self._batch_size]
                 batch[name] = x[rows].to(self._device), y[rows].to(self._device)
             yield batch
 
-    def loss(self, batch: Batch, progress: float) -> Tensor:  # type: ignore[override]
+    def loss(self, batch: Batch, progress: float) -> Tensor:
         """Return the loss."""
         value = self.model(torch.cat([x for x, _ in batch.values()]))
-        if self._kind == "benchmark":
-            values = value.split([len(x) for x, _ in batch.values()])
-            return log_errors(dict(zip(batch, values, strict=True)), {name: y for name, (_, y) in batch.items()})
         truth = torch.cat([y for _, y in batch.values()])
-        return functional.mse_loss(value, truth) if self._kind == "mse" else functional.l1_loss(value, truth)
+        if self._kind == "mse":
+            return functional.mse_loss(value, truth)
+        if self._kind == "mae":
+            return functional.l1_loss(value, truth)
+        values = value.split([len(x) for x, _ in batch.values()])
+        return log_errors(dict(zip(batch, values, strict=True)), {name: y for name, (_, y) in batch.items()})
 
     def evaluate(self) -> Score:
         """Return the benchmark's terms, negated; people read the geometric mean of the four errors."""

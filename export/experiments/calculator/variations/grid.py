@@ -40,7 +40,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
         setting: what it changes it to.
         model: of :data:`export.calculator.specs.SPECS`.
         arguments: of the network, beside those of its spec.
-        seeds: runs, relative to ``--seeds``: none of a product takes more than three.
+        most_seeds: runs at most, whatever ``--seeds`` is.
     """
 
     factor: str

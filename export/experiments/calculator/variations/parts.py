@@ -20,6 +20,7 @@ from export.errors import CheckpointError, TrainingError
 from export.experiments.calculator.variations.grid import PRODUCT, Variant
 from export.experiments.records import read_part
 from export.runs import RunMetrics
+from export.training.objective import Objective
 from export.training.observer import Observer
 from export.training.trainer import train
 
@@ -64,7 +65,7 @@ def _computed(variant: Variant, seed: int, splits: Mapping[str, Split], watch: O
     model = create(variant.model, seed, **variant.arguments)
     batch_size = variant.recipe.batch_size
     if variant.data == "dev":
-        objective: CalculatorObjective = DevObjective(model, splits, variant.loss, seed=seed, batch_size=batch_size)
+        objective: Objective = DevObjective(model, splits, variant.loss, seed=seed, batch_size=batch_size)
     else:
         learnt = _training_data(variant, splits["train"])
         objective = CalculatorObjective(model, learnt, splits["val"], seed=seed, batch_size=batch_size)
