@@ -109,7 +109,7 @@ def test_losses_see_the_same_batches_and_resume_with_them(splits):
 def test_every_loss_reduces_the_errors_on_dev_items_that_are_not_learnt(loss, splits):
     objective = DevObjective(create(FNN2, 0), splits, loss, seed=0)
     before = objective.evaluate()
-    train(objective, Recipe(epochs=3, peak_learning_rate=1e-3), seed=0)
+    train(objective, Recipe(epochs=4, peak_learning_rate=3e-3), seed=0)
     assert objective.evaluate().printed < 0.5 * before.printed
 
 
@@ -117,8 +117,8 @@ def test_every_loss_reduces_the_errors_on_dev_items_that_are_not_learnt(loss, sp
 def test_every_optimiser_learns(optimizer, splits):
     objective = CalculatorObjective(create(FNN2, 0), splits["train"], splits["val"], seed=0)
     before = objective.evaluate().printed
-    train(objective, Recipe(epochs=2, peak_learning_rate=3e-3, optimizer=optimizer), seed=0)
-    assert objective.evaluate().printed < 0.3 * before
+    train(objective, Recipe(epochs=4, peak_learning_rate=3e-3, optimizer=optimizer), seed=0)
+    assert objective.evaluate().printed < 0.6 * before
 
 
 def test_muon_has_all_matrices_but_the_last_of_a_dense_network_and_refuses_one_without(splits):
