@@ -33,6 +33,17 @@ class Mean(msgspec.Struct, frozen=True):
     interval: tuple[float, float]
 
 
+def with_interval(value: float, interval: tuple[float, float], form: Callable[[float], str]) -> str:
+    """Return a value with its interval in parentheses, for people; ``form`` writes a number."""
+    low, high = map(form, interval)
+    return f"{form(value)} ({low} … {high})"
+
+
+def points(change: Difference) -> str:
+    """Return a difference of shares with its interval in percentage points, for people."""
+    return with_interval(change.value, change.interval, lambda share: f"{100 * share:+.1f}")
+
+
 class Sample:
     """Values of runs, which differ in their seed, on the same items.
 

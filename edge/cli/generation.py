@@ -28,6 +28,12 @@ _OPTIONS = (
         help="Most tokens of a generated text.  [default: the model's]",
     ),
     click.option(
+        "--min-tokens",
+        type=click.IntRange(0, _MOST_INT32),
+        help="Tokens before which the text neither ends nor has a --stop.  [default: 0]",
+    ),
+    click.option("--ignore-eos", is_flag=True, help="Go on after the model's end of a text."),
+    click.option(
         "--temperature",
         type=click.FloatRange(0, 100),
         help="Draw tokens at this temperature; 0 takes the likeliest.  [default: 0]",

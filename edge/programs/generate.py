@@ -21,10 +21,11 @@ from edge.bundles.preprocess import load_tokenizer
 from edge.bundles.programs import GenerateProgram
 from edge.datatypes import Array, TensorSpec, byte_size
 from edge.errors import Literally, RunnerError
-from edge.programs.program import TOKENS, AppliedHead, Computed, LoopLimits, Mover, Options
-from edge.programs.sampling import Sampler, Sampling, log_probability
+from edge.programs.generated_text import GeneratedText
+from edge.programs.program import TOKENS, Computed, LoopLimits, Mover, Options
+from edge.programs.sampling import Sampling, log_probability
 from edge.programs.session import Finished, IterativeProgram, Joining, Session, close_gaps
-from edge.protocol import BY_LENGTH, BY_STOP, LOGPROBS, STOPPED, TOKEN_IDS
+from edge.protocol import LOGPROBS, STOPPED, TOKEN_IDS
 from edge.runner import DecoderTensors, DeviceDecoder, Runner
 
 if TYPE_CHECKING:
@@ -43,19 +44,6 @@ _MOST_JOINED: Final = 1024
 BY_TOKEN: Final = (TensorSpec(LOGPROBS, "FP32", (-1, -1)), TensorSpec(TOKEN_IDS, "INT64", (-1, -1)))
 
 
-class Pieces:
-    """The pieces of a text, token by token."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        from tokenizers.decoders import DecodeStream
-
-        self._tokenizer, self._stream = tokenizer, DecodeStream(skip_special_tokens=True)
-
-    def add(self, token: int) -> str:
-        """Return what a token adds to the text: nothing if it is special, or ends in the middle of a character."""
-        return self._stream.step(self._tokenizer, token) or ""
-
-
 class Generate(IterativeProgram):
     """Generates text with the decoder of a tier.
 
@@ -71,7 +59,7 @@ class Generate(IterativeProgram):
     ) -> None:
         self.config, self.tokenizer, self.ids, self.mask = config, tokenizer, ids, mask
         self.sampling = Sampling(config.max_tokens)
-        self.limits = steps_of(self.sampling)
+        self.limits = token_limits(self.sampling)
         self.tensors = DecoderTensors(
             config.tokens,
             config.lengths,
@@ -123,8 +111,8 @@ class Generate(IterativeProgram):
             idle.clear()
 
 
-def steps_of(sampling: Sampling) -> LoopLimits:
-    """Return the limits by which admission predicts the steps of a request; a text has no tolerance."""
+def token_limits(sampling: Sampling) -> LoopLimits:
+    """Return the limits by which admission predicts the tokens of a request; a text has no tolerance."""
     return LoopLimits(sampling.max_tokens, 0.0)
 
 
@@ -134,8 +122,8 @@ class GenerationSession(Session):
     def __init__(self, program: Generate, tier: str) -> None:
         self._program, self._tier = program, tier
         self._decoder: DeviceDecoder | None = None  # while there are rows
-        self._requests: dict[object, list[_Row]] = {}
-        self._rows: list[_Row] = []  # in the order of the decoder's
+        self._requests: dict[object, list[GeneratedText]] = {}
+        self._rows: list[GeneratedText] = []  # in the order of the decoder's
 
     @property
     def rows(self) -> int:
@@ -148,11 +136,14 @@ class GenerationSession(Session):
         inputs = [request.inputs for request in requests]
         ids, mask = (np.concatenate([one[name] for one in inputs]) for name in (program.ids, program.mask))
         lengths = mask.sum(axis=1)
-        joining: dict[object, list[_Row]] = {}
+        joining: dict[object, list[GeneratedText]] = {}
         for request, one in zip(requests, inputs, strict=True):
             sampling = request.options.sampling or program.sampling
-            head, rows_of_one = request.options.head, range(len(one[program.ids]))
-            joining[request.key] = [_Row(program, sampling, number, head) for number in rows_of_one]
+            head = request.options.head
+            joining[request.key] = [
+                GeneratedText(program.config, program.tokenizer, sampling, number, head)
+                for number in range(len(one[program.ids]))
+            ]
         rows = [row for own in joining.values() for row in own]
         for row, length in zip(rows, lengths.tolist(), strict=True):
             row.prompt_tokens = length
@@ -208,7 +199,7 @@ class GenerationSession(Session):
         self._leave([place for place, row in enumerate(self._rows) if row.ended])
         return finished
 
-    def _computed(self, rows: Sequence[_Row]) -> Computed:
+    def _computed(self, rows: Sequence[GeneratedText]) -> Computed:
         config = self._program.config
         texts = np.empty((len(rows), 1), np.object_)
         texts[:, 0] = [row.shown().encode() for row in rows]
@@ -237,7 +228,7 @@ class GenerationSession(Session):
             self._decoder = None
 
 
-def _by_token(rows: Sequence[_Row]) -> dict[str, Array]:
+def _by_token(rows: Sequence[GeneratedText]) -> dict[str, Array]:
     """Return log-probabilities and ids of the tokens so far, with zeros and -1 behind the last one of a row."""
     shape = len(rows), max(len(row.tokens) for row in rows)
     logprobs, ids = np.zeros(shape, np.float32), np.full(shape, -1, np.int64)
@@ -246,7 +237,7 @@ def _by_token(rows: Sequence[_Row]) -> dict[str, Array]:
     return {LOGPROBS: logprobs, TOKEN_IDS: ids}
 
 
-def _append(rows: Sequence[_Row], logits: Array) -> None:
+def _append(rows: Sequence[GeneratedText], logits: Array) -> None:
     """Append a token to each row, from logits [rows, vocabulary], which heads move; without finite ones a row fails."""
     headed: dict[Mover, list[int]] = {}
     for place, row in enumerate(rows):
@@ -277,73 +268,6 @@ def _append(rows: Sequence[_Row], logits: Array) -> None:
             given, fix = Literally("logits that are not finite"), "Usual causes are FP16 and a broken export."
             subject = f"head with alpha {row.alpha:g}" if row.head else "decoder"
             row.error = RunnerError(subject, given=given, expected="finite logits to choose a token from", fix=fix)
-
-
-class _Row:
-    """One text in progress."""
-
-    def __init__(self, program: Generate, sampling: Sampling, number: int, head: AppliedHead | None) -> None:
-        self.head, self.alpha = head, head.alpha if head else 0.0
-        self._config, self._sampling = program.config, sampling
-        self._pieces = Pieces(program.tokenizer)
-        sampler = Sampler(sampling, number)
-        self.greedy, self.choose = sampler.greedy, sampler.choose
-        self.min_tokens, self.end_tokens = sampling.min_tokens, list(program.config.end_tokens)
-        self.tokens: list[int] = []
-        self.logprobs: list[float] | None = [] if sampling.logprobs else None  # of the tokens, if they are to be sent
-        self.text = ""
-        self.unsearched = 0  # characters that come too early for a stop text
-        self.stopped = ""
-        self.error: RunnerError | None = None
-        self.prompt_tokens = 0
-        self.first_ns = self.last_ns = 0
-
-    @property
-    def ended(self) -> bool:
-        """Whether it takes no further token."""
-        return bool(self.stopped or self.error)
-
-    def append(self, token: int, now_ns: int) -> None:
-        """Append a token, and end the text if it is the last one."""
-        self.tokens.append(token)
-        self.first_ns, self.last_ns = self.first_ns or now_ns, now_ns
-        if token in self.end_tokens and not self._sampling.ignore_eos:
-            self.stopped = BY_STOP
-            return
-        if piece := self._pieces.add(token):
-            self._add(piece)
-        if self.stopped:
-            return
-        if len(self.tokens) >= self._sampling.max_tokens or self._full():
-            self.stopped = BY_LENGTH
-
-    def shown(self) -> str:
-        """Return the text without an end that may become a stop text."""
-        if self.stopped or not self._sampling.stop:
-            return self.text
-        return self.text[: min(_begin(self.text, stop) for stop in self._sampling.stop)]
-
-    def _add(self, piece: str) -> None:
-        begin = len(self.text)
-        self.text += piece
-        if len(self.tokens) < self.min_tokens:
-            self.unsearched = len(self.text)
-            return
-        found = [self.text.find(stop, max(begin - len(stop) + 1, self.unsearched)) for stop in self._sampling.stop]
-        if places := [place for place in found if place >= 0]:
-            self.text = self.text[: min(places)]
-            self.stopped = BY_STOP
-
-    def _full(self) -> bool:
-        return self.prompt_tokens + len(self.tokens) >= self._config.positions
-
-
-def _begin(text: str, stop: str) -> int:
-    """Return where a stop text may begin that the text does not contain as a whole; its length if nowhere."""
-    place = text.find(stop[0], max(len(text) - len(stop) + 1, 0))
-    while place >= 0 and not stop.startswith(text[place:]):
-        place = text.find(stop[0], place + 1)
-    return place if place >= 0 else len(text)
 
 
 def generator(bundle: Bundle, config: GenerateProgram, runners: Mapping[str, Runner]) -> Generate:

@@ -42,7 +42,7 @@ class Options(NamedTuple):
     """How to compute one request. Requests share a run only if they are for the same tier."""
 
     tier: str  # its name, or that of the program's own choice of tiers
-    limits: LoopLimits | None = None  # of a loop, or the steps of a text; None takes the manifest's
+    limits: LoopLimits | None = None  # of a loop, or the tokens of a text; None takes the manifest's
     sampling: Sampling | None = None  # of generated text; None takes the manifest's
     head: AppliedHead | None = None  # of generated text
 
@@ -59,7 +59,7 @@ class Computed(NamedTuple):
 
     outputs: dict[str, Array]  # of the graph, rows first if the model has a batch dimension
     facts: Mapping[str, Array] = MappingProxyType({})  # about each row, [rows] each, such as the tier that answered it
-    repeats: float = 1.0  # of the program's basic step, 1 or more; the time of a run is proportional to it
+    repeats: float = 1.0  # of the program's basic step, 1 or more, which its time is proportional to; tokens of a text
 
 
 class Program(ABC):

@@ -18,7 +18,7 @@ from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, Literally
 from edge.programs.cascade import AUTO
 from edge.programs.factory import program_of
-from edge.programs.generate import BY_TOKEN, Generate, steps_of
+from edge.programs.generate import BY_TOKEN, Generate, token_limits
 from edge.programs.golden_options import golden_options
 from edge.programs.head import Head
 from edge.programs.loop import Loop, limits_of
@@ -251,7 +251,7 @@ class Model:
             return options._replace(limits=limits_of(program, self.name, **loop))
         if isinstance(program, GenerateProgram) and text:
             sampling = sampling_of(program, self.name, text)
-            return options._replace(limits=steps_of(sampling), sampling=sampling)
+            return options._replace(limits=token_limits(sampling), sampling=sampling)
         return options
 
     def _superfluous(self, parameters: Mapping[str, Any], expected: str) -> InvalidRequest:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from edge.datatypes import Array
 from edge.errors import InvalidRequest, Literally
 from edge.pb import inference_pb2 as pb
-from edge.programs.generate import PROMPT_TOKENS, Pieces
+from edge.programs.generate import PROMPT_TOKENS
+from edge.programs.generated_text import Pieces
 from edge.protocol import BY_STOP, FINAL_RESPONSE, LOGPROBS, STOPPED, STREAM_PARTIAL, TOKEN_IDS
 from edge.rest.json_messages import INT64, checked, encode, field, kind_of, whole
 from edge.rest.messages import set_parameters

@@ -45,7 +45,7 @@ class Admission:
         if not full and left == math.inf:
             return
         seconds = self.finish_seconds(job, now, runs())
-        if job.best_effort and seconds > left:  # it ends in time, if there is time for its first step
+        if job.best_effort and seconds > left:  # it ends in time, if there is time for a first answer
             seconds = max(self.finish_seconds(job, now, runs(), first=True), left)
         if full == "requests":
             given, expected = f"{len(self._queue)} waiting requests", f"fewer than {self._queue.max_jobs}"
@@ -68,7 +68,7 @@ class Admission:
         )
 
     def finish_seconds(self, job: Job, now: float, runs: Iterable[Running], *, first: bool = False) -> float:
-        """Predict the seconds until a job is answered that joins the queue now, or until its ``first`` step has ended.
+        """Predict the seconds until a job is answered that joins the queue now, or until it has a ``first`` answer.
 
         Unknown run times count as 0.
         """

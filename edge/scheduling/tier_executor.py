@@ -81,6 +81,8 @@ class TierExecutor:
             self.max_delay_seconds = 0.0
         self.options = Options(self.tier)
         self.iterative = isinstance(self.program, IterativeProgram)
+        # The run of a prompt gives the first token of a text, so its steps are one fewer than its tokens.
+        self._joining_loops = int(isinstance(self.program, IterativeProgram) and self.program.generates)
         self.latency = LatencyTable()
         self.joins = LatencyTable()  # of the runs in which requests join an iterative program
         self.loops = LoopEstimate()
@@ -118,19 +120,19 @@ class TierExecutor:
         assert isinstance(self.program, IterativeProgram)
         return options.limits or self.program.limits
 
-    def learn(self, options: Options, repeats: float) -> None:
+    def learn(self, options: Options, loops: float) -> None:
         """Learn how many loops a request to an iterative program took; its steps are learnt one by one."""
-        self.latency.observe_repeats(repeats)
-        self.loops.observe(self.limits(options), repeats)
+        self.latency.observe_repeats(loops - self._joining_loops)
+        self.loops.observe(self.limits(options), loops)
 
     def repeats(self, options: Options, deviations: float = _WAITING_DEVIATIONS) -> float:
         """Predict how often the step of an iterative program is repeated for a request; 1 for other programs."""
-        return self.loops.loops(self.limits(options), deviations) if self.iterative else 1.0
+        return self.loops.loops(self.limits(options), deviations) - self._joining_loops if self.iterative else 1.0
 
     def repeats_left(self, options: Options, done: int) -> float:
-        """Predict the loops left after ``done``; a request that took longer than expected takes as many again."""
-        expected = self.repeats(options)
-        return expected - done if done < expected else min(done, self.limits(options).max_loops - done)
+        """Predict the repeats left after ``done``; a request that took longer than expected takes as many again."""
+        expected, most = self.repeats(options), self.limits(options).max_loops - self._joining_loops
+        return expected - done if done < expected else min(done, most - done)
 
     def call_size(self, rows: int, size: float) -> int:
         """Return the elements that the time of a run, or of a step of an iterative program, grows with.
@@ -152,8 +154,9 @@ class TierExecutor:
         return self.joins.step_seconds(size, deviations) or 0.0
 
     def first_seconds(self, rows: int, size: int) -> float:
-        """Predict the time until a request to an iterative program has joined and its first step has ended."""
-        return self.join_seconds(size) + self.call_seconds(self.call_size(rows, size))
+        """Predict the time until a request to an iterative program has joined and has its first loop or token."""
+        joined = self.join_seconds(size)
+        return joined if self._joining_loops else joined + self.call_seconds(self.call_size(rows, size))
 
     def run_seconds(self, size: int, options: Options | None = None, rows: int = 1, *, beside: int = 0) -> float:
         """Predict a request's run, on the safe side; 0 while no run is known.

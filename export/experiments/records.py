@@ -1,17 +1,35 @@
-"""What all experiments write and read alike: parts on disk, and tables in Markdown."""
+"""What all experiments do alike: compute parts, read them from the disk, and write tables in Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from edge.cli.output import remark
 from edge.errors import Literally
 from export.errors import CheckpointError
+from export.training.watch import Watch, watching_each
 
 T = TypeVar("T")
+#: Called with the name of a part that has to be computed; what it returns observes that.
+Before = Callable[[str], Watch]
+
+
+def each_part(parts: Callable[[Before], Iterator[T]], number: int) -> Iterator[list[T]]:
+    """Yield all parts so far after each of ``number``, under a progress bar; a line names each that is computed."""
+    found: list[T] = []
+    with watching_each("computing") as watch:
+
+        def before(name: str) -> Watch:
+            remark(f"{len(found) + 1} of {number}: {name}")
+            return watch(name)
+
+        for part in parts(before):
+            found.append(part)
+            yield found
 
 
 def read_part(path: Path, kind: type[T]) -> T:

@@ -93,7 +93,8 @@ def save_backbone(
     """Write a model with its tokenizer as a directory that transformers loads, too; one at that path is replaced.
 
     Args:
-        further: contents by file name, to write beside it; a name may have a directory.
+        further: contents by file name, to write beside it, or in place of a tokenizer's file; a name may have a
+            directory.
 
     Raises:
         CheckpointError: the disk refuses.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from export.language.backbone import load_backbone
 from export.language.controls import revised_logits
-from export.language.files import WEIGHTS
+from export.language.files import WEIGHTS, tokenizer_files
 from export.language.read_out import ReadOut, read_out_of
 from export.language.tokenizer import TextTokenizer
 from export.runs import CONFIG, TOKENIZER
@@ -58,6 +58,7 @@ class Base:
     Attributes:
         embeddings: of its tokens, [V, E].
         read_out: from last states to logits.
+        tokenizer_files: contents by name, for models that are made from it.
 
     Raises:
         CheckpointError: a file is missing or malformed.
@@ -70,6 +71,7 @@ class Base:
         self.model.to(self.device)  # type: ignore[arg-type]
         self.tokenizer = TextTokenizer.load(directory)
         self.identity = identity_of(Path(directory))
+        self.tokenizer_files = tokenizer_files(Path(directory))
         untyped: Any = self.model
         self.embeddings: Tensor = untyped.get_input_embeddings().weight
         self.read_out = read_out_of(untyped)

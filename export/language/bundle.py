@@ -24,6 +24,7 @@ from export.language.decoder import LAST, LENGTHS, LOGITS, TOKENS, DecoderGraph,
 from export.language.decoder_artifacts import MAX_BATCH_SIZE, decoders_of
 from export.language.decoding import end_tokens
 from export.language.golden_texts import clearest, golden_of_texts, greedy_of_file, greedy_of_model
+from export.language.parts import left_parameters
 from export.provenance import provenance
 
 if TYPE_CHECKING:
@@ -67,9 +68,9 @@ def export_language_model(
         GoldenError: ONNX Runtime's logits or texts differ from torch's.
     """
     model = load_backbone(directory)
-    size_bytes = 4 * sum(one.numel() for one in model.parameters())
+    size_bytes = 4 * left_parameters(model)
     if size_bytes > _MOST_ONNX_BYTES:
-        fix = "Take a smaller model: a bundle's ONNX file contains its weights."
+        fix = "Reduce it, or take a smaller one: a bundle's ONNX file contains the weights."
         given = Literally(f"{size_bytes:,} bytes of weights in FP32")
         raise UsageError(f"{directory}", given=given, expected=f"at most {_MOST_ONNX_BYTES:,}", fix=fix)
     definition = _tokenizer_of(directory)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from edge.errors import Literally
 from export.errors import ReductionError
 from export.language.objective import Batch, learnt_logits, padded
-from export.language.parts import Part, attention_of, feed_forward_of, layers_of
+from export.language.parts import Part, layers_of, parts_of
 from export.language.tokenizer import Encoded
 from export.reduction.calibration import Moments
 from export.reduction.states import recorded, tokens_of
@@ -53,8 +53,7 @@ class Calibration:
 
     def __init__(self, model: PreTrainedModel, rows: Sequence[Encoded]) -> None:
         self.model = model
-        config: Any = model.config.get_text_config()
-        self.layers = [(attention_of(one, config), feed_forward_of(one)) for one in layers_of(model)]
+        self.layers = parts_of(model)
         device = model_device(model)
         lengths = np.array([len(row.ids) for row in rows])
         widest, tokens = max(part.features.numel() for parts in self.layers for part in parts), int(lengths.sum())

@@ -75,7 +75,8 @@ def finetune(
 ) -> RunMetrics:
     """Fine-tune a copy of a model, measure it on the hold-out, and write a directory that is a base itself.
 
-    Adapters are merged into the FP32 base, whatever base they were trained on, and also written in peft's format.
+    Adapters are merged into the FP32 base, whatever base they were trained on, and also written in peft's format. The
+    files of the tokenizer stay as they are.
     Everything else is as in :func:`export.language.train.train_language`.
 
     Args:
@@ -90,10 +91,10 @@ def finetune(
 
     def finish() -> tuple[PreTrainedModel, dict[str, bytes]]:
         if tuning.rank is None:
-            return cast("PreTrainedModel", model), {}
+            return cast("PreTrainedModel", model), base.tokenizer_files
         lora = cast("PeftModel", model)
         files = {f"{ADAPTER}/{file}": data for file, data in adapter_files(lora).items()}
-        return merged(moved(lora, base.model)), files
+        return merged(moved(lora, base.model)), base.tokenizer_files | files
 
     return train_to_directory(
         model,

@@ -17,7 +17,8 @@ from edge.bundles.manifest import TokenizerPreprocess
 from edge.bundles.preprocess import TokenizerPreprocessor
 from edge.bundles.programs import GenerateProgram
 from edge.errors import Literally, UsageError
-from edge.programs.generate import Generate, Pieces
+from edge.programs.generate import Generate
+from edge.programs.generated_text import Pieces
 from export.language.decoding import generate
 
 if TYPE_CHECKING:

@@ -115,6 +115,18 @@ def feed_forward_of(layer: Any) -> Part:
     return Part(tuple((module, units) for module in inner), output, units)
 
 
+def parts_of(model: Any) -> list[tuple[Part, Part]]:
+    """Return attention and feed-forward of each layer of a model."""
+    config = model.config.get_text_config()
+    return [(attention_of(layer, config), feed_forward_of(layer)) for layer in layers_of(model)]
+
+
+def left_parameters(model: Any) -> int:
+    """Return the number of parameters that :func:`drop_removed` leaves."""
+    gone = sum(part.parameters * (part.groups - len(_left(part))) for parts in parts_of(model) for part in parts)
+    return int(model.num_parameters()) - gone
+
+
 def drop_removed(model: Any) -> tuple[int, ...]:
     """Take out the heads and neurons that add nothing, but the first of a layer that would have none, in place.
 
@@ -123,18 +135,21 @@ def drop_removed(model: Any) -> tuple[int, ...]:
     Returns:
         The number of heads of keys and values that each layer has left.
     """
-    config = model.config.get_text_config()
     left = []
-    for layer in layers_of(model):
-        attention = attention_of(layer, config)
-        for part in (attention, feed_forward_of(layer)):
-            kept = (~part.removed()).nonzero()[:, 0]
-            part.drop(kept if len(kept) else torch.tensor([0]))
+    for layer, (attention, feed_forward) in zip(layers_of(model), parts_of(model), strict=True):
+        for part in (attention, feed_forward):
+            part.drop(_left(part))
         if hasattr(layer, "attn"):  # GPT-2 cuts one tensor into queries, keys and values of this size
             layer.attn.split_size = layer.attn.c_attn.nf // 3
         values, index = attention.inner[-1]
         left.append(len(_by_output(values)[0]) // index.shape[1])
     return tuple(left)
+
+
+def _left(part: Part) -> Tensor:
+    """Return the groups that stay when those that add nothing are dropped: at least one."""
+    kept = (~part.removed()).nonzero()[:, 0]
+    return kept if len(kept) else torch.tensor([0])
 
 
 def _consecutive(groups: int, width: int) -> Tensor:

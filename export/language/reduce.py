@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -22,10 +23,10 @@ from export.language.base import identity_of
 from export.language.bundle import origin_of
 from export.language.calibration import Calibration, Features
 from export.language.evaluate import encode_fitting
-from export.language.files import TRAINING
+from export.language.files import TRAINING, tokenizer_files
 from export.language.metrics import token_measures
 from export.language.objective import teacher_forced
-from export.language.parts import Part
+from export.language.parts import Part, left_parameters
 from export.language.ranking import NEURON_BLOCK, OnPart, blocks_to_remove, by_calibration, by_magnitude, kept_counts
 from export.language.tokenizer import Encoded, TextTokenizer
 from export.language.train import Corpus
@@ -94,8 +95,8 @@ def reduce_directory(
 ) -> Reduced:
     """Reduce the model in a directory, measure it on the hold-out, and write it as a directory of the same kind.
 
-    The result has the original's shapes; removed heads and neurons are zeros, which an export drops. It has
-    ``training.json``, with what was removed, and ``metrics.json``, too.
+    The result has the original's shapes; removed heads and neurons are zeros, which an export drops. The files of the
+    tokenizer stay as they are. It has ``training.json``, with what was removed, and ``metrics.json``, too.
 
     Args:
         directory: path of the new model; an earlier one there is replaced when this one is done.
@@ -109,6 +110,7 @@ def reduce_directory(
     """
     begun = time.perf_counter()
     model, tokenizer = load_backbone(source), TextTokenizer.load(source)
+    unchanged = tokenizer_files(source)
     model.to(device_of(device))  # type: ignore[arg-type]
     chosen = np.random.default_rng(seed).permutation(len(corpus.train))[:texts]
     positions = positions_of(model)
@@ -136,7 +138,7 @@ def reduce_directory(
     )
     records = {TRAINING: config, METRICS: metrics}
     encoded = {name: msgspec.json.format(msgspec.json.encode(one), indent=2) + b"\n" for name, one in records.items()}
-    save_backbone(model.cpu(), tokenizer, directory, encoded)
+    save_backbone(model.cpu(), tokenizer, directory, unchanged | encoded)
     return Reduced(str(directory), layers, metrics)
 
 
@@ -161,18 +163,16 @@ def reduce_model(
     if not fewer_heads + fewer_neurons:
         given, expected = Literally(f"{shares.heads:g} and {shares.neurons:g}"), "shares that remove something"
         raise UsageError("--heads and --neurons", given=given, expected=expected, fix="Give a smaller share.")
-    removals = (
-        by_magnitude(layers) if method == "magnitude" else by_calibration(Calibration(model, rows), seed, on_part)
-    )
+    # The ranking uses up what it gets.
+    removals = by_magnitude(layers) if method == "magnitude" else by_calibration(copy(calibration), seed, on_part)
     heads = kept_counts([one for one, _ in removals], fewer_heads)
     neurons = kept_counts([one for _, one in removals], fewer_neurons, NEURON_BLOCK)
-    reports, removed = [], 0
+    reports = []
     for number, parts in enumerate(layers):
         errors = []
         for part, removal, count in zip(parts, removals[number], (heads[number], neurons[number]), strict=True):
             (features,) = calibration.features(number, [part])
             errors.append(_remove(part, removal.kept(count), features, fits=method == "calibrated"))
-            removed += part.parameters * (part.groups - count)
         calibration.advance(number)
         order, scores = removals[number][0].order, removals[number][0].errors.diff()
         by_head = dict(zip(order, scores.tolist(), strict=True))
@@ -180,7 +180,7 @@ def reduce_model(
         head_scores = tuple(by_head[head] for head in range(len(order)))
         reports.append(LayerReport(kept, neurons[number], errors[0], errors[1], head_scores))
         on_part("removing", number + 1, len(layers))
-    return tuple(reports), model.num_parameters() - removed
+    return tuple(reports), left_parameters(model)
 
 
 def _remove(part: Part, kept: tuple[int, ...], features: Features, *, fits: bool) -> float:

@@ -125,5 +125,6 @@ def _print(task: str, split: SplitReport) -> None:
 
 
 def _interval(difference: Difference) -> str:
-    low, high = difference.interval
-    return f"{difference.value:.4f} ({low:.4f} … {high:.4f})"
+    from export.intervals import with_interval
+
+    return with_interval(difference.value, difference.interval, "{:.4f}".format)

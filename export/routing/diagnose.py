@@ -9,7 +9,7 @@ import numpy as np
 import scipy.stats
 
 from edge.datatypes import Array
-from export.intervals import Difference, draws
+from export.intervals import Difference, draws, with_interval
 from export.routing.policies import Items, Outcome, Policy, route, shuffled_at_cost
 
 #: Of the items, which candidates for a threshold send to the full tier.
@@ -112,8 +112,7 @@ def diagnose(chosen: Sequence[Judged]) -> Diagnosis:
 
 
 def _words(difference: Difference) -> str:
-    low, high = difference.interval
-    return f"{difference.value:+.4f} ({low:+.4f} … {high:+.4f})"
+    return with_interval(difference.value, difference.interval, "{:+.4f}".format)
 
 
 def _gains(items: Items, outcomes: Sequence[Outcome]) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -51,3 +51,16 @@ def watching(name: str, *, lines: bool = True) -> Iterator[Watch]:
         yield Watch(name, bar, task, lines=lines)
         # Early stopping ends before the last step; the bar ends there, too.
         bar.update(task, total=bar.tasks[0].completed)
+
+
+@contextmanager
+def watching_each(what: str) -> Iterator[Callable[[str], Watch]]:
+    """Show one bar for several runs while the block runs; the function begins the next one, of this name."""
+    with progress() as bar:
+        task = bar.add_task(what, total=None, note="")
+
+        def begin(name: str) -> Watch:
+            bar.reset(task, description=name, total=None)
+            return Watch(name, bar, task, lines=False)
+
+        yield begin

@@ -15,7 +15,7 @@ from edge.bundles.bundle import Bundle
 from edge.datatypes import Array
 from edge.errors import DeadlineExceeded, RunnerError
 from edge.programs import generate
-from edge.programs.generate import PROMPT_TOKENS, Generate, steps_of
+from edge.programs.generate import PROMPT_TOKENS, Generate, token_limits
 from edge.programs.loop import Loop
 from edge.programs.program import AppliedHead, Computed, Options
 from edge.programs.sampling import Sampling
@@ -46,7 +46,7 @@ GOES_ON, FAILS_LATER = "abc", "m"
 
 def options(max_tokens: int = 12, **how: Any) -> Options:
     sampling = Sampling(max_tokens, **how)
-    return Options("full", steps_of(sampling), sampling)
+    return Options("full", token_limits(sampling), sampling)
 
 
 def texts(computed: Computed) -> list[str]:

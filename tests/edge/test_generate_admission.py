@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edge.bundles.bundle import Bundle
-from edge.programs.generate import Generate, steps_of
+from edge.programs.generate import Generate, token_limits
 from edge.programs.program import Options
 from edge.programs.sampling import Sampling
 from edge.scheduling.admission import Admission
@@ -44,7 +44,7 @@ def executor(letters: Generate, letters_bundle: Bundle) -> TierExecutor:
 
 def job_of(executor: TierExecutor, *prompts: str, max_tokens: int = 12) -> Job:
     sampling = Sampling(max_tokens)
-    options = Options("full", steps_of(sampling), sampling)
+    options = Options("full", token_limits(sampling), sampling)
     return Job(executor, inputs_of(*prompts), len(prompts), options=options)
 
 
@@ -78,19 +78,31 @@ def test_predicted_finish_has_each_prompt_once(executor: TierExecutor) -> None:
         return admission.finish_seconds(job, NOW, runs, first=first) - admission.return_seconds
 
     long = job_of(executor, "a" * 64)
-    assert finish(long) == pytest.approx(64 * TOKEN_SECONDS + 12 * STEP_SECONDS)
-    assert finish(long, first=True) == pytest.approx(64 * TOKEN_SECONDS + STEP_SECONDS)
+    assert finish(long) == pytest.approx(64 * TOKEN_SECONDS + 11 * STEP_SECONDS)  # the prompt gives the first token
+    for first_token in (finish(long, first=True), finish(job_of(executor, "a" * 64, max_tokens=1))):
+        assert first_token == pytest.approx(64 * TOKEN_SECONDS)
     running = Run(NOW, executor, 128, job_of(executor, "a", max_tokens=5).options, rows=2)
-    assert running.wait_seconds(long, NOW) == pytest.approx(128 * TOKEN_SECONDS + 5 * STEP_SECONDS)
+    assert running.wait_seconds(long, NOW) == pytest.approx(128 * TOKEN_SECONDS + 4 * STEP_SECONDS)
     queue.push(job_of(executor, "a" * 64, "b", max_tokens=8))
-    waiting = 128 * TOKEN_SECONDS + 2 * 8 / MAX_BATCH_SIZE * STEP_SECONDS
-    assert finish(long) == pytest.approx(waiting + 64 * TOKEN_SECONDS + 12 * STEP_SECONDS)
+    waiting = 128 * TOKEN_SECONDS + 2 * 7 / MAX_BATCH_SIZE * STEP_SECONDS
+    assert finish(long) == pytest.approx(waiting + 64 * TOKEN_SECONDS + 11 * STEP_SECONDS)
     calls = [Run(NOW, executor, 128, joins=True), Run(NOW, executor, 3)]
     assert [call.call_seconds(0) for call in calls] == pytest.approx([128 * TOKEN_SECONDS, STEP_SECONDS])
 
 
+def test_steps_left_of_a_text_are_one_fewer_than_its_tokens(executor: TierExecutor) -> None:
+    options = job_of(executor, PROMPT, max_tokens=9).options
+    assert [executor.repeats_left(options, done) for done in (0, 3, 8)] == [8, 5, 0]
+    for _ in range(200):
+        executor.learn(options, 4)
+    # It has one token more than expected, or takes as many steps again, within its budget.
+    assert [executor.repeats_left(options, done) for done in (1, 4, 6)] == pytest.approx([2, 4, 2])
+    executor.latency.observe_step(1, STEP_SECONDS)
+    assert executor.latency.seconds(1) == pytest.approx(3 * STEP_SECONDS)
+
+
 def test_tokens_of_a_text_are_learnt_by_the_most_that_it_may_have() -> None:
-    learnt, limits = LoopEstimate(), [steps_of(Sampling(most)) for most in (8, 64, 256)]
+    learnt, limits = LoopEstimate(), [token_limits(Sampling(most)) for most in (8, 64, 256)]
     assert [learnt.loops(one) for one in limits] == [8, 64, 256]
     for _ in range(200):
         learnt.observe(limits[0], 8)

@@ -18,6 +18,9 @@ from tests.support.commands import mistake, shown
 from tests.support.letters_model import FAILING, NAME, PROMPT, TEXT, continued
 from tests.support.models import ORACLE
 
+#: A prompt after which the text ends.
+ENDED = "aya"
+
 
 def infer(server: Ready, *arguments: object) -> list[object]:
     return ["infer", "--url", f"127.0.0.1:{server.grpc_port}", NAME, PROMPT, *arguments]
@@ -35,6 +38,14 @@ def test_options_reach_the_model(writer: Ready) -> None:
     assert json.loads(shown(*drawn))["outputs"]["text"] == json.loads(shown(*drawn))["outputs"]["text"] != [[greedy]]
     for option in ("--top-k=1", "--top-p=1e-6"):
         assert answer("--temperature=1", option)["outputs"]["text"] == [[greedy]]
+
+    def text_and_tokens(*options: object) -> Any:
+        outputs = answer(ENDED, "--max-tokens", 3, *options)["outputs"]
+        return outputs["text"][1], outputs["generated"][1]
+
+    assert text_and_tokens() == ([""], [1])
+    assert text_and_tokens("--ignore-eos") == ([""], [3])  # ends of a text have no letters
+    assert text_and_tokens("--min-tokens", 2) == (["aab"], [3])
     lines = shown(*infer(writer, "--max-tokens", 6)).splitlines()
     assert any(all(cell in line for cell in ("prompt", "text", "generated")) for line in lines)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edge.errors import UsageError
 from export.errors import CheckpointError
-from export.language.backbone import linear_layers, load_backbone, save_backbone
+from export.language.backbone import linear_layers, load_backbone
 from export.language.base import Base
 from export.language.commands import language
 from export.language.evaluate import evaluate
@@ -20,7 +20,7 @@ from export.language.finetune import Tuning, adapted, finetune
 from export.language.finetuned import merged, moved, trainable
 from export.language.nf4 import BLOCK, LEVELS, nearest, rounded_to_nf4
 from export.language.train import Corpus
-from tests.support.language_models import EXAMPLES, bpe, tiny_gpt2
+from tests.support.language_models import EXAMPLES, bpe, check_tokenizer_is_kept, save_with_chat, tiny_gpt2
 from tests.support.task_data import Seen, invoke
 
 pytest.importorskip("transformers")
@@ -43,7 +43,7 @@ def tuning(**changes):
 @pytest.fixture(scope="module")
 def backbone(tmp_path_factory):
     path = tmp_path_factory.mktemp("models") / "toy"
-    save_backbone(tiny_gpt2(), bpe(), path)
+    save_with_chat(tiny_gpt2(), bpe(), path)
     return path
 
 
@@ -156,11 +156,20 @@ def test_the_command_writes_a_backbone_for_the_others(backbone, tmp_path):
     assert "perplexity" in invoke(language, *again)
     assert is_language_model(tmp_path / "two")
     assert not (tmp_path / "two" / "adapter").exists()
+    for name in ("one", "two"):
+        check_tokenizer_is_kept(backbone, tmp_path / name)
     with pytest.raises(UsageError, match=r"got an existing language model, expected a free path\. Give --replace"):
         invoke(language, *again)
     invoke(language, *again, "--replace")
     data = ("--data", "calculator:in_range", "--limit", 5)
     assert "exact match" in invoke(language, "evaluate", tmp_path / "one", *data)
+
+
+def test_a_file_of_the_tokenizer_that_cannot_be_read_is_named_before_the_training(tmp_path):
+    save_with_chat(tiny_gpt2(), bpe(), tmp_path / "toy")
+    (tmp_path / "toy" / "merges.txt").mkdir()
+    with pytest.raises(CheckpointError, match=r"toy/merges\.txt: got Is a directory, expected a file that can be read"):
+        Base(tmp_path / "toy")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
 from export.errors import CheckpointError, ReductionError
-from export.language.backbone import load_backbone, save_backbone
+from export.language.backbone import load_backbone
 from export.language.bundle import export_language_model
 from export.language.calibration import Calibration
 from export.language.commands import language
@@ -25,7 +25,14 @@ from export.language.ranking import kept_counts
 from export.language.reduce import Shares, reduce_model
 from export.reduction.removal import Removal
 from export.reduction.states import recorded
-from tests.support.language_models import EXAMPLES, bpe, characters, tiny_gpt2
+from tests.support.language_models import (
+    EXAMPLES,
+    bpe,
+    characters,
+    check_tokenizer_is_kept,
+    save_with_chat,
+    tiny_gpt2,
+)
 
 transformers = pytest.importorskip("transformers")
 
@@ -132,7 +139,7 @@ def test_layers_lose_the_blocks_with_the_least_losses(layers, block, data):
 def place(tmp_path_factory):
     """Return a directory with a model and data."""
     place = tmp_path_factory.mktemp("place")
-    save_backbone(tiny_gpt2(tokenizer=characters()), characters(), place / "model")
+    save_with_chat(tiny_gpt2(tokenizer=characters()), characters(), place / "model")
     lines = [line for one in EXAMPLES for line in (one.prompt, one.answer)]
     (place / "sums.txt").write_text("\n".join(lines) + "\n")
     return place
@@ -143,11 +150,12 @@ def reduced(place, *options):
     return CliRunner().invoke(language, ["reduce", str(place / "model"), *data, *options], catch_exceptions=False)
 
 
-def test_the_command_writes_a_directory_that_exports_to_smaller_caches(place):
+def test_the_command_writes_a_directory_that_exports_to_smaller_caches(place, monkeypatch):
     out = place / "small"
     result = reduced(place, "--out", str(out), "--heads", "0.75", "--neurons", "0.5", "--json")
     assert result.exit_code == 0, result.output
     assert is_language_model(out)
+    check_tokenizer_is_kept(place / "model", out)
     record = json.loads((out / "training.json").read_text())["arguments"]
     metrics = json.loads((out / "metrics.json").read_text())
     assert metrics["parameters"] < load_backbone(out).num_parameters()
@@ -157,6 +165,9 @@ def test_the_command_writes_a_directory_that_exports_to_smaller_caches(place):
     with pytest.raises(UsageError, match="got an existing language model"):
         reduced(place, "--out", str(out), "--heads", "0.75")
     prompts = [one.text_before for one in EXAMPLES[:6]]
+    monkeypatch.setattr("export.language.bundle._MOST_ONNX_BYTES", 4 * metrics["parameters"])
+    with pytest.raises(UsageError, match=r"model: got [\d,]+ bytes of weights in FP32, expected at most .* Reduce it"):
+        export_language_model(place / "model", place / "repository", "whole", prompts=prompts)
     export_language_model(out, place / "repository", "small", prompts=prompts, int8=True)
     manifest = Bundle.open(place / "repository" / "small-1").manifest
     for artifact in (one for tier in manifest.tiers for one in tier.artifacts):

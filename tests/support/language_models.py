@@ -6,11 +6,19 @@ from functools import cache
 
 import torch
 
-from export.language.backbone import new_gpt2
+from export.language.backbone import new_gpt2, save_backbone
 from export.language.formats import Example
 from export.language.tokenizer import TextTokenizer, train_bpe, train_characters
 
 EXAMPLES = tuple(Example(f"What is {a} plus {b}?", "", str(a + b)) for a in range(6) for b in range(6))
+
+#: Files of a tokenizer that this project does not write itself.
+CHAT = {
+    "tokenizer_config.json": b'{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>",'
+    b' "bos_token": "<|endoftext|>", "pad_token": "!", "model_max_length": 64}',
+    "chat_template.jinja": b"{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+    "additional_chat_templates/short.jinja": b"{{ messages[-1].content }}",
+}
 
 
 @cache
@@ -34,6 +42,22 @@ def tiny_gpt2(seed=0, positions=64, tokenizer=None):
             if parameter.dim() == 2:
                 parameter *= 10
     return model
+
+
+def save_with_chat(model, tokenizer, directory):
+    """Write a directory whose tokenizer has chat templates, further special tokens and a compact tokenizer.json."""
+    save_backbone(model, tokenizer, directory, {**CHAT, "tokenizer.json": tokenizer.tokenizer.to_str().encode()})
+
+
+def check_tokenizer_is_kept(source, directory):
+    """Check that a directory has the files of the tokenizer of another, and that transformers reads them."""
+    from transformers import AutoTokenizer
+
+    for name in ("tokenizer.json", *CHAT):
+        assert (directory / name).read_bytes() == (source / name).read_bytes()
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "2"}], tokenize=False) == "user: 2\n"
+    assert tokenizer.pad_token == "!"
 
 
 def tiny_llama(positions=64):

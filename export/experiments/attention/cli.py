@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edge.cli.output import json_option, print_json, print_table, progress, remark
+from edge.cli.output import json_option, print_json, print_table, remark
 from edge.errors import UsageError
 from export.figures import new_figure
 from export.loading import loading_torch
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from export.experiments.attention.compare import Result
     from export.experiments.attention.mechanisms import Mechanism
     from export.experiments.attention.summary import Row
-    from export.intervals import Difference
     from export.training.recipe import Precision
+    from export.training.watch import Watch
 
 _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 
@@ -103,7 +103,7 @@ def compare(
         from export.experiments.attention.compare import settings_of
         from export.experiments.attention.mechanisms import ABLATIONS, MECHANISMS
         from export.tasks.recipe import Recipe
-        from export.training.watch import Watch
+        from export.training.watch import watching_each
 
         mechanisms = _chosen(names, MECHANISMS | ABLATIONS, list(MECHANISMS) + list(ABLATIONS) * ablations)
         recipe = Recipe(epochs=epochs, peak_learning_rate=lr, precision=precision)
@@ -122,14 +122,11 @@ def compare(
         )
     if any(out.glob("seed*")):
         remark(f"resumes the comparison in {out}")
-    with progress() as bar:
-        working = bar.add_task("comparing", total=None, note="")
+    with watching_each("comparing") as watch:
 
         def on_mechanism(name: str, seed: int) -> Watch:
-            bar.reset(working, description=f"{name}, seed {seed}", total=None)
-            if not bar.console.is_terminal:
-                remark(f"{name}, seed {seed}")
-            return Watch(f"{name}, seed {seed}", bar, working, lines=False)
+            remark(f"{name}, seed {seed}")
+            return watch(f"{name}, seed {seed}")
 
         result = comparison.compare(
             dense, task, data, settings, mechanisms, out, lengths=_LENGTHS if lengths else (), on_mechanism=on_mechanism
@@ -168,6 +165,8 @@ def _print(result: Result) -> None:
 
 
 def _cells(row: Row, splits: Sequence[str], tokens: int, long: int) -> tuple[object, ...]:
+    from export.intervals import points
+
     bound = row.bounds.get(tokens)
     return (
         row.name,
@@ -175,14 +174,9 @@ def _cells(row: Row, splits: Sequence[str], tokens: int, long: int) -> tuple[obj
         round(row.kept, 3),
         "" if row.score is None else f"{row.score:.2f}",
         *(round(100 * row.values[split], 2) for split in splits),
-        _points(row.differences[splits[-1]]),
+        points(row.differences[splits[-1]]),
         round(row.speeds[tokens], 2),
         round(row.speeds.get(long, row.speeds[tokens]), 2),
         "" if bound is None else f"{bound:.2f}" + ("" if row.explained else " (exceeded)"),
         "smaller" if row.smaller else "as it runs",
     )
-
-
-def _points(difference: Difference) -> str:
-    low, high = (100 * end for end in difference.interval)
-    return f"{100 * difference.value:+.1f} ({low:+.1f} … {high:+.1f})"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from edge.cli.output import json_option, print_json, print_table, progress, remark
+from edge.cli.output import json_option, print_json, print_table, remark
 from edge.errors import UsageError
 from edge.files import write_whole
 from export.figures import new_figure
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from export.experiments.language.records import Part, Settings
     from export.experiments.language.summary import Results
     from export.training.device import DeviceName
-    from export.training.watch import Watch
 
 RESULTS, REPORT, CHANGES = "results.json", "report.md", "changes.json"
 
@@ -77,10 +77,10 @@ def compare(
         from export.experiments.language.parts import Experiment
         from export.experiments.language.records import Settings
         from export.experiments.language.tasks import read_task
+        from export.experiments.records import each_part
         from export.experiments.settings import digest, keep_settings
         from export.language.backbone import positions_of
         from export.language.base import Base
-        from export.training.watch import Watch
 
         base = Base(backbone, device)
         tasks = [read_task(one, base.tokenizer, positions_of(base.model), limit) for one in data]
@@ -89,19 +89,8 @@ def compare(
         keep_settings(out, settings)
     experiment = Experiment(base, tasks, settings, out)
     number = len(tasks) * sum(seeds if method.is_random else 1 for method in METHODS)
-    parts: list[Part] = []
-    with progress() as bar:
-        working = bar.add_task("comparing", total=None, note="")
-
-        def before(task: str, method: str, seed: int) -> Watch:
-            name = f"{task}, {method}, seed {seed}"
-            bar.reset(working, description=name, total=None)
-            remark(f"{len(parts) + 1} of {number}: {name}")
-            return Watch(name, bar, working, lines=False)
-
-        for part in experiment.parts(seeds, before):
-            parts.append(part)
-            results = _write(experiment, settings, parts, out, missing=number - len(parts))
+    for parts in each_part(partial(experiment.parts, seeds), number):
+        results = _write(experiment, settings, parts, out, missing=number - len(parts))
     _finish(experiment, results, parts, out, plots=plots)
     if as_json:
         print_json(results)

@@ -6,7 +6,7 @@ The first seed of a method tries all learning rates, and further ones take the o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from export.errors import TrainingError
 from export.experiments.language.methods import HEAD, METHODS, Method
 from export.experiments.language.records import Part, Settings
 from export.experiments.language.tasks import Task
-from export.experiments.records import read_part
+from export.experiments.records import Before, read_part
 from export.language.answers import parse_answer
 from export.language.backward import BackwardHead
 from export.language.base import Base
@@ -43,8 +43,6 @@ from export.training.trainer import Trained, train
 _SEQUENCES = 32
 _ANSWERED_TOGETHER = 100
 _PARTS, _STATES, _HEADS = "parts", "states", "heads"
-#: Is called with the names of a task and a method and a seed before a part is computed; its result watches trainings.
-Before = Callable[[str, str, int], Observer]
 
 
 class Best(NamedTuple):
@@ -74,7 +72,7 @@ class Experiment:
                 else:
                     chosen = rates.get((task.name, method.name))
                     tried = self._settings.rates if chosen is None else (chosen,)
-                    part = self._computed(task, method, seed, tried, before(task.name, method.name, seed))
+                    part = self._computed(task, method, seed, tried, before(f"{task.name}, {method.name}, seed {seed}"))
                     write_whole(path, msgspec.json.format(msgspec.json.encode(part), indent=1))
                 for rate in self._settings.rates:
                     self._state_path(task, method, seed, rate).unlink(missing_ok=True)

@@ -31,15 +31,14 @@ def draw(changes: Changes, directory: Path) -> Path:
         ylabel="share of the tokens",
         ylim=(min(changes.frozen_ranks[0], changes.head_ranks[0]) * 0.9, 1.005),
     )
-    ranks.legend()
-    for place, (found, name) in enumerate(((changes.tokens, "tokens"), (changes.answers, "answers"))):
+    ranks.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2, frameon=False)  # bars fill the axes
+    for place, found in enumerate((changes.tokens, changes.answers)):
         for shift, number, color in ((-0.2, found.wrong_to_right, "C0"), (0.2, found.right_to_wrong, "C3")):
             flips.bar(place + shift, number / found.of, 0.4, color=color)
             flips.annotate(str(number), (place + shift, number / found.of), ha="center", va="bottom")
-        flips.bar(place, 0, label=f"{found.of} {name}", color="none")
     flips.set_xticks([-0.2, 0.2, 0.8, 1.2], ["tokens\ngained", "tokens\nlost", "answers\ngained", "answers\nlost"])
-    flips.set(title="wrong to right, and right to wrong", ylabel="share")
-    flips.legend()
+    counts = f"of {changes.tokens.of:,} tokens and {changes.answers.of:,} answers"
+    flips.set(title="wrong to right, and right to wrong", xlabel=counts, ylabel="share")
     path = directory / f"{changes.task}-changes.png"
     write_figure(figure, path)
     return path

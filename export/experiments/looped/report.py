@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from export.experiments.looped.published import DIMS, PUBLISHED
 from export.experiments.looped.results import Curve, Results, TaskResult
 from export.experiments.looped.stopping import PLAIN, SETTLED, TOLERANCES
 from export.experiments.records import markdown_table
-from export.intervals import RESAMPLES, Difference
+from export.intervals import RESAMPLES, Difference, with_interval
 
 _LOOPS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 30, 40, 60, 80, 120, 200, 500)
 #: Numbers of pairs in a table of curves, at most.
@@ -67,7 +68,7 @@ def _groups(task: TaskResult, most: int) -> list[str]:
             group.seeds,
             f"{group.parameters:,}",
             group.loops,
-            _with_bounds(group.error, *group.interval),
+            with_interval(group.error, group.interval, _number),
             _number(group.longest),
             group.settled,
             group.as_unlooped,
@@ -87,7 +88,7 @@ def _runs(task: TaskResult, most: int) -> list[str]:
             run.seed,
             run.steps,
             f"{run.seconds:.0f}",
-            _with_bounds(run.error, *run.interval),
+            with_interval(run.error, run.interval, _number),
             _number(run.longest),
         )
         for run in task.runs
@@ -125,7 +126,7 @@ def _against(task: TaskResult) -> list[str]:
     rows = []
     for one in task.against:
         ratios = [
-            "" if ratio is None or bounds is None else _with_bounds(ratio, *bounds)
+            "" if ratio is None or bounds is None else with_interval(ratio, bounds, _number)
             for ratio, bounds in ((one.ratio, one.ratio_interval), (one.mean_ratio, one.mean_ratio_interval))
         ]
         rows.append((one.other, _number(one.error), _difference(one.difference), *ratios))
@@ -208,8 +209,8 @@ def _figures(task: TaskResult, figures: Iterable[str]) -> list[str]:
 def _values(curve: Curve, columns: Sequence[int]) -> list[str]:
     places = {x: place for place, x in enumerate(curve.x)}
     return [
-        _with_bounds(curve.mean[places[x]], curve.low[places[x]], curve.high[places[x]]) if x in places else ""
-        for x in columns
+        with_interval(curve.mean[place], (curve.low[place], curve.high[place]), _number) if place is not None else ""
+        for place in map(places.get, columns)
     ]
 
 
@@ -221,12 +222,8 @@ def _spread(numbers: Sequence[int], measured: Iterable[Sequence[int]]) -> list[i
     return list(numbers) if len(numbers) <= _COLUMNS else sorted(kept.union(numbers[::step]))
 
 
-def _difference(difference: Difference | None) -> str:
-    return "" if difference is None else _with_bounds(difference.value, *difference.interval, sign="+")
-
-
-def _with_bounds(value: float, low: float, high: float, sign: str = "") -> str:
-    return f"{_number(value, sign)} ({_number(low, sign)} … {_number(high, sign)})"
+def _difference(found: Difference | None) -> str:
+    return "" if found is None else with_interval(found.value, found.interval, partial(_number, sign="+"))
 
 
 def _number(value: float | None, sign: str = "") -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from edge.cli.output import json_option, print_json, print_table, progress, remark
+from edge.cli.output import json_option, print_json, print_table, remark
 from edge.files import sha256, write_whole
 from export.figures import new_figure
 from export.language.cli import limit_option
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
     from export.experiments.mismatch.parts import Experiment
     from export.experiments.mismatch.records import Part, Settings
     from export.experiments.mismatch.results import Results
-    from export.language.finetune import BasePrecision
     from export.training.device import DeviceName
-    from export.training.watch import Watch
 
 RESULTS, REPORT, FIGURE = "results.json", "report.md", "path.png"
 
@@ -94,11 +93,11 @@ def mismatch(
     with loading_torch("loading torch, model and data"):
         from export.experiments.mismatch.parts import BASES, Experiment, begin_of
         from export.experiments.mismatch.records import Settings
+        from export.experiments.records import each_part
         from export.experiments.settings import keep_settings
         from export.language.base import Base
         from export.language.formats import read_source
         from export.language.train import read_corpus
-        from export.training.watch import Watch
 
         base = Base(backbone, device)
         corpus = read_corpus(sources, seed=0, limit=limit)
@@ -115,19 +114,8 @@ def mismatch(
         keep_settings(out, settings)
         experiment = Experiment(base, corpus, read, settings, out)
     number = seeds * len(BASES)
-    parts: list[Part] = []
-    with progress() as bar:
-        working = bar.add_task("training", total=None, note="")
-
-        def before(precision: BasePrecision, seed: int) -> Watch:
-            name = f"base in {precision}, seed {seed}"
-            bar.reset(working, description=name, total=None)
-            remark(f"{len(parts) + 1} of {number}: {name}")
-            return Watch(name, bar, working, lines=False)
-
-        for part in experiment.parts(seeds, before):
-            parts.append(part)
-            results = _write(experiment, settings, parts, out, missing=number - len(parts), plots=plots)
+    for parts in each_part(partial(experiment.parts, seeds), number):
+        results = _write(experiment, settings, parts, out, missing=number - len(parts), plots=plots)
     if as_json:
         print_json(results)
         return
@@ -167,7 +155,7 @@ def _write(
 
 
 def _print(results: Results) -> None:
-    from export.experiments.mismatch.results import points
+    from export.intervals import points
 
     rows = [
         (step.name, step.split, step.accuracy.value, points(step.change) if step.change else "")

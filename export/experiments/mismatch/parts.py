@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 from edge.files import write_whole
 from export.experiments.mismatch.places import moved_back
 from export.experiments.mismatch.records import BEGINS, Begin, Part, Scores, Settings
-from export.experiments.records import read_part
+from export.experiments.records import Before, read_part
 from export.language.answers import parse_answer, same_answer
 from export.language.backbone import positions_of
 from export.language.base import Base
@@ -37,8 +37,6 @@ BASES: tuple[BasePrecision, ...] = ("fp32", "nf4")
 TRAINED = "training"
 _TOGETHER = 100
 _PARTS = "parts"
-#: Is called with base and seed before a part is computed; its result watches it.
-Before = Callable[[BasePrecision, int], Watch]
 
 
 class Experiment:
@@ -64,7 +62,7 @@ class Experiment:
                 yield read_part(path, Part)
                 continue
             state = path.with_suffix(".state")
-            part = self._computed(base, seed, state, before(base, seed))
+            part = self._computed(base, seed, state, before(f"base in {base}, seed {seed}"))
             write_whole(path, msgspec.json.encode(part))
             state.unlink(missing_ok=True)
             yield part

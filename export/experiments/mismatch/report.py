@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from export.experiments.mismatch.results import Results, points
+from export.experiments.mismatch.results import Results
 from export.experiments.mismatch.summary import METRICS
 from export.experiments.records import markdown_table
-from export.intervals import RESAMPLES, Mean
+from export.intervals import RESAMPLES, Mean, points, with_interval
 
 _HEADS = (
     "base in training",
@@ -80,5 +80,4 @@ def report_of(results: Results, figure: str | None) -> str:
 
 
 def _percent(value: Mean) -> str:
-    low, high = value.interval
-    return f"{100 * value.value:.1f} ({100 * low:.1f} … {100 * high:.1f})"
+    return with_interval(value.value, value.interval, lambda share: f"{100 * share:.1f}")

@@ -66,9 +66,3 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     agreements: int
     completions: int
     processor: Processor
-
-
-def points(change: Difference) -> str:
-    """Return a difference of shares and its interval in percentage points, for people."""
-    low, high = change.interval
-    return f"{100 * change.value:+.1f} ({100 * low:+.1f} … {100 * high:+.1f})"

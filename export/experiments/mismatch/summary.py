@@ -11,8 +11,8 @@ import numpy as np
 
 from export.experiments.mismatch.parts import BASES, TRAINED
 from export.experiments.mismatch.records import Begin, Part, Scores
-from export.experiments.mismatch.results import Effect, Metric, Row, Step, points
-from export.intervals import Difference, Sample
+from export.experiments.mismatch.results import Effect, Metric, Row, Step
+from export.intervals import Difference, Sample, points
 from export.language.finetune import BasePrecision
 
 METRICS: tuple[Metric, ...] = ("tokens", "forced", "written", "answers")

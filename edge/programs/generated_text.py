@@ -1,0 +1,101 @@
+"""The text of a row that a decoder generates: its tokens and pieces so far, and what ends it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edge.bundles.programs import GenerateProgram
+from edge.errors import RunnerError
+from edge.programs.program import AppliedHead
+from edge.programs.sampling import Sampler, Sampling
+from edge.protocol import BY_LENGTH, BY_STOP
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+class Pieces:
+    """The pieces of a text, token by token."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        from tokenizers.decoders import DecodeStream
+
+        self._tokenizer, self._stream = tokenizer, DecodeStream(skip_special_tokens=True)
+
+    def add(self, token: int) -> str:
+        """Return what a token adds to the text: nothing if it is special, or ends in the middle of a character."""
+        return self._stream.step(self._tokenizer, token) or ""
+
+
+class GeneratedText:
+    """The text of a row in progress.
+
+    Args:
+        number: of the row in its request.
+        head: moves its logits.
+    """
+
+    def __init__(
+        self, config: GenerateProgram, tokenizer: Tokenizer, sampling: Sampling, number: int, head: AppliedHead | None
+    ) -> None:
+        self.head, self.alpha = head, head.alpha if head else 0.0
+        self._config, self._sampling = config, sampling
+        self._pieces = Pieces(tokenizer)
+        sampler = Sampler(sampling, number)
+        self.greedy, self.choose = sampler.greedy, sampler.choose
+        self.min_tokens, self.end_tokens = sampling.min_tokens, list(config.end_tokens)
+        self.tokens: list[int] = []
+        self.logprobs: list[float] | None = [] if sampling.logprobs else None  # of the tokens, if they are to be sent
+        self.text = ""
+        self.unsearched = 0  # characters that come too early for a stop text
+        self.stopped = ""
+        self.error: RunnerError | None = None
+        self.prompt_tokens = 0
+        self.first_ns = self.last_ns = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether it takes no further token."""
+        return bool(self.stopped or self.error)
+
+    def append(self, token: int, now_ns: int) -> None:
+        """Append a token, and end the text if it is the last one."""
+        self.tokens.append(token)
+        self.first_ns, self.last_ns = self.first_ns or now_ns, now_ns
+        if token in self.end_tokens and not self._sampling.ignore_eos:
+            self.stopped = BY_STOP
+            return
+        if piece := self._pieces.add(token):
+            self._add(piece)
+        if self.stopped:
+            return
+        if len(self.tokens) >= self._sampling.max_tokens or self._full():
+            self.stopped = BY_LENGTH
+
+    def shown(self) -> str:
+        """Return the text without an end that may become a stop text."""
+        if self.stopped or not self._sampling.stop:
+            return self.text
+        return self.text[: min(_begin(self.text, stop) for stop in self._sampling.stop)]
+
+    def _add(self, piece: str) -> None:
+        begin = len(self.text)
+        self.text += piece
+        if len(self.tokens) < self.min_tokens:
+            self.unsearched = len(self.text)
+            return
+        found = [self.text.find(stop, max(begin - len(stop) + 1, self.unsearched)) for stop in self._sampling.stop]
+        if places := [place for place in found if place >= 0]:
+            self.text = self.text[: min(places)]
+            self.stopped = BY_STOP
+
+    def _full(self) -> bool:
+        return self.prompt_tokens + len(self.tokens) >= self._config.positions
+
+
+def _begin(text: str, stop: str) -> int:
+    """Return where a stop text may begin that the text does not contain as a whole; its length if nowhere."""
+    place = text.find(stop[0], max(len(text) - len(stop) + 1, 0))
+    while place >= 0 and not stop.startswith(text[place:]):
+        place = text.find(stop[0], place + 1)
+    return place if place >= 0 else len(text)
