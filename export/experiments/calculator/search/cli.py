@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
 
-from edge.cli.output import json_option, print_json, print_table, progress, remark
+from edge.cli.output import json_option, print_json, print_table, remark
 from edge.files import write_whole
 from export.experiments.calculator.search.records import Found
 from export.experiments.calculator.search.space import EPOCHS, SPACES
@@ -16,10 +16,6 @@ from export.figures import new_figure
 from export.loading import loading_torch
 from export.options import out_option, plots_option, seed_option, seeded
 from export.outputs import check_workspace
-
-# torch takes seconds to import, so only the command's body does it.
-if TYPE_CHECKING:
-    from export.training.watch import Watch
 
 BEST, TRIALS, FIGURE, SETTINGS = "best.json", "trials.json", "trials.png", "settings.json"
 
@@ -63,24 +59,12 @@ def search(model: str, trials: int | None, seed: int, seeds: int, out: Path, plo
         from export.experiments.calculator.search.plot import draw
         from export.experiments.calculator.search.study import Search
         from export.experiments.settings import keep_settings
-        from export.training.watch import Watch
+        from export.training.watch import watching_each
     keep_settings(out, Settings(model, seed))
     found = Search(model, out, seed)
     number = trials or SPACES[model].trials
-    with progress() as bar:
-        whole = bar.add_task("trials", total=number, note="")
-        working = bar.add_task("training", total=None, note="")
-
-        def watch(name: str) -> Watch:
-            bar.reset(working, description=name, total=None)
-            return Watch(name, bar, working, lines=False)
-
-        def before(trial: int) -> Watch:
-            bar.update(whole, completed=trial)
-            return watch(f"trial {trial + 1}")
-
-        found.run(number, before)
-        bar.update(whole, completed=number)
+    with watching_each("trials") as watch:
+        found.run(number, lambda trial: watch(f"trial {trial + 1} of {number}"))
         records = found.trials
         better = found.better()
         write_whole(out / TRIALS, msgspec.json.format(msgspec.json.encode(records), indent=1))
@@ -97,7 +81,6 @@ def search(model: str, trials: int | None, seed: int, seeds: int, out: Path, plo
                 recipe=proposal.recipe,
                 observer=watch(name),
             )
-        bar.remove_task(working)
     states = [one.state for one in records]
     result = Found(
         model=model,

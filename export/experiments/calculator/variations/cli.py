@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import click
 import msgspec
 
-from edge.cli.output import json_option, print_json, print_table, progress, remark
+from edge.cli.output import json_option, print_json, print_table, remark
 from edge.files import write_whole
 from export.calculator.specs import NAMES, SPECS
 from export.experiments.calculator.variations.grid import FNN2, PRODUCT, Variant, losses, variations
@@ -79,24 +80,13 @@ def _run(
         from export.experiments.calculator.variations.plot import draw
         from export.experiments.calculator.variations.report import HEADS, cells_of, report_of
         from export.experiments.calculator.variations.results import results_of
+        from export.experiments.records import each_part
         from export.experiments.settings import keep_settings
-        from export.training.watch import Watch
     keep_settings(out, Settings(command, model))
+    number = sum(min(seeds, one.most_seeds or seeds) for one in variants)
     found: list[Part] = []
-    with progress() as bar:
-        number = sum(min(seeds, one.most_seeds or seeds) for one in variants)
-        whole = bar.add_task("runs", total=number, note="")
-        working = bar.add_task("training", total=None, note="")
-
-        def before(variant: Variant, seed: int) -> Watch:
-            name = f"{variant.factor}: {variant.setting}, seed {seed}"
-            bar.reset(working, description=name, total=None)
-            return Watch(name, bar, working, lines=False)
-
-        for part in parts(variants, seeds, out, before):
-            found.append(part)
-            bar.update(whole, completed=len(found))
-        bar.remove_task(working)
+    for some in each_part(partial(parts, variants, seeds, out), number):
+        found = some
     results = results_of(found)
     write_whole(out / RESULTS, msgspec.json.format(msgspec.json.encode(results), indent=1))
     write_whole(out / REPORT, report_of(results, command, FIGURE if plots else None).encode())

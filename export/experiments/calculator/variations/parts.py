@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,15 +18,13 @@ from export.calculator.networks import create
 from export.calculator.train import CalculatorObjective, metrics_of
 from export.errors import CheckpointError, TrainingError
 from export.experiments.calculator.variations.grid import PRODUCT, Variant
-from export.experiments.records import read_part
+from export.experiments.records import Before, read_part
 from export.runs import RunMetrics
 from export.training.objective import Objective
 from export.training.observer import Observer
 from export.training.trainer import train
 
 PARTS = "parts"
-#: Is called with variant and seed before a part is computed; its result watches it.
-Before = Callable[[Variant, int], Observer]
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +54,7 @@ def parts(variants: Sequence[Variant], seeds: int, out: Path, before: Before) ->
                     given, fix = Literally("a part with other settings"), "Delete it, and give the same command."
                     raise CheckpointError(f"{path}", given=given, expected=f"a part with {variant}", fix=fix)
             else:
-                part = _computed(variant, seed, splits, before(variant, seed))
+                part = _computed(variant, seed, splits, before(f"{variant.factor}: {variant.setting}, seed {seed}"))
                 write_whole(path, msgspec.json.encode(part))
             yield part
 
