@@ -43,7 +43,7 @@ def vary(seeds: int, out: Path, plots: bool, as_json: bool) -> None:
     """Train FNN2 with other activations, optimisers, dropout, training data, tokens, padding and embeddings.
 
     These are the directions that paper 000 names as future work. One factor changes at a time; activations, optimisers
-    and three learning rates are also combined, with at most three seeds. Writes results.json and report.md.
+    and three learning rates are also combined, with at most two seeds. Writes results.json and report.md.
     """
     _run("vary", FNN2, variations(), seeds, out, plots=plots, as_json=as_json)
 
@@ -83,7 +83,7 @@ def _run(
         from export.experiments.records import each_part
         from export.experiments.settings import keep_settings
     keep_settings(out, Settings(command, model))
-    number = sum(min(seeds, one.most_seeds or seeds) for one in variants)
+    number = sum(one.seeds(seeds) for one in variants)
     found: list[Part] = []
     for some in each_part(partial(parts, variants, seeds, out), number):
         found = some

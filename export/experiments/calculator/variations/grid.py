@@ -25,7 +25,10 @@ OPTIMIZERS: dict[str, tuple[OptimizerName, float, tuple[float, ...]]] = {
     "SGD": ("sgd", 0.0, (3e-3, 1e-2, 3e-2)),
     "Muon": ("muon", 0.0, (1e-3, 3e-3, 1e-2)),
 }
-PRODUCT = "activation × optimiser"
+PRODUCT, DEV = "activation × optimiser", "dev data too"
+#: Losses on the dev data: one to compare, and the one that it is compared with.
+SQUARED, BENCHMARK = "squared error", "the benchmark"
+_PRODUCT_SEEDS = 2
 #: Units with which an embedding of 8 has about as many parameters as FNN2: 6,167.
 _EMBEDDING, _FEWER_UNITS = 8, 50
 #: Losses over plain and dev data stop later: the score that chooses the epoch is noisier than the validation error.
@@ -40,7 +43,6 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
         setting: what it changes it to.
         model: of :data:`export.calculator.specs.SPECS`.
         arguments: of the network, beside those of its spec.
-        most_seeds: runs at most, whatever ``--seeds`` is.
     """
 
     factor: str
@@ -50,13 +52,16 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     recipe: Recipe
     data: Data = "whole"
     loss: Loss = "mse"
-    most_seeds: int | None = None
 
     @property
     def name(self) -> str:
         """Name of its files."""
         words = f"{self.model} {self.factor} {self.setting}".replace("×", "by")
         return "-".join("".join(char if char.isalnum() or char == "." else " " for char in words).split())
+
+    def seeds(self, wanted: int) -> int:
+        """Return the number of its runs where so many are wanted of each setting."""
+        return min(wanted, _PRODUCT_SEEDS) if self.factor == PRODUCT else wanted
 
 
 def variations() -> list[Variant]:
@@ -86,11 +91,11 @@ def losses(model: str) -> list[Variant]:
     """Return a model trained as published, and on plain and dev data with three losses."""
     recipe = _recipe(model)
     longer = msgspec.structs.replace(recipe, patience=max(recipe.patience or 0, _DEV_PATIENCE))
-    kinds: dict[str, Loss] = {"squared error": "mse", "absolute error": "mae", "the benchmark": "benchmark"}
+    kinds: dict[str, Loss] = {SQUARED: "mse", "absolute error": "mae", BENCHMARK: "benchmark"}
     return [
         Variant(factor="base", setting=BASE, model=model, recipe=recipe),
         *(
-            Variant(factor="dev data too", setting=setting, model=model, recipe=longer, data="dev", loss=loss)
+            Variant(factor=DEV, setting=setting, model=model, recipe=longer, data="dev", loss=loss)
             for setting, loss in kinds.items()
         ),
     ]
@@ -117,7 +122,6 @@ def _product() -> Iterator[Variant]:
                 setting=f"{activation}, {name}, {rate:g}",
                 arguments={"activation": activation},
                 recipe=msgspec.structs.replace(_recipe(FNN2), **changed),
-                most_seeds=3,
             )
 
 

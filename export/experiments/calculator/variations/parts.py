@@ -45,7 +45,7 @@ def parts(variants: Sequence[Variant], seeds: int, out: Path, before: Before) ->
     for product in (False, True):
         of_kind = [variant for variant in variants if (variant.factor == PRODUCT) is product]
         for seed, variant in itertools.product(range(seeds), of_kind):
-            if variant.most_seeds is not None and seed >= variant.most_seeds:
+            if seed >= variant.seeds(seeds):
                 continue
             path = out / PARTS / f"{variant.name}-seed{seed}.json"
             if path.exists():

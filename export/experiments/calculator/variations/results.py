@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from edge.bundles.manifest import Measure
-from export.experiments.calculator.variations.grid import BASE, PRODUCT
+from export.experiments.calculator.variations.grid import BASE, BENCHMARK, DEV, PRODUCT, SQUARED
 from export.experiments.calculator.variations.parts import Part
 from export.intervals import across_seeds
 from export.processor import Processor, processor
@@ -55,7 +55,8 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     """All results.
 
     Attributes:
-        chosen: of each factor, the setting with the least error on validation, that of the base included.
+        chosen: of each factor, the setting with the least error on validation, that of the base included. Losses on dev
+            data are not chosen by it, because it has nothing out of range and nothing long.
         cells: of the product, each with the learning rate that validation chooses.
     """
 
@@ -107,7 +108,7 @@ def _chosen(rows: Sequence[Row]) -> dict[str, Row]:
             [row for row in measured if row.factor == factor] + (base if factor != PRODUCT else []),
             key=lambda row: row.validation,
         )
-        for factor in dict.fromkeys(row.factor for row in measured if row.setting != BASE)
+        for factor in dict.fromkeys(row.factor for row in measured if row.setting != BASE and row.factor != DEV)
     }
 
 
@@ -120,14 +121,22 @@ def _cells(rows: Sequence[Row]) -> Iterator[Row]:
 
 
 def _verdict(rows: Sequence[Row], chosen: Mapping[str, Row]) -> str:
-    base = next((row for row in rows if row.setting == BASE and row.measures), None)
-    if base is None:
+    found = {row.setting: row for row in rows if row.factor != PRODUCT and row.measures}
+    if {SQUARED, BENCHMARK} <= found.keys():
+        changes = _changes(found[BENCHMARK], found[SQUARED])
+        return f"With {BENCHMARK} as the loss, in parentheses with a {SQUARED} on the same items: {changes}."
+    if BASE not in found:
         return "Nothing is compared yet."
-    sentences = []
-    for factor, row in chosen.items():
-        changes = (
-            f"{heading} {row.measure(metric, split).value:.3g} (published: {base.measure(metric, split).value:.3g})"
-            for metric, split, heading in COLUMNS[:4]
-        )
-        sentences.append(f"For {factor} it chooses {row.setting}" + ("" if row is base else f": {', '.join(changes)}"))
-    return f"All choices are made by the mean absolute error on validation. {'. '.join(sentences)}."
+    sentences = [
+        f"For {factor} it chooses {row.setting}" + ("" if row.setting == BASE else f": {_changes(row, found[BASE])}")
+        for factor, row in chosen.items()
+    ]
+    first = "Validation chooses by the mean absolute error; in parentheses is that of the published setting"
+    return f"{'. '.join([first, *sentences])}."
+
+
+def _changes(row: Row, other: Row) -> str:
+    return ", ".join(
+        f"{heading} {row.measure(metric, split).value:.3g} ({other.measure(metric, split).value:.3g})"
+        for metric, split, heading in COLUMNS[:4]
+    )
