@@ -194,6 +194,14 @@ def test_the_benchmark_loss_has_a_control_with_the_same_data(monkeypatch, tmp_pa
     ours, squared = (mae[name]["long/4-8"] for name in ("the benchmark", "squared error"))
     assert f"MAE 4 to 8 terms {ours:.3g} ({squared:.3g})" in found["verdict"]
     assert found["chosen"] == {}
+    dev = {m["split"]: m["n"] for m in found["rows"][1]["measures"] if " dev, " in m["split"]}
+    assert dev == {
+        "out_of_range dev, learnt": 192,
+        "long dev, learnt": 375,
+        "out_of_range dev, not learnt": 64,
+        "long dev, not learnt": 125,
+    }
+    assert "| loss | out_of_range dev, learnt (192 items) |" in (tmp_path / "out/report.md").read_text()
 
 
 def made_part(variant, seed, errors, *, diverged=False):

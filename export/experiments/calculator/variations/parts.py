@@ -9,12 +9,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from edge.bundles.manifest import Measure
 from edge.errors import Literally
 from edge.files import write_whole
 from export.calculator.benchmark_loss import DevObjective
 from export.calculator.data import Split, load
-from export.calculator.generated import floats
+from export.calculator.generated import dev, floats
 from export.calculator.networks import create
+from export.calculator.networks.regressor import Regressor
 from export.calculator.train import CalculatorObjective, metrics_of
 from export.errors import CheckpointError, TrainingError
 from export.experiments.calculator.variations.grid import PRODUCT, Variant
@@ -71,7 +73,19 @@ def _computed(variant: Variant, seed: int, splits: Mapping[str, Split], watch: O
         trained = train(objective, variant.recipe, seed=seed, observer=watch)
     except TrainingError:
         return Part(variant=variant, seed=seed, metrics=None)
-    return Part(variant=variant, seed=seed, metrics=metrics_of(model, splits, trained))
+    metrics = metrics_of(model, splits, trained)
+    if variant.data == "dev":
+        metrics = msgspec.structs.replace(metrics, measures=(*metrics.measures, *_dev_measures(model)))
+    return Part(variant=variant, seed=seed, metrics=metrics)
+
+
+def _dev_measures(model: Regressor) -> Iterator[Measure]:
+    """Yield the mean absolute error on each dev split, on the part that is learnt and on that which is not."""
+    found = dev()
+    for kind, splits in (("learnt", found.learnt), ("not learnt", found.choice)):
+        for name, split in splits.items():
+            errors = np.abs(model.predict(split.tokens)[:, 0] - split.truth)
+            yield Measure(metric="mae", split=f"{name} dev, {kind}", value=float(errors.mean()), n=len(errors))
 
 
 def _training_data(variant: Variant, whole: Split) -> Split:

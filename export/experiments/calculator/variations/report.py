@@ -35,6 +35,12 @@ def report_of(results: Results, command: str, figure: str | None) -> str:
             "",
             *markdown_table(HEADS[1:], [cells_of(row)[1:] for row in results.cells], texts=1),
         ]
+    on_dev = {row.setting: [one for one in row.measures if " dev, " in one.split] for row in results.rows}
+    measured = next((measures for measures in on_dev.values() if measures), None)
+    if measured:
+        rows = [(name, *map(_described, measures)) for name, measures in on_dev.items() if measures]
+        heads = ("loss", *(f"{one.split} ({one.n} items)" for one in measured))
+        lines += ["", "## MAE on the dev splits", "", *markdown_table(heads, rows, texts=1)]
     if figure:
         lines += ["", f"![Errors by setting]({figure})"]
     return "\n".join(lines) + "\n"
