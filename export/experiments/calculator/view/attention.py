@@ -23,7 +23,8 @@ class Attention(msgspec.Struct, frozen=True):
 
     Attributes:
         keys: what is attended to: tokens, or terms, with :data:`PADDING` for each unused one.
-        kind: ``softmax``, whose weights sum to 1, or ``gate``, whose weights have a sign.
+        kind: ``softmax``, whose weights sum to 1, or ``gate``, whose weights have a sign, which
+            the network may invert again when it reads operands.
         layers: the weights of each layer, [heads, queries, keys]. Of several queries each is the token of its place in
             ``keys``; a single one is the summary.
     """

@@ -44,32 +44,32 @@ def _errors(views: Sequence[View]) -> Figure:
     from matplotlib.colors import SymLogNorm
     from matplotlib.patches import Rectangle
 
-    figure = new_figure(2.4 * len(FORMS) + 1, 2.4 * len(views) + 0.8)
-    axes = figure.subplots(len(views), len(FORMS), squeeze=False, sharex=True, sharey=True)
+    columns = len(FORMS) if len(views) > 1 else 3
+    panels = [(view, grid) for view in views for grid in view.grids]
+    rows = len(panels) // columns
+    figure = new_figure(2.4 * columns + 1, 2.5 * rows + 0.7)
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     low, high = OPERANDS[0] - 0.5, OPERANDS[-1] + 0.5
     image: Any = None
-    for row, view in enumerate(views):
-        for column, grid in enumerate(view.grids):
-            axis = axes[row][column]
-            image = axis.imshow(
-                grid.array,
-                cmap="RdBu_r",
-                norm=SymLogNorm(_SMALL, vmin=-_LARGE, vmax=_LARGE),
-                extent=(low, high, low, high),
-                origin="lower",
-            )
-            start, size = TRAINED.start - 0.5, len(TRAINED)
-            axis.add_patch(Rectangle((start, start), size, size, fill=False, linewidth=1.2))
-            axis.set_xticks((-10, -5, 0, 5, 10))
-            axis.set_yticks((-10, -5, 0, 5, 10))
-            if row == 0:
-                axis.set_title(grid.form, fontsize=10)
-            if row == len(views) - 1:
-                axis.set_xlabel("b")
-            if column == 0:
-                axis.set_ylabel(f"{_short(view)}\na", fontsize=9)
+    for place, (axis, (view, grid)) in enumerate(zip(axes.flat, panels, strict=True)):
+        image = axis.imshow(
+            grid.array,
+            cmap="RdBu_r",
+            norm=SymLogNorm(_SMALL, vmin=-_LARGE, vmax=_LARGE),
+            extent=(low, high, low, high),
+            origin="lower",
+        )
+        start, size = TRAINED.start - 0.5, len(TRAINED)
+        axis.add_patch(Rectangle((start, start), size, size, fill=False, linewidth=1.2))
+        axis.set_xticks((-10, -5, 0, 5, 10))
+        axis.set_yticks((-10, -5, 0, 5, 10))
+        axis.set_title(grid.form, fontsize=10)
+        if place // columns == rows - 1:
+            axis.set_xlabel("b")
+        if place % columns == 0:
+            axis.set_ylabel(f"{_short(view)}\na", fontsize=9)
     bar = figure.colorbar(image, ax=axes, shrink=0.9, extend="both", label="answer less truth")
-    ticks = (-20, -10, -1, -_SMALL, 0, _SMALL, 1, 10, 20)
+    ticks = (-_LARGE, -1, -_SMALL, 0, _SMALL, 1, _LARGE)
     bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
     bar.minorticks_off()
     figure.suptitle("Error by operands; the frame holds those of training", fontsize=11)
@@ -123,14 +123,16 @@ def _attention(view: View, attention: Attention) -> Figure:
     for number, (axis, layer) in enumerate(zip(axes, layers, strict=False), start=1):
         image = axis.imshow(layer, aspect="auto", **colours)
         _label_keys(axis, attention.keys)
-        axis.set_yticks(range(len(layer)), [str(head) for head in range(1, len(layer) + 1)])
-        axis.set_ylabel("head")
+        axis.set_yticks([])
+        if heads > 1:
+            axis.set_yticks(range(len(layer)), [str(head) for head in range(1, len(layer) + 1)])
+            axis.set_ylabel("head")
         if len(layers) > 1:
             axis.set_title(f"layer {number}", fontsize=9)
         if len(layer) == 1:
             for key, weight in enumerate(layer[0]):
                 axis.annotate(
-                    f"{weight:.2f}",
+                    f"{round(weight, 2) + 0:.2f}",
                     (key, 0),
                     ha="center",
                     va="center",
@@ -174,7 +176,7 @@ def _maps(view: View, attention: Attention) -> Figure:
 def _label_keys(axis: Any, keys: Sequence[str], size: int = 8) -> None:
     axis.set_xticks(range(len(keys)), keys, fontsize=size)
     if PADDING in keys:
-        axis.axvline(keys.index(PADDING) - 0.5, color="white", linestyle="--", linewidth=0.8)
+        axis.axvline(keys.index(PADDING) - 0.5, color="0.6", linestyle="--", linewidth=1)
 
 
 def _title(view: View, what: str) -> str:
