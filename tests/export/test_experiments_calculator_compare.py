@@ -2,6 +2,7 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -21,6 +22,7 @@ from export.experiments.calculator.comparison.cli import compare
 from export.experiments.calculator.comparison.report import report_of
 from export.experiments.calculator.comparison.results import Results
 from export.experiments.calculator.comparison.summary import FROZEN
+from export.experiments.calculator.runs import Run, grouped
 from export.provenance import provenance
 from export.runs import RunConfig, RunMetrics
 from tests.support.task_data import invoke
@@ -29,14 +31,22 @@ CALCULATORS = ("calculator-oracle", "calculator-gate", "calculator-fnn2")
 
 
 @pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Run directories of three small calculators; those of all tests include transformers, which take longer."""
+    root = tmp_path_factory.mktemp("runs")
+    for name, epochs in zip(CALCULATORS, (None, 20, 3), strict=True):
+        train_run(name, root / name, seed=0, epochs=epochs)
+    return root
+
+
+@pytest.fixture(scope="module")
 def given(runs, tmp_path_factory):
-    """Runs of four models: one constructed and copied, one with arguments, and one with three seeds."""
+    """Runs of three models: one constructed and copied, and one with three seeds."""
     root = tmp_path_factory.mktemp("given")
     shutil.copytree(runs / "calculator-oracle", root / "oracle-again")
     for seed in (1, 2):
         train_run("calculator-fnn2", root / f"fnn2-seed{seed}", seed=seed, epochs=3)
-    others = [runs / name for name in CALCULATORS] + [runs / "fixed" / "calculator-transformer4"]
-    return [*others, *sorted(root.iterdir())]
+    return [*(runs / name for name in CALCULATORS), *sorted(root.iterdir())]
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +63,21 @@ def results(out):
 
 
 def test_runs_of_a_model_are_its_seeds_and_a_constructed_one_counts_once(results):
-    assert [(model.name, model.seeds) for model in results.models] == [
-        ("oracle", 1),
-        ("gate", 1),
-        ("fnn2", 3),
-        ("transformer4, fixed", 1),
-    ]
+    assert [(model.name, model.seeds) for model in results.models] == [("oracle", 1), ("gate", 1), ("fnn2", 3)]
     assert results.models[2].runs == ("calculator-fnn2", "fnn2-seed1", "fnn2-seed2")
-    assert [model.paper is None for model in results.models] == [True, True, False, True]
+    assert [model.paper is None for model in results.models] == [True, True, False]
+
+
+def test_runs_with_other_arguments_are_another_model():
+    record = provenance(trainer="none", data="none", seed=0)
+    several = {"plain": {}, "fixed": {"adaptive": "fixed"}}
+    runs = [
+        Run(Path(name), RunConfig("calculator-transformer4", given, record), 1, {}) for name, given in several.items()
+    ]
+    assert {name: [run.path.name for run in group] for name, group in grouped(runs).items()} == {
+        "transformer4": ["plain"],
+        "transformer4, fixed": ["fixed"],
+    }
 
 
 def test_scores_are_geometric_means_and_tests_are_of_their_logarithms(results, given, splits):
@@ -80,7 +97,7 @@ def test_scores_are_geometric_means_and_tests_are_of_their_logarithms(results, g
     assert tests[FROZEN].p == pytest.approx(scipy.stats.ttest_ind(np.log(scores), frozen, equal_var=False).pvalue)
     assert tests[FROZEN].ratio == pytest.approx(np.exp(np.log(scores).mean() - frozen.mean()))
     assert tests["oracle"].p is None
-    assert {test.other for test in fnn2.against} == {"oracle", "gate", "transformer4, fixed", FROZEN}
+    assert {test.other for test in fnn2.against} == {"oracle", "gate", FROZEN}
 
 
 def test_every_accuracy_has_an_interval_around_it(results):
@@ -128,7 +145,7 @@ def test_operations_and_bytes_are_those_of_the_exported_file(out, results):
 
 def test_answers_and_bundles_are_kept(given, out):
     answers, bundle = sorted((out / "answers").iterdir()), out / "repository" / "calculator-gate-1"
-    assert len(answers) == 6  # of 7 runs, two of which are copies
+    assert len(answers) == 5  # of 6 runs, two of which are copies
     before = bundle.stat().st_mtime_ns, [path.stat().st_mtime_ns for path in answers]
     first = json.loads((out / "results.json").read_text())
     printed = json.loads(invoke(compare, *given, "--no-latency", "--no-plots", "--out", out, "--json"))

@@ -45,8 +45,7 @@ def summary_of(
     logs[FROZEN] = np.log([score(one, base.mean) for one in base.seeds.values()])
     found = []
     for name, runs in groups.items():
-        # For each seed of the baseline, the mean over the runs.
-        papers = [np.mean([paper_score(one, seed) for one in errors[name]]) for seed in base.seeds.values()]
+        papers = [scipy.stats.gmean([paper_score(one, seed) for one in errors[name]]) for seed in base.seeds.values()]
         config = runs[0].config
         found.append(
             ModelResult(
