@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -18,10 +19,14 @@ COLUMNS = (
     ("mae", "in_range", "MAE in range"),
     ("mae", "out_of_range", "MAE out of range"),
     ("mae", "long/4-8", "MAE 4 to 8 terms"),
+    ("geometric_mean", "benchmark", "geometric mean"),
     ("exact_match", "in_range", "right in range"),
     ("exact_match", "out_of_range", "right out of range"),
     ("exact_match", "long", "right long"),
 )
+
+#: Errors in the benchmark's score.
+_SCORED = (("mae", "in_range"), ("mae", "out_of_range"), ("mae", "long/4-8"), ("mre", "out_of_range"))
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +91,8 @@ def results_of(parts: Sequence[Part]) -> Results:
 def _row(parts: Sequence[Part]) -> Row:
     found = [part.metrics for part in parts if part.metrics is not None]
     whole = len(found) == len(parts)
-    measures = across_seeds([one.measures for one in found]) if len(found) > 1 else found[0].measures if found else ()
+    of_runs = [(*one.measures, _geometric_mean(one.measures)) for one in found]
+    measures = across_seeds(of_runs) if len(found) > 1 else of_runs[0] if found else ()
     return Row(
         factor=parts[0].variant.factor,
         setting=parts[0].variant.setting,
@@ -97,6 +103,14 @@ def _row(parts: Sequence[Part]) -> Row:
         seconds=sum(one.seconds for one in found) / len(found) if whole else None,
         measures=measures if whole else (),
     )
+
+
+def _geometric_mean(measures: Sequence[Measure]) -> Measure:
+    """Return the geometric mean of the four errors in the benchmark's score, which is that of the baseline over it."""
+    errors = {(one.metric, one.split): one for one in measures}
+    four = [errors[key] for key in _SCORED]
+    value = math.exp(sum(math.log(one.value) for one in four) / len(four))
+    return Measure(metric="geometric_mean", split="benchmark", value=value, n=sum(one.n for one in four[:3]))
 
 
 def _chosen(rows: Sequence[Row]) -> dict[str, Row]:
@@ -138,5 +152,5 @@ def _verdict(rows: Sequence[Row], chosen: Mapping[str, Row]) -> str:
 def _changes(row: Row, other: Row) -> str:
     return ", ".join(
         f"{heading} {row.measure(metric, split).value:.3g} ({other.measure(metric, split).value:.3g})"
-        for metric, split, heading in COLUMNS[:4]
+        for metric, split, heading in COLUMNS[:5]
     )
