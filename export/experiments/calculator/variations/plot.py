@@ -32,6 +32,7 @@ def draw(results: Results, path: Path) -> None:
         axes.set_xticks([tick for tick in _TICKS if low <= tick <= high])
         axes.xaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
+        axes.tick_params(axis="x", labelsize=6)
         axes.grid(alpha=0.3, axis="x")
     panels[0].set_yticks(range(len(rows)), [f"{row.factor}: {row.setting}" for row in rows], fontsize=7)
     write_figure(figure, path)
