@@ -100,4 +100,4 @@ def search(model: str, trials: int | None, seed: int, seeds: int, out: Path, plo
 
 
 def _described(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value:.3g}" for name, value in values.items())
+    return ", ".join(f"{name} = {value:.3g}" for name, value in values.items())
