@@ -24,8 +24,7 @@ def report_of(results: Results, command: str, figure: str | None) -> str:
         "",
         "Means over runs that differ in their seed, and half the width of Student's 95 % interval over the seeds. "
         "Items: 636 for validation, 1,457 in range, 2,048 out of range, 500 of 4 to 8 terms, each length with the same "
-        "weight, 700 long ones in all. The geometric mean is of the errors in the benchmark's score: MAE in range, out "
-        "of range and of 4 to 8 terms, and MRE out of range. "
+        "weight, 700 long ones in all. The score is the benchmark's: 1 is the baseline, 2 half its errors. "
         f"Computed on {results.processor.name} ({results.processor.described}).",
         "",
         *markdown_table(HEADS, [cells_of(row) for row in results.rows if row.factor != PRODUCT], texts=2),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from edge.bundles.manifest import Measure
+from export.calculator.benchmark import SCORE, SPLIT
 from export.experiments.calculator.variations.grid import BASE, BENCHMARK, DEV, PRODUCT, SQUARED
 from export.experiments.calculator.variations.parts import Part
 from export.intervals import across_seeds
@@ -19,14 +19,11 @@ COLUMNS = (
     ("mae", "in_range", "MAE in range"),
     ("mae", "out_of_range", "MAE out of range"),
     ("mae", "long/4-8", "MAE 4 to 8 terms"),
-    ("geometric_mean", "benchmark", "geometric mean"),
+    (SCORE, SPLIT, "score"),
     ("exact_match", "in_range", "right in range"),
     ("exact_match", "out_of_range", "right out of range"),
     ("exact_match", "long", "right long"),
 )
-
-#: Errors in the benchmark's score.
-_SCORED = (("mae", "in_range"), ("mae", "out_of_range"), ("mae", "long/4-8"), ("mre", "out_of_range"))
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +88,7 @@ def results_of(parts: Sequence[Part]) -> Results:
 def _row(parts: Sequence[Part]) -> Row:
     found = [part.metrics for part in parts if part.metrics is not None]
     whole = len(found) == len(parts)
-    of_runs = [(*one.measures, _geometric_mean(one.measures)) for one in found]
+    of_runs = [one.measures for one in found]
     measures = across_seeds(of_runs) if len(found) > 1 else of_runs[0] if found else ()
     return Row(
         factor=parts[0].variant.factor,
@@ -103,14 +100,6 @@ def _row(parts: Sequence[Part]) -> Row:
         seconds=sum(one.seconds for one in found) / len(found) if whole else None,
         measures=measures if whole else (),
     )
-
-
-def _geometric_mean(measures: Sequence[Measure]) -> Measure:
-    """Return the geometric mean of the four errors in the benchmark's score, which is that of the baseline over it."""
-    errors = {(one.metric, one.split): one for one in measures}
-    four = [errors[key] for key in _SCORED]
-    value = math.exp(sum(math.log(one.value) for one in four) / len(four))
-    return Measure(metric="geometric_mean", split="benchmark", value=value, n=sum(one.n for one in four[:3]))
 
 
 def _chosen(rows: Sequence[Row]) -> dict[str, Row]:
