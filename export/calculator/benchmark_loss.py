@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from export.calculator import generated
+from export.calculator.benchmark import FLOOR
 from export.calculator.data import Split
 from export.calculator.networks.regressor import Regressor
 from export.calculator.train import CalculatorObjective
@@ -25,8 +26,6 @@ from export.training.state import fingerprint
 DevLoss = Literal["mse", "mae", "benchmark"]
 #: Batches by split: tokens [N, 15] and values [N, 1].
 Batch = Mapping[str, tuple[Tensor, Tensor]]
-#: Keeps the logarithm finite.
-_LEAST_ERROR = 1e-6
 
 
 class DevObjective:
@@ -98,7 +97,7 @@ def log_errors(values: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -> Ten
     errors = {name: (value - truth[name]).abs() for name, value in values.items()}
     relative = errors["out_of_range"] / truth["out_of_range"].abs().clamp(min=1)
     means = torch.stack([error.mean() for error in (*errors.values(), relative)])
-    return means.clamp(min=_LEAST_ERROR).log().mean()
+    return means.clamp(min=FLOOR).log().mean()
 
 
 def _tensors(split: Split) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from edge.errors import UsageError
 from export.calculator.bundle import export_run
 from export.calculator.networks import NETWORKS
 from export.checkpoint import load
-from export.errors import CheckpointError
+from export.errors import CheckpointError, TrainingError
 from export.experiments.calculator.cli import calculator
 from export.experiments.calculator.search import space
 from export.experiments.calculator.search.space import SPACES, propose
@@ -32,7 +32,7 @@ def _short(monkeypatch):
 
 
 def values(search):
-    return [(trial.number, trial.state, trial.value, trial.values) for trial in search.trials]
+    return [(trial.number, trial.value, trial.values) for trial in search.trials]
 
 
 class Killed(Observer):
@@ -111,6 +111,11 @@ def test_the_papers_space_has_its_bounds():
     assert proposal.arguments == {"units": [512] * 16, "dropout": 0.1}
     assert proposal.recipe.peak_learning_rate == 1e-3
     assert SPACES[MODEL].trials == 100
+
+
+def test_a_search_without_a_usable_trial_says_so(tmp_path):
+    with pytest.raises(TrainingError, match=r"got none of 0, expected one or more\. Give more --trials"):
+        Search(SMALL, tmp_path, seed=0).better()
 
 
 def test_a_malformed_journal_and_a_missing_package_are_explained(tmp_path, monkeypatch):

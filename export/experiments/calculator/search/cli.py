@@ -81,12 +81,10 @@ def search(model: str, trials: int | None, seed: int, seeds: int, out: Path, plo
                 recipe=proposal.recipe,
                 observer=watch(name),
             )
-    states = [one.state for one in records]
     result = Found(
         model=model,
         trials=len(records),
-        pruned=states.count("pruned"),
-        diverged=states.count("diverged"),
+        diverged=sum(one.value is None for one in records),
         best=better[0],
         better=tuple(better[:10]),
         runs=runs,
@@ -96,10 +94,10 @@ def search(model: str, trials: int | None, seed: int, seeds: int, out: Path, plo
         print_json(result)
         return
     rows = [(one.number + 1, one.value, one.parameters, one.epochs, _described(one.values)) for one in result.better]
-    title = f"{model}: the best of {result.trials} trials, {result.pruned} of which were pruned"
+    title = f"{model}: the best of {result.trials} trials, {result.diverged} of which diverged"
     print_table(title, ("trial", "MSE on validation", "parameters", "epochs", "values"), rows)
     remark(f"written: {out / BEST}; the best one as {', '.join(str(out / name) for name in runs)}")
 
 
 def _described(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value:.3g}" for name, value in values.items())
+    return ", ".join(f"{name} = {value:.3g}" for name, value in values.items())

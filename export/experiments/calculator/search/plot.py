@@ -12,7 +12,7 @@ _COLUMNS = 4
 
 
 def draw(trials: Sequence[TrialRecord], path: Path) -> None:
-    """Draw the errors of all trials that have one; those that were pruned are hollow."""
+    """Draw the errors of all trials that did not diverge."""
     found = [trial for trial in trials if trial.value is not None]
     shared = [name for name in found[0].values if all(name in trial.values for trial in found)] if found else []
     panels = {
@@ -26,12 +26,8 @@ def draw(trials: Sequence[TrialRecord], path: Path) -> None:
     for axes in axes_list[len(panels) :]:
         axes.set_axis_off()
     for axes, (name, values) in zip(axes_list, panels.items(), strict=False):
-        for state, face in (("complete", "C0"), ("pruned", "none")):
-            places = [number for number, trial in enumerate(found) if trial.state == state]
-            errors = [found[number].value for number in places]
-            axes.scatter([values[n] for n in places], errors, s=16, edgecolors="C0", facecolors=face, label=state)
+        axes.scatter(values, [trial.value for trial in found], s=16)
         axes.set(xlabel=name, yscale="log", xscale="log" if name in ("parameters", "learning rate") else "linear")
         axes.grid(alpha=0.3)
-    axes_list[0].legend(fontsize=7)
     figure.supylabel("least mean squared error on validation")
     write_figure(figure, path)

@@ -1,10 +1,9 @@
-"""The trials of a search: proposed by Optuna's TPE, trained, pruned, and kept in a journal, from which it resumes."""
+"""The trials of a search: proposed by Optuna's TPE, trained, and kept in a journal, from which the search resumes."""
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,17 +15,15 @@ from export.calculator.data import load
 from export.calculator.networks import create
 from export.calculator.train import CalculatorObjective
 from export.errors import CheckpointError, TrainingError
-from export.experiments.calculator.search.records import State, TrialRecord
+from export.experiments.calculator.search.records import TrialRecord
 from export.experiments.calculator.search.space import propose
-from export.training.observer import Epoch, Observer, Step
+from export.training.observer import Observer
 from export.training.trainer import train
 
 if TYPE_CHECKING:
     import optuna
 
 JOURNAL = "trials.log"
-#: Of the median pruner: trials before the first one that is pruned, and epochs before a trial may be.
-_FIRST_TRIALS, _FIRST_EPOCHS = 8, 10
 
 
 class Search:
@@ -60,7 +57,8 @@ class Search:
                 storage=JournalStorage(JournalFileBackend(str(path))),
                 study_name=model,
                 direction="minimize",
-                pruner=optuna.pruners.MedianPruner(_FIRST_TRIALS, _FIRST_EPOCHS),
+                # None: the networks that end best here learn slowly at first, and would be pruned.
+                pruner=optuna.pruners.NopPruner(),
                 load_if_exists=True,
             )
         except (OSError, ValueError, KeyError) as error:
@@ -73,12 +71,12 @@ class Search:
         return [msgspec.convert(trial.user_attrs["record"], TrialRecord) for trial in self._finished()]
 
     def better(self) -> list[TrialRecord]:
-        """Return the trials that were not pruned, the best first.
+        """Return the trials that did not diverge, the best first.
 
         Raises:
             TrainingError: there is none.
         """
-        complete = [trial for trial in self.trials if trial.state == "complete" and trial.value is not None]
+        complete = [trial for trial in self.trials if trial.value is not None]
         if not complete:
             given, fix = Literally(f"none of {len(self.trials)}"), "Give more --trials."
             raise TrainingError("trials that did not diverge", given=given, expected="one or more", fix=fix)
@@ -95,10 +93,10 @@ class Search:
             trial = self._study.ask()
             record = self._trained(number, trial, before(number))
             trial.set_user_attr("record", msgspec.to_builtins(record))
-            if record.state == "complete":
-                self._study.tell(trial, record.value)
+            if record.value is None:
+                self._study.tell(trial, state=states.PRUNED)  # worse than any value
             else:
-                self._study.tell(trial, state=states.PRUNED)
+                self._study.tell(trial, record.value)
 
     def _finished(self) -> list[optuna.trial.FrozenTrial]:
         states = self._optuna.trial.TrialState
@@ -111,41 +109,15 @@ class Search:
         objective = CalculatorObjective(
             model, self._splits["train"], self._splits["val"], seed=self._seed, batch_size=recipe.batch_size
         )
-        reporter = _Reporter(trial, watch, self._optuna.TrialPruned)
-        started = time.perf_counter()
-        state: State = "complete"
-        try:
-            train(objective, recipe, seed=self._seed, observer=reporter)
-        except self._optuna.TrialPruned:
-            state = "pruned"
-        except TrainingError:
-            state = "diverged"
+        trained = None
+        with suppress(TrainingError):  # it diverged
+            trained = train(objective, recipe, seed=self._seed, observer=watch)
         return TrialRecord(
             number=number,
-            state=state,
-            value=reporter.least if reporter.epochs else None,
+            value=-max(trained.scores) if trained else None,
             parameters=model.parameter_count,
-            epochs=reporter.epochs,
-            seconds=time.perf_counter() - started,
+            epochs=len(trained.scores) if trained else 0,
+            seconds=trained.seconds if trained else 0.0,
             values=trial.params,
             proposal=proposal,
         )
-
-
-class _Reporter(Observer):
-    """Reports each epoch's error to a trial, which may be pruned there, and passes everything on."""
-
-    def __init__(self, trial: optuna.Trial, watch: Observer, pruned: type[Exception]) -> None:
-        self._trial, self._watch, self._pruned = trial, watch, pruned
-        self.epochs, self.least = 0, math.inf
-
-    def on_step(self, step: Step) -> None:
-        self._watch.on_step(step)
-
-    def on_epoch(self, epoch: Epoch) -> None:
-        self._watch.on_epoch(epoch)
-        self.epochs = epoch.number
-        self.least = min(self.least, -epoch.score.value)
-        self._trial.report(-epoch.score.value, epoch.number)
-        if self._trial.should_prune():
-            raise self._pruned

@@ -43,7 +43,7 @@ def vary(seeds: int, out: Path, plots: bool, as_json: bool) -> None:
     """Train FNN2 with other activations, optimisers, dropout, training data, tokens, padding and embeddings.
 
     These are the directions that paper 000 names as future work. One factor changes at a time; activations, optimisers
-    and three learning rates are also combined, with at most two seeds. Writes results.json and report.md.
+    and three learning rates are also combined, with at most three seeds. Writes results.json and report.md.
     """
     _run("vary", FNN2, variations(), seeds, out, plots=plots, as_json=as_json)
 

@@ -28,7 +28,7 @@ OPTIMIZERS: dict[str, tuple[OptimizerName, float, tuple[float, ...]]] = {
 PRODUCT, DEV = "activation × optimiser", "dev data too"
 #: Losses on the dev data: one to compare, and the one that it is compared with.
 SQUARED, BENCHMARK = "squared error", "the benchmark"
-_PRODUCT_SEEDS = 2
+_PRODUCT_SEEDS = 3
 #: Units with which an embedding of 8 has about as many parameters as FNN2: 6,167.
 _EMBEDDING, _FEWER_UNITS = 8, 50
 #: Losses over plain and dev data stop later: the score that chooses the epoch is noisier than the validation error.

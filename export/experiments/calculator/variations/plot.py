@@ -8,6 +8,8 @@ from export.experiments.calculator.variations.grid import BASE, PRODUCT
 from export.experiments.calculator.variations.results import COLUMNS, Results
 from export.figures import new_figure, write_figure
 
+_TICKS = [digit * 10.0**power for power in range(-3, 2) for digit in (1, 2, 3, 5)]
+
 
 def draw(results: Results, path: Path) -> None:
     """Draw the mean absolute errors on four splits, a line for each setting."""
@@ -26,6 +28,11 @@ def draw(results: Results, path: Path) -> None:
             if row.setting == BASE:
                 axes.axvline(measure.value, color="black", lw=0.5, ls=":")
         axes.set(title=heading, xscale="log")
+        low, high = axes.get_xlim()
+        axes.set_xticks([tick for tick in _TICKS if low <= tick <= high])
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
+        axes.tick_params(axis="x", labelsize=6)
         axes.grid(alpha=0.3, axis="x")
     panels[0].set_yticks(range(len(rows)), [f"{row.factor}: {row.setting}" for row in rows], fontsize=7)
     write_figure(figure, path)

@@ -24,7 +24,8 @@ def report_of(results: Results, command: str, figure: str | None) -> str:
         "",
         "Means over runs that differ in their seed, and half the width of Student's 95 % interval over the seeds. "
         "Items: 636 for validation, 1,457 in range, 2,048 out of range, 500 of 4 to 8 terms, each length with the same "
-        f"weight, 700 long ones in all. Computed on {results.processor.name} ({results.processor.described}).",
+        "weight, 700 long ones in all. The score is the benchmark's: 1 is the baseline, 2 half its errors. "
+        f"Computed on {results.processor.name} ({results.processor.described}).",
         "",
         *markdown_table(HEADS, [cells_of(row) for row in results.rows if row.factor != PRODUCT], texts=2),
     ]

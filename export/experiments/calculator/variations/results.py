@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from edge.bundles.manifest import Measure
+from export.calculator.benchmark import SCORE, SPLIT
 from export.experiments.calculator.variations.grid import BASE, BENCHMARK, DEV, PRODUCT, SQUARED
 from export.experiments.calculator.variations.parts import Part
 from export.intervals import across_seeds
@@ -18,6 +19,7 @@ COLUMNS = (
     ("mae", "in_range", "MAE in range"),
     ("mae", "out_of_range", "MAE out of range"),
     ("mae", "long/4-8", "MAE 4 to 8 terms"),
+    (SCORE, SPLIT, "score"),
     ("exact_match", "in_range", "right in range"),
     ("exact_match", "out_of_range", "right out of range"),
     ("exact_match", "long", "right long"),
@@ -86,7 +88,8 @@ def results_of(parts: Sequence[Part]) -> Results:
 def _row(parts: Sequence[Part]) -> Row:
     found = [part.metrics for part in parts if part.metrics is not None]
     whole = len(found) == len(parts)
-    measures = across_seeds([one.measures for one in found]) if len(found) > 1 else found[0].measures if found else ()
+    of_runs = [one.measures for one in found]
+    measures = across_seeds(of_runs) if len(found) > 1 else of_runs[0] if found else ()
     return Row(
         factor=parts[0].variant.factor,
         setting=parts[0].variant.setting,
@@ -138,5 +141,5 @@ def _verdict(rows: Sequence[Row], chosen: Mapping[str, Row]) -> str:
 def _changes(row: Row, other: Row) -> str:
     return ", ".join(
         f"{heading} {row.measure(metric, split).value:.3g} ({other.measure(metric, split).value:.3g})"
-        for metric, split, heading in COLUMNS[:4]
+        for metric, split, heading in COLUMNS[:5]
     )
