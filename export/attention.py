@@ -132,6 +132,17 @@ class MultiHeadAttention(nn.Module):
             heads = attend(q * keep, k, v, bias, scale=self.scale) * keep
         return self.output_proj(heads.transpose(1, 2).flatten(2)), scores
 
+    def weights(self, x: Tensor, scores: Tensor | None = None) -> Tensor:
+        """Return what each token attends to, [N, H, T, T], for tokens x [N, T, d] and their scores [N, H], if any.
+
+        For people: :meth:`forward` does not keep them.
+        """
+        q = self._heads(self.q_proj(x))
+        k, _, bias = self.context(x, None)
+        if scores is not None:
+            q = q * self.keep(scores)[:, :, None, :]
+        return _weights(q, k, bias, self.scale)
+
     def keep(self, scores: Tensor) -> Tensor:
         """Return the mask of the coordinates in use, [N, H, d_k] of 0 and 1, for scores [N, H]."""
         if self.adaptive == "literal":
@@ -173,10 +184,14 @@ def _mean(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, scale: float) -> Tensor:
+    return _weights(q, k, bias, scale) @ v  # [N, H, queries, d_k]
+
+
+def _weights(q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     logits = (q * scale) @ k.transpose(-1, -2)  # [N, H, queries, T]
     if bias is not None:
         logits = logits + bias
-    return torch.softmax(logits, dim=-1) @ v  # [N, H, queries, d_k]
+    return torch.softmax(logits, dim=-1)
 
 
 def hard_keep(scores: Tensor, rank_width: int, head_dim: int) -> Tensor:

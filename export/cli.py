@@ -242,9 +242,15 @@ def _names(models: Sequence[str]) -> list[str]:
 
 
 def _print_calculator(name: str, runs: str, metrics: RunMetrics) -> None:
-    """Print one row per split: its mean absolute error with its interval, the other metrics, the paper's figures."""
+    """Print one row per split: its mean absolute error with its interval, the other metrics, the paper's figures.
+
+    The scores follow, which are of several splits.
+    """
+    from export.calculator.benchmark import PAPER_SCORE, SCORE, SPLIT
+
     paper = SPECS[name].paper
     found = {(measure.metric, measure.split): measure for measure in metrics.measures}
+    scores = [found.pop((metric, SPLIT)) for metric in (SCORE, PAPER_SCORE)]
     others = list(dict.fromkeys(metric for metric, _ in found if metric != "mae"))
     published = {} if paper is None else paper.errors()
     papers = list(dict.fromkeys(metric for metric, _ in published))
@@ -259,5 +265,8 @@ def _print_calculator(name: str, runs: str, metrics: RunMetrics) -> None:
     title = f"{name}: {metrics.parameters:,} parameters, {metrics.epochs} epochs, {metrics.seconds:.1f} s, in {runs}"
     heads = ("split", "mae ± 95 %", *(metric.replace("_", " ") for metric in others), *(f"paper's {m}" for m in papers))
     print_table(title, heads, rows)
+    ours, papers_formula = (f"{one.value:.4g}" for one in scores)
+    printed = "" if paper is None else f", where the paper prints {paper.score:.4g}"
+    click.echo(f"Score: {ours}; 1 is the baseline. By the paper's formula: {papers_formula}{printed}.")
     if paper is not None and paper.long_is_no_error:
         click.echo("The paper's figure for long expressions comes from a slip in its code, not from its network.")

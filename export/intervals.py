@@ -27,7 +27,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class Mean(msgspec.Struct, frozen=True):
-    """A mean over items and runs, with its 95 % interval."""
+    """A mean, with its 95 % interval."""
 
     value: float
     interval: tuple[float, float]
@@ -77,6 +77,13 @@ class Sample:
         else:
             error = math.hypot(_seed_error(self._by_seed), _seed_error(other._by_seed))
         return Difference(value, _widened(value, self._drawn - other._drawn, error))
+
+
+def over_seeds(values: Sequence[float]) -> Mean:
+    """Return the mean of runs that differ in their seed, with Student's interval; of one run, the interval is empty."""
+    by_seed = np.array(values)
+    value, error = float(by_seed.mean()), _seed_error(by_seed)
+    return Mean(value, (value - error, value + error))
 
 
 def _seed_error(by_seed: Array) -> float:
@@ -159,18 +166,15 @@ def across_seeds(runs: Sequence[Sequence[Measure]]) -> tuple[Measure, ...]:
     """
     pooled = []
     for same in zip(*runs, strict=True):
-        values = [measure.value for measure in same]
-        mean, error = float(np.mean(values)), float(scipy.stats.sem(values))
-        half = float(scipy.stats.t.ppf(0.975, len(values) - 1)) * error
-        first = same[0]
+        found, first = over_seeds([measure.value for measure in same]), same[0]
         pooled.append(
             Measure(
                 metric=first.metric,
                 split=first.split,
-                value=mean,
+                value=found.value,
                 n=first.n,
-                seeds=len(values),
-                interval=(mean - half, mean + half),
+                seeds=len(same),
+                interval=found.interval,
             )
         )
     return tuple(pooled)

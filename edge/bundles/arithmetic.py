@@ -15,8 +15,9 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from edge.bundles.expression import NUMBER, check_operands, invalid
+from edge.bundles.expression import NUMBER, check_operands, in_row, invalid, invalid_at
 from edge.datatypes import Array
+from edge.errors import InvalidRequest
 
 MAX_TOKENS: Final = 64
 #: How deep parentheses may be nested.
@@ -82,7 +83,10 @@ def tokenize(texts: Sequence[str], max_abs_operand: float = float("inf")) -> tup
     kinds = np.full((len(texts), MAX_TOKENS), PADDING, np.int64)
     values = np.zeros((len(texts), MAX_TOKENS), np.float32)
     for row, text in enumerate(texts):
-        parsed_kinds, parsed_values = parse(text, max_abs_operand)
+        try:
+            parsed_kinds, parsed_values = parse(text, max_abs_operand)
+        except InvalidRequest as error:
+            raise in_row(error, row, len(texts)) from None
         kinds[row, : len(parsed_kinds)] = parsed_kinds
         values[row, : len(parsed_values)] = parsed_values
     return kinds, values
@@ -111,17 +115,17 @@ def _tokens(text: str) -> Iterator[_Token]:
                     place += 1
                 yield OPEN, _ZERO, place
             else:
-                raise invalid(text, f"an operand at character {place}", _FIX)
+                raise invalid_at(text, position, "an operand", _FIX)
         elif read in _OPERATORS:
             wants_operand = True
             yield _OPERATORS[read], _ZERO, place
         elif read == ")":
             yield CLOSE, _ZERO, place
         else:
-            raise invalid(text, f"+, -, * or ) at character {place}", _FIX)
+            raise invalid_at(text, position, "+, -, * or )", _FIX)
         position = _after_spaces(text, place)
     if wants_operand:
-        raise invalid(text, "an operand at the end", _FIX)
+        raise invalid_at(text, position, "an operand", _FIX)
 
 
 def _value(kinds: Sequence[int], values: Sequence[_Number]) -> _Number:

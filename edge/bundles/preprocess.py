@@ -31,6 +31,7 @@ class Preprocessor(Protocol):
 
     inputs: tuple[TensorSpec, ...]  # texts
     outputs: tuple[str, ...]  # inputs of the graph
+    largest: float | None  # absolute value in ``outputs`` of any text; None without a limit
 
     def __call__(self, *texts: Array) -> dict[str, Array]:
         """Return the outputs for texts of shape (rows, 1); raise an InvalidRequest if one is not valid."""
@@ -43,6 +44,7 @@ class ExpressionPreprocessor:
         self.inputs = config.inputs
         self.outputs = config.outputs
         self._max_abs_operand = config.max_abs_operand
+        self.largest: float | None = max(config.max_abs_operand, expression.PLUS)
 
     def __call__(self, *texts: Array) -> dict[str, Array]:
         """Return the tokens of expressions."""
@@ -75,6 +77,7 @@ class TokenizerPreprocessor:
     def __init__(self, config: TokenizerPreprocess, definition: bytes, subject: str, *, cut: bool = True) -> None:
         self.inputs = config.inputs
         self.outputs = config.outputs
+        self.largest: float | None = None
         self._config = config
         self._tokenizer = load_tokenizer(definition, subject)
         self._cut = cut

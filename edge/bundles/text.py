@@ -11,11 +11,13 @@ from edge.errors import InvalidRequest
 def decode(elements: Array, subject: str) -> Array:
     """Return an array of ``str`` of the same shape; raise an InvalidRequest if an element is not UTF-8."""
     texts = np.empty(elements.size, np.object_)
+    encoded = elements.ravel().tolist()
     try:
-        texts[:] = [element.decode() for element in elements.ravel().tolist()]
+        texts[:] = [element.decode() for element in encoded]
     except UnicodeDecodeError as error:
-        fix = "Encode it as UTF-8."
-        raise InvalidRequest(f"text in {subject}", given=error.object, expected="UTF-8", fix=fix) from None
+        place = f" element {encoded.index(error.object) + 1}" if len(encoded) > 1 else ""
+        fix = f"Encode it as UTF-8; byte {error.start + 1} is not."
+        raise InvalidRequest(f"text in {subject}{place}", given=error.object, expected="UTF-8", fix=fix) from None
     return texts.reshape(elements.shape)
 
 

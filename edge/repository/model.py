@@ -26,7 +26,7 @@ from edge.programs.program import AppliedHead, Options
 from edge.programs.sampling import sampling_of
 from edge.programs.session import IterativeProgram
 from edge.runtimes.build import Loaded
-from edge.scheduling.batching import BatchAssembler, nonfinite
+from edge.scheduling.batching import BatchAssembler, nonfinite, within
 from edge.scheduling.job import UseCount
 from edge.scheduling.tier_executor import ServingOptions, TierExecutor
 from edge.scheduling.tier_selection import DEADLINE, PINNED, ROUTER, TierSelector
@@ -54,9 +54,10 @@ class Model:
         outputs: the tensors that a client may request, by name.
         on_request: those of them that are sent only to clients that ask for them.
         made: computes a further output, such as a label or a score; None without one.
+        largest: the limit of the numbers' size, by the inputs that have one.
         optional: the inputs of which a client chooses one or the other.
         chooses: whether the selector decides on requests that name neither a tier nor a policy.
-        checks_values: whether requests are checked for values, too; see :meth:`wrong_values`.
+        checks_values: whether requests are checked for more than that; see :meth:`wrong_values`.
         load_memory_bytes: growth of the process while it was loaded, which the loader sets.
         loaded_at: when it was loaded, in seconds since 1970.
     """
@@ -89,6 +90,9 @@ class Model:
         self.inputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*texts, *bundle.manifest.inputs)}
         self.outputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*bundle.manifest.outputs, *made)}
         self.on_request: tuple[str, ...] = ()
+        step = self._preprocess
+        limit = None if step is None or step.largest is None else np.float32(step.largest)
+        self.largest: dict[str, np.float32] = {} if limit is None else dict.fromkeys(computed, limit)
         self.optional = {*(spec.name for spec in texts), *computed}
         self._serving = bundle.manifest.serving or Serving()
         program = bundle.manifest.program
@@ -220,7 +224,18 @@ class Model:
         return options._replace(head=AppliedHead(head.program, alpha))
 
     def wrong_values(self, inputs: Mapping[str, Array]) -> InvalidRequest | None:
-        """Return what is wrong with the values of a loop's inputs, or of a prompt's mask; None if nothing is."""
+        """Return what is wrong with the values of a request's tensors; None if nothing is.
+
+        Those of a loop must be finite, those of a prompt token ids and a mask, and the tokens of an expression finite
+        and no larger than its operands may be.
+        """
+        for name, largest in self.largest.items():
+            good = within(inputs[name], largest)
+            if not good.all():
+                row, column = np.argwhere(~good)[0]
+                given = Literally(f"{inputs[name][row, column]:g}")
+                what, fix = f"input {name!r} row {row + 1} column {column + 1}", "Replace it by a number in this range."
+                return self._invalid(what, given, f"a number between {-largest:g} and {largest:g}", fix)
         if isinstance(self.program, Loop) and (wrong := nonfinite(inputs)):
             fix = "A loop would never settle; replace the values that are missing."
             return self._invalid(f"input {wrong[0]!r}", Literally("NaN or Inf"), "finite numbers", fix)

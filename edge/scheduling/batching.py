@@ -113,6 +113,11 @@ def nonfinite(arrays: Mapping[str, Array]) -> tuple[str, ...]:
     return tuple([name for name, array in floats if np.count_nonzero(np.isfinite(array)) != array.size])
 
 
+def within(array: Array, largest: np.float32) -> Array:
+    """Return which numbers are at most ``largest`` in size, as bool; NaN is not."""
+    return np.abs(array) <= largest
+
+
 def _bucket(length: int) -> int:
     """Return the next of 8, 12, 16, 24, 32, 48 and so on: padding adds at most half of a text's tokens."""
     octave = max(1 << (length - 1).bit_length(), _SHORTEST_BUCKET)

@@ -18,7 +18,7 @@ from edge.programs.program import Options
 from edge.repository.entry import Entry
 from edge.repository.model import Model
 from edge.repository.repository import Repository
-from edge.scheduling.batching import byte_size
+from edge.scheduling.batching import byte_size, within
 from edge.scheduling.job import BothUses, Use
 from edge.serving.parameters import Parameters, parse, with_logprobs
 from edge.serving.shared_memory import SharedMemory, Window, output_windows
@@ -35,6 +35,7 @@ class _Tensor(NamedTuple):
     dtype: np.dtype[np.generic]  # of its raw contents, as size_bytes
     shape: tuple[int, ...]
     size_bytes: int
+    largest: np.float32 | None  # size of its numbers, if there is a limit
 
 
 class Form(NamedTuple):
@@ -57,10 +58,12 @@ class Form(NamedTuple):
         if len(contents) != len(self.tensors):
             return None
         inputs = {}
-        for (name, dtype, shape, size_bytes), data in zip(self.tensors, contents, strict=True):
+        for (name, dtype, shape, size_bytes, largest), data in zip(self.tensors, contents, strict=True):
             if len(data) != size_bytes:
                 return None
             inputs[name] = np.frombuffer(data, dtype).reshape(shape)
+            if largest is not None and not within(inputs[name], largest).all():
+                return None
         return None if self.model.checks_values and self.model.wrong_values(inputs) else inputs
 
 
@@ -103,7 +106,7 @@ class Forms:
         names, text = with_logprobs(names, parameters.text, model.on_request)
         windows = output_windows(request, self._shared_memory)
         inputs, rows = model.prepare(decode_inputs(request, contents, model.inputs, self._shared_memory))
-        tensors = tensors_of(request, contents, inputs) if key and not windows else None
+        tensors = tensors_of(request, contents, inputs, model.largest) if key and not windows else None
         assembler = model.executors[model.full_tier].assembler
         known = (rows, assembler.size(inputs), byte_size(inputs), assembler.key(inputs))
         options = model.options(parameters.loop, text)
@@ -153,7 +156,10 @@ def take_apart(request: pb.ModelInferRequest) -> tuple[str, list[bytes], bytes]:
 
 
 def tensors_of(
-    request: pb.ModelInferRequest, contents: Sequence[bytes], inputs: Mapping[str, Array]
+    request: pb.ModelInferRequest,
+    contents: Sequence[bytes],
+    inputs: Mapping[str, Array],
+    largest: Mapping[str, np.float32],
 ) -> tuple[_Tensor, ...] | None:
     """Return how to read the graph's inputs in further requests of a form; None if each of them needs validation."""
     if len(contents) != len(request.inputs) or {tensor.name for tensor in request.inputs} != inputs.keys():
@@ -162,5 +168,6 @@ def tensors_of(
     for tensor, data in zip(request.inputs, contents, strict=True):
         if tensor.datatype in ("BOOL", "BYTES") or tensor.parameters:
             return None
-        tensors.append(_Tensor(tensor.name, WIRE_TYPES[tensor.datatype], tuple(tensor.shape), len(data)))
+        dtype, limit = WIRE_TYPES[tensor.datatype], largest.get(tensor.name)
+        tensors.append(_Tensor(tensor.name, dtype, tuple(tensor.shape), len(data), limit))
     return tuple(tensors)

@@ -71,7 +71,7 @@ def load() -> dict[str, Split]:
     """
     random = np.random.RandomState(42)
     drawn = sorted(_draw_three_terms(random))
-    long = [_draw_long(random, terms) for terms in range(2, 9) for _ in range(_LONG_PER_LENGTH)]
+    long = [random_expression(random, terms) for terms in range(2, 9) for _ in range(_LONG_PER_LENGTH)]
     order = random.permutation(len(drawn))
     train = order[: SIZES["train"]]
     val = order[SIZES["train"] :]
@@ -79,11 +79,11 @@ def load() -> dict[str, Split]:
     texts: dict[str, Iterable[str]] = {
         "train": (drawn[index] for index in train),
         "val": (drawn[index] for index in val),
-        "in_range": (text for text in _three_terms(_IN_RANGE) if text not in known),
-        "out_of_range": _three_terms(_OUT_OF_RANGE),
+        "in_range": (text for text in three_terms(_IN_RANGE) if text not in known),
+        "out_of_range": three_terms(_OUT_OF_RANGE),
         "long": long,
     }
-    splits = {name: _split(name, tuple(items)) for name, items in texts.items()}
+    splits = {name: split_of(name, tuple(items)) for name, items in texts.items()}
     sizes = {name: len(split.expressions) for name, split in splits.items()}
     if sizes != SIZES:
         fix = f"Install another NumPy: the legacy generator of {np.__version__} is not the documented one."
@@ -105,13 +105,15 @@ def _operators(uniform: float) -> str:
     return "--" if uniform <= 0.75 else "-+"
 
 
-def _draw_long(random: np.random.RandomState, terms: int) -> str:
+def random_expression(random: np.random.RandomState, terms: int) -> str:
+    """Return an expression of some terms with operands from -5 to 5."""
     pairs = [(random.randint(-5, 6), str(random.choice(["+", "-"]))) for _ in range(terms - 1)]
     operands = [*(operand for operand, _ in pairs), random.randint(-5, 6)]
     return _join(operands, "".join(operator for _, operator in pairs))
 
 
-def _three_terms(operands: Sequence[int]) -> Iterable[str]:
+def three_terms(operands: Sequence[int]) -> Iterable[str]:
+    """Return all expressions of three terms with some operands."""
     triples = product(operands, repeat=3)
     return (_join(items, pair) for items, pair in product(triples, ("++", "+-", "--", "-+")))
 
@@ -121,6 +123,7 @@ def _join(operands: Iterable[int], operators: str) -> str:
     return " ".join([str(first), *(f"{operator} {operand}" for operator, operand in zip(operators, rest, strict=True))])
 
 
-def _split(name: str, expressions: tuple[str, ...]) -> Split:
+def split_of(name: str, expressions: tuple[str, ...]) -> Split:
+    """Return a split of expressions."""
     truth = np.array([evaluate(text) for text in expressions], dtype=np.float32)
     return Split(name, expressions, tokenize(expressions), truth)

@@ -1,55 +1,60 @@
-"""Evaluation: errors on every split with their intervals."""
+"""Evaluation: errors on every split with their intervals, and the scores of the benchmark."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
 import numpy as np
+import scipy.stats
 import torch
 
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
+from export.calculator.benchmark import NEW_LENGTHS, measures_of
 from export.calculator.data import Split
 from export.calculator.networks.transformer import Transformer
 from export.intervals import mean, middle, resampled
 
-_EVALUATED = ("val", "in_range", "out_of_range", "long")
+EVALUATED = ("val", "in_range", "out_of_range", "long")
 
 
 def evaluate(predict: Callable[[Array], Array], splits: Mapping[str, Split]) -> tuple[Measure, ...]:
     """Measure a predictor on every split but ``train``.
 
-    Metrics: ``mae`` is mean |e|, with a bootstrap interval; ``mre`` mean |e| / |y|, zeros of y taken as 1, as in paper
-    000; ``exact_match`` the share of answers that are right once rounded. Beside each split as a whole there are
-    ``long/2`` … ``long/8`` by number of terms, ``long/4-8``, the mean over those lengths, which are new to the
-    predictor, and ``long/with_5`` and ``long/without_5`` by whether the unseen operand 5 occurs.
+    Metrics: ``mae`` is mean |e| and ``mre`` mean |e| / |y|, zeros of y taken as 1, as in paper 000, both with bootstrap
+    intervals; ``exact_match`` is the share of answers that are right once rounded, with Wilson's interval. Beside each
+    split as a whole there are ``long/2`` … ``long/8`` by number of terms, ``long/4-8``, the mean over those lengths,
+    which are new to the predictor, and ``long/with_5`` and ``long/without_5`` by whether the unseen operand 5 occurs.
+    ``benchmark`` has the scores of :mod:`export.calculator.benchmark`.
 
     Args:
         predict: maps tokens [n, 15] to values [n, 1].
     """
+    return measured({name: predict(splits[name].tokens)[:, 0] for name in EVALUATED}, splits)
+
+
+def measured(values: Mapping[str, Array], splits: Mapping[str, Split]) -> tuple[Measure, ...]:
+    """Return the measures of :func:`evaluate` of predicted values [n], by split."""
     measures: list[Measure] = []
-    for name in _EVALUATED:
-        split = splits[name]
-        predicted = predict(split.tokens)[:, 0]
+    for name in EVALUATED:
+        split, predicted = splits[name], values[name]
         errors = np.abs(predicted.astype(np.float64) - split.truth)
         size = np.abs(np.where(split.truth == 0, 1, split.truth))
         measures += [
-            _mae(name, [errors]),
-            Measure(metric="mre", split=name, value=float((errors / size).mean()), n=len(errors)),
-            Measure(
-                metric="exact_match", split=name, value=float((np.rint(predicted) == split.truth).mean()), n=len(errors)
-            ),
+            _mean("mae", name, [errors]),
+            _mean("mre", name, [errors / size]),
+            _exact_match(name, np.rint(predicted) == split.truth),
         ]
         if name == "long":
             measures += _long(split, errors)
-    return tuple(measures)
+    return (*measures, *measures_of(values, splits))
 
 
 def head_use(model: Transformer, splits: Mapping[str, Split]) -> tuple[Measure, ...]:
     """Measure the use of heads by an adaptive network: mean scores, and the share of coordinates in use."""
     model.eval()
     measures: list[Measure] = []
-    for name in _EVALUATED:
+    for name in EVALUATED:
         tokens = torch.from_numpy(splits[name].tokens)
         with torch.no_grad():
             scores = model.scored(tokens)[1]
@@ -64,17 +69,30 @@ def head_use(model: Transformer, splits: Mapping[str, Split]) -> tuple[Measure, 
 def _long(split: Split, errors: Array) -> list[Measure]:
     by_terms = {terms: errors[split.terms == terms] for terms in range(2, 9)}
     unseen = split.has_unseen_operand
-    return [
-        *(_mae(f"long/{terms}", [part]) for terms, part in by_terms.items()),
-        _mae("long/4-8", [by_terms[terms] for terms in range(4, 9)]),
-        _mae("long/with_5", [errors[unseen]]),
-        _mae("long/without_5", [errors[~unseen]]),
-    ]
+    parts = {
+        **{f"long/{terms}": [part] for terms, part in by_terms.items()},
+        "long/4-8": [by_terms[terms] for terms in NEW_LENGTHS],
+        "long/with_5": [errors[unseen]],
+        "long/without_5": [errors[~unseen]],
+    }
+    return [_mean("mae", name, strata) for name, strata in parts.items()]
 
 
-def _mae(split: str, strata: list[Array]) -> Measure:
+def _mean(metric: str, split: str, strata: list[Array]) -> Measure:
     """Return the mean of the strata's mean errors, with the interval from resampling each of them."""
     generator = np.random.default_rng(0)
     means = np.mean([resampled(mean, errors, generator=generator) for errors in strata], axis=0)
     value = float(np.mean([errors.mean() for errors in strata]))
-    return Measure(metric="mae", split=split, value=value, n=sum(map(len, strata)), interval=middle(means))
+    return Measure(metric=metric, split=split, value=value, n=sum(map(len, strata)), interval=middle(means))
+
+
+def _exact_match(split: str, right: Array) -> Measure:
+    number = int(right.sum())
+    interval = share_interval(number, len(right))
+    return Measure(metric="exact_match", split=split, value=number / len(right), n=len(right), interval=interval)
+
+
+def share_interval(number: int, items: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share of items; unlike that of resamples, it is never empty."""
+    found = scipy.stats.binomtest(number, items).proportion_ci(method="wilson")
+    return float(found.low), float(found.high)

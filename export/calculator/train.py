@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -28,7 +29,7 @@ from export.training.observer import SILENT, Observer
 from export.training.recipe import Recipe
 from export.training.run_files import RunFiles
 from export.training.state import fingerprint
-from export.training.trainer import train
+from export.training.trainer import Trained, train
 
 
 def recipe_of(name: str, *, epochs: int | None = None, adaptive: AdaptiveMode | None = None) -> Recipe | None:
@@ -96,6 +97,8 @@ def train_run(
     seed: int,
     epochs: int | None = None,
     adaptive: AdaptiveMode | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    recipe: Recipe | None = None,
     device: DeviceName = "cpu",
     tensorboard: Path | None = None,
     observer: Observer = SILENT,
@@ -107,6 +110,8 @@ def train_run(
         seed: of the initial weights and of the order of the items.
         epochs: the maximum; None is the recipe's.
         adaptive: how the heads of a transformer shrink; None for plain attention and for other networks.
+        arguments: of the network, in place of those of its spec.
+        recipe: in place of that of its spec, with ``epochs`` and ``adaptive``.
 
     The state of an unfinished run is kept beside it as ``.NAME.state``; the same call resumes from it.
 
@@ -114,12 +119,12 @@ def train_run(
         TrainingError: the loss is no longer a finite number.
         UsageError: there is no such device.
     """
-    arguments = {"adaptive": adaptive} if adaptive else {}
+    arguments = {**(arguments or {}), **({"adaptive": adaptive} if adaptive else {})}
     model = create(name, seed, **arguments)
     splits = load()
-    recipe = recipe_of(name, epochs=epochs, adaptive=adaptive)
+    recipe = recipe or recipe_of(name, epochs=epochs, adaptive=adaptive)
     files = RunFiles(Path(directory), tensorboard)
-    epochs_run, best_epoch, seconds = 0, 0, 0.0
+    trained = None
     if recipe is not None:
         model.to(device_of(device))
         learnt = splits["train"].resampled(seed) if SPECS[name].resampled else splits["train"]
@@ -133,15 +138,22 @@ def train_run(
             log=files.log,
             observer=observer,
         )
-        epochs_run, best_epoch, seconds = len(trained.scores), trained.best_epoch, trained.seconds
         model.cpu()
-    measures = evaluate(model.predict, splits)
-    if isinstance(model, Transformer) and model.adaptive:
-        measures += head_use(model, splits)
-    metrics = RunMetrics(model.parameter_count, epochs_run, best_epoch, seconds, measures)
+    metrics = metrics_of(model, splits, trained)
     how = str(recipe) if recipe else "constructed, not trained"
     record = provenance(trainer=how, data=DESCRIPTION, seed=seed if recipe else None)
     config = RunConfig(name, arguments, record, precision="fp32" if recipe else None, processor=processor())
     save(directory, model, config, metrics, files.finished())
     files.remove()
     return metrics
+
+
+def metrics_of(model: Regressor, splits: Mapping[str, Split], trained: Trained | None) -> RunMetrics:
+    """Evaluate a network on all splits; ``trained`` is None for one that is constructed."""
+    measures = evaluate(model.predict, splits)
+    if isinstance(model, Transformer) and model.adaptive:
+        measures += head_use(model, splits)
+    if trained is None:
+        return RunMetrics(model.parameter_count, 0, 0, 0.0, measures)
+    epochs = len(trained.scores)
+    return RunMetrics(model.parameter_count, epochs, trained.best_epoch, trained.seconds, measures)

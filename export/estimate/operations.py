@@ -13,7 +13,8 @@ from onnx.reference import ReferenceEvaluator
 
 from edge.errors import BundleError, Literally
 
-_PRODUCTS = ("MatMul", "Gemm", "Conv")
+_RECURRENT = ("RNN", "GRU", "LSTM")
+_PRODUCTS = ("MatMul", "Gemm", "Conv", *_RECURRENT)
 _PRECISIONS = {TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16"}
 
 
@@ -21,7 +22,8 @@ class Work(msgspec.Struct, frozen=True):
     """The work of one run of a graph.
 
     Attributes:
-        gflop: 10⁹ operations of matrix products and convolutions, by precision; an addition is one operation.
+        gflop: 10⁹ operations of matrix products and convolutions, those in recurrent layers too, by precision; an
+            addition is one operation.
         weight_bytes: bytes of all constants that a run reads whole; embeddings, of which it reads a few rows, are not
             among them.
         products: products with weights.
@@ -175,8 +177,12 @@ class _Graph:
         return tuple(sizes)
 
     def operations(self, node: NodeProto) -> int:
-        """Return the operations of a product."""
-        output, first = self.shape(node.output[0]), self.shape(node.input[0])
+        """Return the operations of a product, or of all products of a recurrent layer."""
+        first = self.shape(node.input[0])
+        if node.op_type in _RECURRENT:  # the weights are [directions, gates * units, features], of inputs and of states
+            features = sum(self.shape(weights)[-1] for weights in node.input[1:3])
+            return 2 * prod(first[:2]) * prod(self.shape(node.input[1])[:2]) * features
+        output = self.shape(node.output[0])
         if node.op_type == "Conv":
             return 2 * prod(output) * prod(self.shape(node.input[1])[1:])
         transposed = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)

@@ -1,4 +1,4 @@
-"""The optimisers of a recipe: AdamW for all parameters, or Muon for the matrices of the layers and AdamW for the rest.
+"""The optimisers of a recipe: AdamW or SGD for all parameters, or Muon for the layers' matrices and AdamW for the rest.
 
 Muon makes the update of a matrix orthogonal (Jordan et al. 2024, kellerjordan.github.io/posts/muon). Its step is scaled
 to the size of AdamW's (Liu et al. 2025, arXiv 2502.16982), so one learning rate serves both.
@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import SGD, AdamW, Muon, Optimizer
 
+from edge.errors import Literally
+from export.errors import TrainingError
 from export.training.objective import Objective
 from export.training.recipe import Recipe
 
@@ -22,7 +24,11 @@ class Optimizers:
         hidden = _hidden_matrices(objective) if recipe.optimizer == "muon" else []
         rate = recipe.peak_learning_rate
         groups = _groups(objective, recipe, {*hidden})
-        self._all: list[Optimizer] = [AdamW(groups, lr=rate, betas=recipe.betas, eps=recipe.eps, fused=True)]
+        self._all: list[Optimizer] = []
+        if recipe.optimizer == "sgd":
+            self._all.append(SGD(groups, lr=rate, momentum=recipe.betas[0]))
+        else:
+            self._all.append(AdamW(groups, lr=rate, betas=recipe.betas, eps=recipe.eps, fused=True))
         if hidden:
             group = {"params": hidden, "weight_decay": recipe.weight_decay, "multiple": 1.0}
             self._all.append(Muon([group], lr=rate, adjust_lr_fn="match_rms_adamw"))
@@ -50,10 +56,25 @@ class Optimizers:
 
 
 def _hidden_matrices(objective: Objective) -> list[nn.Parameter]:
-    """Return the matrices of the model's lists of layers, which leaves out embeddings, read-in and read-out."""
-    lists = [module for module in objective.model.modules() if isinstance(module, nn.ModuleList)]
-    found = {p: None for module in lists for p in module.parameters() if p.dim() == 2 and p.requires_grad}
-    return [parameter for parameter in found if parameter not in objective.rates]
+    """Return the matrices of the model's lists of layers, which leaves out embeddings, read-in and read-out.
+
+    A model without such lists is a sequence of dense layers: all their matrices but the last, the read-out.
+
+    Raises:
+        TrainingError: it has none.
+    """
+    modules = list(objective.model.modules())
+    lists = [module for module in modules if isinstance(module, nn.ModuleList)]
+    if lists:
+        found = {p: None for module in lists for p in module.parameters() if p.dim() == 2 and p.requires_grad}
+        matrices = [parameter for parameter in found if parameter not in objective.rates]
+    else:
+        sequence = next((module for module in modules if isinstance(module, nn.Sequential)), nn.Sequential())
+        matrices = [p for p in sequence.parameters() if p.dim() == 2][:-1]
+    if not matrices:
+        given = Literally(f"a {type(objective.model).__name__} without hidden matrices")
+        raise TrainingError("muon", given=given, expected="matrices of hidden layers", fix="Take another optimizer.")
+    return matrices
 
 
 def _groups(objective: Objective, recipe: Recipe, left_out: set[nn.Parameter]) -> list[dict[str, Any]]:

@@ -79,7 +79,7 @@ def test_tokens_and_their_limits() -> None:
         ("2 - - 3", "an operand at character 5"),
         ("nan", "an operand at character 1"),
         ("3 × 4", "+, -, * or ) at character 3"),
-        ("3 − 4", "+, -, * or ) at character 3"),
+        ("3 − 4", "+, -, * or ) at character 3. Write '-' instead of '−' (U+2212)."),
         ("2(3)", "+, -, * or ) at character 2"),
         ("1e5", "+, -, * or ) at character 2"),
         ("1 / 2", "+, -, * or ) at character 3"),
@@ -89,7 +89,7 @@ def test_tokens_and_their_limits() -> None:
         ("(" * 8 + "1" + ")" * 8, "at most 7 open parentheses at character 8"),
         ("1" + "+1" * 32, "at most 64 tokens, and the next ends at character 65"),
         (" " * 1024 + "1", "at most 1024 characters"),
-        ("1 + -1001", "operands between -1000 and 1000. Replace the operand -1001;"),
+        ("1 + -1001", "operands between -1000 and 1000. Replace 1001 at character 6;"),
         ("1000" + "*1000" * 11, "a value of at most 1e+30 with all signs dropped. Write smaller operands."),
         ("0" + "*1000" * 11, "a value of at most 1e+30 with all signs dropped"),
     ],
@@ -98,6 +98,7 @@ def test_broken_expression_is_rejected_with_the_place(text: str, expected: str) 
     with pytest.raises(InvalidRequest) as caught:
         tokenize(["1", text], max_abs_operand=1000)
     assert f"expected {expected}" in str(caught.value)
+    assert str(caught.value).startswith("expression in row 2: got")
 
 
 def test_operand_that_no_float_holds_is_rejected_without_a_limit() -> None:

@@ -52,14 +52,26 @@ def test_broken_expression_is_rejected_with_the_place():
         ("3 * 4", "+ or - at character 3"),
         ("1e5", "+ or - at character 2"),
         ("--1", "an operand at character 1"),
-        ("1 - - 1", "an operand at character 4"),
+        ("1 - - 1", "an operand at character 5"),
         ("٣", "an operand at character 1"),
         ("1\0", "+ or - at character 2"),
-        ("1 + 1 + 1 + 1 + 1 + 1 + 1 + 1 + 1", "at most 8 operands, and it has 9. Split it into shorter expressions."),
+        ("1 - ", "an operand at the end"),
+        (" 1 -  b", "an operand at character 7"),
+        ("1e999", "+ or - at character 2"),
+        ("nan", "an operand at character 1"),
+        ("1 \u2212 2", "+ or - at character 3. Write '-' instead of '\u2212' (U+2212)."),
+        ("1 + \u20132", "an operand at character 5. Write '-' instead of '\u2013' (U+2013)."),
+        ("\uff11", "an operand at character 1. Write '1' instead of '\uff11' (U+FF11)."),
+        ("1 \uff0b 2", "+ or - at character 3. Write '+' instead of '\uff0b' (U+FF0B)."),
+        ("1\u00a0+ 2", "+ or - at character 2. Write ' ' instead of '\\xa0' (U+00A0)."),
+        ("3\u00b2", "+ or - at character 2. Write operands joined by + or -, for example '3 - -4 + 2'."),  # a power
+        ("1 + " * 8 + "1", "at most 8 operands, and the next is at character 33. Split it into shorter expressions."),
         ("1" + " " * 256, "at most 256 characters. Write operands joined by + or -, for example '3 - -4 + 2'."),
-        ("1024.5", "operands between -1024 and 1024. Replace the operand 1024.5; the model was made for smaller ones."),
-        ("1 + -1025", "operands between -1024 and 1024. Replace the operand -1025; the model was made for smaller"),
+        ("9" * 400, "at most 256 characters."),
+        ("1 + " + "9" * 200, "operands between -1024 and 1024. Replace 1e+200 at character 5; the model was made for"),
+        ("1024.5", "operands between -1024 and 1024. Replace 1024.5 at character 1; the model was made for smaller op"),
+        ("1 + -1025", "operands between -1024 and 1024. Replace 1025 at character 6; the model was made for smaller"),
     ):
-        with pytest.raises(InvalidRequest) as caught:
+        with pytest.raises(InvalidRequest, match=r"^expression in row 2: got ") as caught:
             tokenize(["1", text], max_abs_operand=1024)
         assert f"expected {expected}" in str(caught.value)

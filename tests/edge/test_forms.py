@@ -54,9 +54,9 @@ def value(response: pb.ModelInferResponse) -> float:
 def test_only_raw_contents_of_the_graphs_own_inputs_are_a_form() -> None:
     request, inputs = good(), {"x": tokenize(["1 + 2"])}
     contents = list(request.raw_input_contents)
-    assert forms.tensors_of(request, contents, inputs)
-    assert forms.tensors_of(request, [], inputs) is None  # typed
-    assert forms.tensors_of(request, contents, {"tokens": inputs["x"]}) is None  # preprocessed
+    assert forms.tensors_of(request, contents, inputs, {})
+    assert forms.tensors_of(request, [], inputs, {}) is None  # typed
+    assert forms.tensors_of(request, contents, {"tokens": inputs["x"]}, {}) is None  # preprocessed
 
 
 @pytest.mark.parametrize("rows", [1, 2, 64])

@@ -42,15 +42,22 @@ def test_bundle_gives_the_step_that_its_manifest_describes() -> None:
 
 
 def test_bad_expression_is_rejected_in_any_row() -> None:
-    for row, message in (
-        (b"1 + \xff", r"text in input 'text': got b'1 + \xff', expected UTF-8. Encode it as UTF-8."),
-        (b"1,5", "expression: got '1,5', expected + or - at character 2. Write operands joined by + or -"),
-        (b"1025", "expression: got '1025', expected operands between -1024 and 1024. Replace the operand 1025;"),
+    for bad, message in (
+        (
+            b"1 + \xff",
+            r"text in input 'text'{element}: got b'1 + \xff', expected UTF-8. Encode it as UTF-8; byte 5 ",
+        ),
+        (b"1,5", "expression{row}: got '1,5', expected + or - at character 2. Write operands joined by + or -"),
+        (
+            b"1025",
+            "expression{row}: got '1025', expected operands between -1024 and 1024. Replace 1025 at char",
+        ),
     ):
-        for rows in ([row, "2", "3"], ["1", "2", row]):
+        for rows, row in (([bad], 0), ([bad, "2", "3"], 1), (["1", "2", bad], 3)):
             with pytest.raises(InvalidRequest) as caught:
                 STEP(column(*rows))
-            assert str(caught.value).startswith(message)
+            place = {"row": f" in row {row}", "element": f" element {row}"} if row else {"row": "", "element": ""}
+            assert str(caught.value).startswith(message.format(**place))
 
 
 def test_text_keeps_its_shape() -> None:

@@ -1,3 +1,4 @@
+import functools
 import shutil
 
 import pytest
@@ -10,6 +11,7 @@ from export.cli import train as train_command
 from export.experiments.attention.records import SharedInputs
 from export.reduction.shapes_cli import shapes
 from export.tasks.cli import finetune
+from tests.support.calculators import export_untrained
 from tests.support.reduction_data import inputs, model
 from tests.support.task_data import encoded, invoke, make_sentiment, make_transformer, write_model, write_sst2
 
@@ -34,6 +36,13 @@ def runs(tmp_path_factory):
     for mode, options in (("fixed", ()), ("literal", ("--loss", "literal"))):
         invoke(train_command, "calculator-transformer4", "--epochs", 1, "--out", root / mode, *options)
     return root
+
+
+@pytest.fixture(scope="session")
+def calculator(tmp_path_factory):
+    """Return the bundle of an untrained calculator by its name; each is exported once, where it is first needed."""
+    root = tmp_path_factory.mktemp("calculators")
+    return functools.cache(lambda name: export_untrained(name, root))
 
 
 @pytest.fixture(scope="session")

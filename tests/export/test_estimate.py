@@ -11,6 +11,7 @@ from edge.bundles.bundle import Bundle, write_bundle
 from edge.errors import BundleError, UsageError
 from edge.profiling.table import PREDICTION, LatencyTable, Rest, Shape, Timing
 from edge.profiling.timing import compared_above
+from export.calculator.networks import create
 from export.convert import to_onnx
 from export.estimate.cli import estimate
 from export.estimate.devices import DEVICES
@@ -86,6 +87,22 @@ def test_work_is_counted_in_the_precision_that_computes_it():
     pixels = {name: array.shape for name, array in feeds.items()}
     vit = 2e-9 * 197 * macs_per_token(384, LAYER, 197) + 2e-9 * 196 * 3 * 16**2 * 384
     assert work_of(half(images), pixels, "model").gflop["fp16"] == pytest.approx(vit, rel=1e-3)
+
+
+#: Operations for 15 tokens: of the recurrent layer or layers, and of all that comes after them.
+RECURRENT = {
+    "calculator-rnn2": 2 * 15 * 269 * ((1 + 269) + (269 + 269)) + 2 * 269,
+    "calculator-gru": 2 * 15 * 3 * 35 * (1 + 35) + 2 * 15 * (35 * 35 + 35) + 2 * 35,
+    "calculator-lstm": 2 * 15 * 4 * 35 * (1 + 35) + 2 * 15 * (35 * 35 + 35) + 2 * 35,
+    "calculator-bilstm": 2 * 15 * 2 * 4 * 64 * (1 + 64) + 2 * 15 * (128 * 128 + 128) + 2 * 128,
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_layers_count_the_products_of_every_step_gate_and_direction(name):
+    model = to_onnx(create(name, 0), {"x": torch.zeros(2, 15)}, ["value"], {"x": {0: "batch"}})
+    for rows in (1, 8):
+        assert work_of(model, {"x": (rows, 15)}, name).gflop == {"fp32": pytest.approx(1e-9 * rows * RECURRENT[name])}
 
 
 def test_a_layer_is_ten_kernels_of_an_engine():

@@ -60,7 +60,7 @@ def test_models_and_their_losses(runs, tmp_path):
     for root, arguments in roots.items():
         assert read_config(root / "calculator-transformer4").arguments == arguments
     for name, options, message in (
-        ("calculator-fnn3", (), r"MODEL: got 'calculator-fnn3', .* Did you mean 'calculator-fnn2'\?"),
+        ("calculator-blstm", (), r"MODEL: got 'calculator-blstm', .* Did you mean 'calculator-bilstm'\?"),
         ("bert", (), "Take 'calculator' for all"),
         ("calculator-gate", ("--loss", "literal"), "--loss: got 'literal', expected calculator-transformer4 among the"),
     ):

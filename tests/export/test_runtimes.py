@@ -8,15 +8,12 @@ import pytest
 import torch
 from onnx import TensorProto, numpy_helper
 
-from edge.bundles import expression
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Profile
 from edge.errors import GoldenError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from edge.runtimes.tensorrt_builder import compile_onnx
-from export.calculator.networks import NETWORKS as CALCULATORS
-from export.calculator.networks import create
-from export.convert import golden_of, to_onnx
+from export.convert import golden_of
 from export.heads import SequenceClassifier, SpanClassifier
 from export.huggingface import load_pretrained
 from export.runtimes import export_tier
@@ -260,16 +257,6 @@ def test_every_kind_of_model_is_fused_by_tensorrt(kind):
     for data in files.values():
         report = compiled(data, profile)
         assert (report.attention, report.index_limits) == ("2 blocks, fused", INDEX_LIMITS[model])
-
-
-@with_rtx
-@pytest.mark.parametrize("name", CALCULATORS)
-def test_tensorrt_compiles_the_calculators(name):
-    data = to_onnx(create(name, 0).eval(), {"x": torch.zeros(2, expression.TOKENS)}, ["value"], {"x": {0: "batch"}})
-    row = (expression.TOKENS,)
-    report = compiled(data, {"x": Profile(min=(1, *row), opt=(8, *row), max=(256, *row))})
-    unfused = "not fused: FP32, and fusion needs FP16"
-    assert report.attention.endswith(unfused if name == "calculator-transformer4" else "no attention")
 
 
 def test_a_file_with_other_outputs_is_rejected(monkeypatch):

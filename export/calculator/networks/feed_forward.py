@@ -7,8 +7,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from edge.bundles.expression import TOKENS
-from export.calculator.networks.regressor import Regressor, glorot, sinusoids
+from export.calculator.networks.input_encoding import InputEncoding, Padding, Tokens
+from export.calculator.networks.regressor import Regressor, glorot
 
 Activation = Literal["prelu", "relu", "gelu", "silu", "tanh"]
 
@@ -20,7 +20,7 @@ class FeedForward(Regressor):
         units: width of each hidden layer.
         activation: after each hidden layer. PReLU has a slope for each unit, which starts at 0, as in Keras.
         dropout: the share of units that each hidden layer drops in training.
-        positional_encoding: whether sin(t) is added to the token at position t, as FNN3 has it.
+        positional_encoding, tokens, padding, random_offset, embedding: of :class:`InputEncoding`.
     """
 
     def __init__(
@@ -29,12 +29,15 @@ class FeedForward(Regressor):
         activation: Activation = "prelu",
         dropout: float = 0.0,
         positional_encoding: bool = False,
+        tokens: Tokens = "paper",
+        padding: Padding = "half",
+        random_offset: bool = False,
+        embedding: int = 0,
     ) -> None:
         super().__init__()
-        self.positions: Tensor | None
-        self.register_buffer("positions", sinusoids(TOKENS, 1)[:, 0] if positional_encoding else None, persistent=False)
+        self.encoding = InputEncoding(positional_encoding, tokens, padding, random_offset, embedding)
         layers: list[nn.Module] = []
-        width = TOKENS
+        width = self.encoding.width
         for count in units:
             layers += [nn.Linear(width, count), _activation(activation, count)]
             if dropout:
@@ -45,7 +48,7 @@ class FeedForward(Regressor):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the value."""
-        value: Tensor = self.layers(x if self.positions is None else x + self.positions)
+        value: Tensor = self.layers(self.encoding(x))
         return value
 
 

@@ -40,13 +40,18 @@ class Gate(Regressor):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the value."""
+        return self.attended(x)[0]
+
+    def attended(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the value [N, 1], and the attention of each term, [N, 8]: its gate, or the softmax."""
         operators, operands, real = terms(x)
-        gated: Tensor = real * self.gate(operators) * self.value(operands)
+        gates = real * self.gate(operators)
+        gated: Tensor = gates * self.value(operands)
         if self.score is None:
-            return gated.sum(dim=1)
+            return gated.sum(dim=1), gates[:, :, 0]
         logits = self.score(torch.cat([operators, operands], dim=2))
         weights = torch.softmax(torch.where(real > 0, logits, -math.inf), dim=1)
-        return real.sum(dim=1) * (weights * gated).sum(dim=1)
+        return real.sum(dim=1) * (weights * gated).sum(dim=1), weights[:, :, 0]
 
 
 class TermNetwork(Regressor):

@@ -1,10 +1,20 @@
-"""The commands ``fewheads calculator``."""
+"""The group ``fewheads calculator`` with all its commands."""
 
 from __future__ import annotations
 
 import click
 
+from export.experiments.calculator.baseline import baseline
+from export.experiments.calculator.comparison.cli import compare
+from export.experiments.calculator.search.cli import search
+from export.experiments.calculator.variations.cli import benchmark_loss, vary
+from export.experiments.calculator.view.cli import view
+
 
 @click.group()
 def calculator() -> None:
     """Compare the calculators, vary their training, and look at what they do."""
+
+
+for command in (baseline, compare, search, vary, benchmark_loss, view):
+    calculator.add_command(command)

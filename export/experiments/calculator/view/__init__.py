@@ -1,0 +1,1 @@
+"""What a calculator does: its error by operands and by length, and what it attends to."""

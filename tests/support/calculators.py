@@ -1,0 +1,44 @@
+"""Runs and bundles of calculators without training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from export.calculator.bundle import export_run
+from export.calculator.networks import create
+from export.calculator.networks.regressor import Regressor
+from export.calculator.specs import NAMES
+from export.checkpoint import save
+from export.provenance import provenance
+from export.runs import RunConfig, RunMetrics
+
+#: Their export takes a minute and more.
+LARGE = ("calculator-transformer5", "calculator-transformer0")
+SMALL = tuple(name for name in NAMES if name not in LARGE)
+EACH = [*SMALL, *(pytest.param(name, marks=[pytest.mark.slow, pytest.mark.timeout(900)]) for name in LARGE)]
+
+
+def untrained(name: str) -> Regressor:
+    """Return a network with random biases and slopes, too, so that their places in the graph matter."""
+    model = create(name, 0)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
+
+
+def save_untrained(name: str, directory: Path) -> Path:
+    """Write such a network as the run ``directory/NAME``, and return it."""
+    run, model = directory / name, untrained(name)
+    config = RunConfig(name, {}, provenance(trainer="none", data="none", seed=0))
+    save(run, model, config, RunMetrics(model.parameter_count, 0, 0, 0.0, ()))
+    return run
+
+
+def export_untrained(name: str, directory: Path) -> Path:
+    """Write such a run into ``directory/runs``, and return its bundle in ``directory/repository``."""
+    return Path(export_run(save_untrained(name, directory / "runs"), directory / "repository").bundle)
