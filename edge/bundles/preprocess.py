@@ -59,6 +59,7 @@ class ArithmeticPreprocessor:
         self.inputs = config.inputs
         self.outputs = config.outputs
         self._max_abs_operand = config.max_abs_operand
+        self.largest: float | None = max(config.max_abs_operand, arithmetic.KINDS - 1)
 
     def __call__(self, *texts: Array) -> dict[str, Array]:
         """Return kinds and values of expressions."""

@@ -182,6 +182,8 @@ def test_server_answers_texts_and_a_bad_one_harms_no_other_request(bundle, tmp_p
         running_server([bundle.path], target="onnxruntime", cache=tmp_path) as ready,
         triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
     ):
+        beyond = [triton_input("kinds", np.full((1, 64), 10**6)), triton_input("values", np.ones((1, 64), np.float32))]
+        assert np.isfinite(client.infer(STACK, beyond).as_numpy("value")).all()
         with ThreadPoolExecutor(8) as pool:  # good and bad requests at once
             asked = [pool.submit(ask, client, text) for text in (*texts, "1 + (2") * 10]
             bad = [one.exception() for one in asked[3::4]]

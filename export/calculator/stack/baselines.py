@@ -22,7 +22,7 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, kinds: Tensor, values: Tensor) -> Tensor:
         """Return the vectors of tokens, from kinds and values [N, length]."""
-        embedded: Tensor = self.kinds(kinds) + values.float()[:, :, None] * self.value
+        embedded: Tensor = self.kinds(kinds.clamp(0, KINDS - 1)) + values.float()[:, :, None] * self.value
         return embedded
 
 

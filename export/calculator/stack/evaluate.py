@@ -10,8 +10,8 @@ from torch import Tensor
 
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
+from export.calculator.evaluate import share_interval
 from export.calculator.stack.data import Split
-from export.intervals import interval, mean
 
 #: Above it, FP32 does not tell every whole number from its half.
 _LARGEST_ROUNDED = 2.0**23
@@ -22,7 +22,7 @@ _ROWS = 250
 def evaluate(predict: Callable[[Tensor, Tensor], Tensor], splits: Mapping[str, Split]) -> tuple[Measure, ...]:
     """Measure a predictor on every split but ``train``.
 
-    Metrics: ``right``, see :func:`is_right`, with a bootstrap interval; ``median_relative_error`` and
+    Metrics: ``right``, see :func:`is_right`, with Wilson's interval; ``median_relative_error`` and
     ``largest_relative_error``, of abs(answer - truth) / max(1, abs(truth)).
 
     Args:
@@ -33,12 +33,12 @@ def evaluate(predict: Callable[[Tensor, Tensor], Tensor], splits: Mapping[str, S
         if name == "train":
             continue
         answers = answers_of(predict, split)
-        right, errors = is_right(answers, split).astype(np.float64), relative_errors(answers, split.truth)
-        share = Measure(
-            metric="right", split=name, value=float(right.mean()), n=len(right), interval=interval(mean, right)
-        )
+        right, errors = is_right(answers, split), relative_errors(answers, split.truth)
+        number, items = int(right.sum()), len(right)
+        bounds = share_interval(number, items)
+        share = Measure(metric="right", split=name, value=number / items, n=items, interval=bounds)
         median, largest = (
-            Measure(metric=f"{which}_relative_error", split=name, value=float(value), n=len(errors))
+            Measure(metric=f"{which}_relative_error", split=name, value=float(value), n=items)
             for which, value in (("median", np.median(errors)), ("largest", errors.max()))
         )
         measures += [share, median, largest]

@@ -130,8 +130,13 @@ class Scan(nn.Module):
         self.register_buffer("order", torch.tensor([int(f"{i:0{bits}b}"[::-1], 2) for i in range(MAX_TOKENS)]))
 
     def forward(self, kinds: Tensor, values: Tensor) -> Tensor:
-        """Return the answers, [N, 1]; kinds [N, 64] of int64, values [N, 64] of float32."""
-        kinds, values = kinds.index_select(1, self.order), values.index_select(1, self.order)
+        """Return the answers, [N, 1]; kinds [N, 64] of int64, values [N, 64] of float32.
+
+        Other kinds than those of tokens are read as the nearest one: a run has rows of several clients, and must not
+        fail because of one of them.
+        """
+        kinds = kinds.index_select(1, self.order).clamp(0, KINDS - 1)
+        values = values.index_select(1, self.order)
         flat = functional.embedding(kinds, self.matrices) + values[:, :, None] * functional.embedding(
             kinds, self.scales
         )

@@ -6,6 +6,7 @@ import click
 
 from export.experiments.calculator.baseline import baseline
 from export.experiments.calculator.comparison.cli import compare
+from export.experiments.calculator.lengths import lengths
 from export.experiments.calculator.search.cli import search
 from export.experiments.calculator.variations.cli import benchmark_loss, vary
 from export.experiments.calculator.view.cli import view
@@ -16,5 +17,5 @@ def calculator() -> None:
     """Compare the calculators, vary their training, and look at what they do."""
 
 
-for command in (baseline, compare, search, vary, benchmark_loss, view):
+for command in (baseline, compare, lengths, search, vary, benchmark_loss, view):
     calculator.add_command(command)
