@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +16,7 @@ from edge.bundles.arithmetic import CLOSE, MINUS, OPEN, OPERAND, PLUS, TIMES, ev
 from edge.bundles.bundle import Bundle
 from edge.launch import running_server
 from edge.runtimes.tensorrt_builder import compile_onnx
-from export.calculator.stack import NAMES, STACK
+from export.calculator.stack import LSTM, NAMES, STACK
 from export.calculator.stack.bundle import export_token_reader
 from export.calculator.stack.data import DEPTHS, OPERANDS, SIZES, TEST_ITEMS, load
 from export.calculator.stack.evaluate import evaluate as measure
@@ -27,6 +28,7 @@ from export.checkpoint import save
 from export.provenance import provenance
 from export.runs import RunConfig, RunMetrics
 from export.training.trainer import train
+from tests.support.commands import answer, fewheads
 from tests.support.marks import with_rtx
 from tests.support.sample_requests import column, triton_input
 
@@ -160,6 +162,19 @@ def test_bundle_has_the_measures_of_its_graph(bundle):
     texts = [text.decode() for text in bundle.golden.raw["expression"][:, 0]]
     truth = np.array([evaluate(text) for text in texts])
     np.testing.assert_allclose(bundle.golden.outputs["value"][:, 0], truth, rtol=1e-5, atol=1e-5)
+
+
+def test_commands_train_export_and_compare(tmp_path):
+    answer(fewheads("train", LSTM, "--epochs=1", "--seeds=2", "--out", tmp_path / "runs"))
+    runs = sorted((tmp_path / "runs").iterdir())
+    assert len(runs) == 2
+    answer(fewheads("export", runs[0], "--repository", tmp_path / "repository"))
+    right = {each.split for each in Bundle.open(tmp_path / f"repository/{LSTM}-1").manifest.measures}
+    found = json.loads(answer(fewheads("calculator", "lengths", *runs, "--out", tmp_path / "out", "--json")))
+    assert {each["split"] for each in found[LSTM]} == right
+    assert {each["seeds"] for each in found[LSTM]} == {2}
+    assert (tmp_path / "out/right-by-length.png").read_bytes().startswith(b"\x89PNG")
+    assert f"{LSTM}: 43,617 parameters, 2 seeds" in (tmp_path / "out/report.md").read_text()
 
 
 @with_rtx

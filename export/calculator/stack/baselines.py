@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from edge.bundles.arithmetic import KINDS, PADDING
+from export.calculator.networks.recurrent import Recurrent
 from export.calculator.networks.regressor import sinusoids
 from export.calculator.stack import LSTM, TRANSFORMER
 
@@ -27,19 +28,20 @@ class TokenEmbedding(nn.Module):
 
 
 class TokenLstm(nn.Module):
-    """One LSTM layer; the answer is linear in its output after the last token. 44,001 parameters."""
+    """One LSTM layer; the answer is linear in its output after the last token. 43,617 parameters."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embedding = TokenEmbedding(16)
-        self.lstm = nn.LSTM(16, 96, batch_first=True)
+        self.lstm = Recurrent("LSTM", 16, 96)
         self.output = nn.Linear(96, 1)
 
     def forward(self, kinds: Tensor, values: Tensor) -> Tensor:
         """Return the answers, [N, 1]; kinds of int64 and values of float, both [N, length]."""
-        states, _ = self.lstm(self.embedding(kinds, values))
-        last = (kinds != PADDING).sum(1) - 1
-        answers: Tensor = self.output(states[torch.arange(len(kinds)), last])
+        states = self.lstm(self.embedding(kinds, values))
+        following = torch.cat([kinds[:, 1:], torch.zeros_like(kinds[:, :1])], dim=1)
+        is_last = (kinds != PADDING) & (following == PADDING)
+        answers: Tensor = self.output((states * is_last[:, :, None]).sum(1))
         return answers
 
 

@@ -60,7 +60,7 @@ def lengths(runs: tuple[Path, ...], plots: bool, out: Path, as_json: bool) -> No
     if plots:
         _draw(pooled, out / FIGURE)
     if as_json:
-        print_json(pooled)
+        print_json({name: list(found.values()) for name, found in pooled.items()})
         return
     print_table(f"{len(trained)} runs, in {out}", heads, rows)
 
