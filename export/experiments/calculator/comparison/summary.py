@@ -10,15 +10,7 @@ import scipy.stats
 
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
-from export.calculator.benchmark import (
-    PAPER_SCORE,
-    SCORE,
-    baseline,
-    errors_of,
-    paper_long,
-    paper_score,
-    score,
-)
+from export.calculator.benchmark import PAPER_SCORE, SCORE, baseline, errors_of, paper_long, paper_score, score
 from export.calculator.data import Split
 from export.calculator.evaluate import measured, share_interval
 from export.calculator.specs import SPECS
