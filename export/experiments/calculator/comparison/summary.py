@@ -77,7 +77,7 @@ def _measure(mean: Measure, runs: Sequence[Measure]) -> Measure:
     if mean.metric == "exact_match" and mean.interval:
         # Seeds that are right everywhere do not differ, and the items are no more for it: at least Wilson's interval.
         items = share_interval(round(mean.value * mean.n), mean.n)
-        bounds = min(mean.interval[0], items[0]), min(max(mean.interval[1], items[1]), 1.0)
+        bounds = max(min(mean.interval[0], items[0]), 0.0), min(max(mean.interval[1], items[1]), 1.0)
         return msgspec.structs.replace(mean, interval=bounds)
     return mean
 

@@ -79,4 +79,5 @@ def new_expressions(terms: int, items: int, seed: int) -> list[str]:
 
 def _errors(predict: Predict, texts: list[str]) -> Array:
     truth = np.array([evaluate(text) for text in texts])
-    return predict(tokenize(texts))[:, 0].astype(np.float64) - truth
+    errors: Array = predict(tokenize(texts))[:, 0].astype(np.float64) - truth
+    return errors
