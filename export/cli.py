@@ -50,7 +50,7 @@ _ADAPTIVE = "calculator-transformer4"
 @click.argument("models", metavar="MODEL...", nargs=-1, required=True)
 @seed_option("For weights and the order of items.")
 @seeds_option
-@click.option("--epochs", type=click.IntRange(1), help="Calculators: at most so many.  [default: 200]")
+@click.option("--epochs", type=click.IntRange(1), help="Calculators: at most so many.  [default: 50 to 200, by model]")
 @click.option(
     "--loss",
     type=click.Choice(["fixed", "literal", "none"]),
