@@ -135,7 +135,7 @@ class MultiHeadAttention(nn.Module):
     def weights(self, x: Tensor, scores: Tensor | None = None) -> Tensor:
         """Return what each token attends to, [N, H, T, T], for tokens x [N, T, d] and their scores [N, H], if any.
 
-        For people: :meth:`forward` does not keep them.
+        It is for display; :meth:`forward` does not keep the weights.
         """
         q = self._heads(self.q_proj(x))
         k, _, bias = self.context(x, None)

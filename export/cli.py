@@ -51,11 +51,13 @@ _ADAPTIVE = "calculator-transformer4"
 @click.argument("models", metavar="MODEL...", nargs=-1, required=True)
 @seed_option("For weights and the order of items.")
 @seeds_option
-@click.option("--epochs", type=click.IntRange(1), help="Calculators: at most so many.  [default: 200]")
+@click.option("--epochs", type=click.IntRange(1), help="Calculators: at most so many.  [default: 50 to 200, by model]")
 @click.option(
     "--loss",
-    type=click.Choice(["fixed", "literal", "none"]),
-    help=f"Loss by which heads of {_ADAPTIVE} shrink: paper 002's repaired (the default) or as printed, or none.",
+    type=click.Choice(["none", "fixed", "literal"]),
+    default="none",
+    show_default=True,
+    help=f"Loss by which heads of {_ADAPTIVE} shrink: paper 002's repaired or as printed; or plain attention.",
 )
 @looped_options
 @runs_option("the runs, each of which becomes OUT/MODEL")
@@ -68,7 +70,7 @@ def train(
     seed: int,
     seeds: int,
     epochs: int | None,
-    loss: str | None,
+    loss: str,
     looped: LoopedOptions,
     out: Path,
     device: DeviceName,
@@ -84,7 +86,7 @@ def train(
     looped-linear, looped-sparse, looped-tree or looped-relu.
     """
     names = _names(models)
-    if loss and _ADAPTIVE not in names:
+    if loss != "none" and _ADAPTIVE not in names:
         raise UsageError("--loss", given=loss, expected=f"{_ADAPTIVE} among the models", fix="Leave --loss out.")
     if epochs and set(names) <= set(LOOPED):
         raise UsageError("--epochs", given=epochs, expected="a calculator among the models", fix="Give --steps.")
@@ -98,7 +100,7 @@ def train(
         from export.intervals import pooled
     results = []
     for name in names:
-        adaptive: Any = (loss or "fixed") if name == _ADAPTIVE and loss != "none" else None
+        adaptive: Any = loss if name == _ADAPTIVE and loss != "none" else None
         trained = []
         for one, run in runs[name].items():
             with watching(run, lines=False) as watch:

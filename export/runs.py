@@ -82,8 +82,9 @@ def is_run(directory: Path) -> bool:
 def read_config(directory: str | Path) -> RunConfig:
     """Read the configuration of a run."""
     directory = Path(directory)
-    if not directory.is_dir():
-        given = Literally("a file" if directory.exists() else "nothing there")
+    if not (directory / CONFIG).exists():
+        other = f"a directory without {CONFIG}" if directory.is_dir() else "a file"
+        given = Literally(other if directory.exists() else "nothing there")
         fix = "Give a directory that 'fewheads train' or 'fewheads finetune' wrote, for example runs/calculator-gate."
         raise CheckpointError(f"run {directory}", given=given, expected="a run directory", fix=fix)
     return decode(directory / CONFIG, RunConfig)

@@ -27,7 +27,7 @@ SCORE, PAPER_SCORE, SPLIT = "score", "paper_score", "benchmark"
 #: Smaller errors count as this one: it is about one unit in the last place of FP32 for values from 8 to 16, and without
 #: it the score of a perfect network would be infinite.
 FLOOR = 1e-6
-#: Numbers of terms that no training item has.
+#: Numbers of terms above that of the training items, which is 3.
 NEW_LENGTHS = range(4, 9)
 _SCORED = ("mae_in_range", "mae_out_of_range", "mae_long", "mre_out_of_range")
 _LARGE_SUM, _PAPER_LENGTH = 22, 4

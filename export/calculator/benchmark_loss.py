@@ -91,7 +91,8 @@ def log_errors(values: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -> Ten
     """Return the mean of four logarithms: MAE in range, out of range, on long expressions, and MRE out of range.
 
     Args:
-        values: [N, 1] of the splits ``in_range``, ``out_of_range`` and ``long``, which has as many of each length.
+        values: [N, 1] of the splits ``in_range``, ``out_of_range`` and ``long``. All long items have the same weight,
+            whereas the benchmark averages over lengths; the dev splits have about as many of each length.
         truth: [N, 1] of the same; zeros count as 1 in MRE.
     """
     errors = {name: (value - truth[name]).abs() for name, value in values.items()}

@@ -31,9 +31,12 @@ from export.errors import DataError
 DESCRIPTION = "paper 000's arithmetic expressions: NumPy legacy seed 42, sorted as text, then permuted"
 SIZES = {"train": 1907, "val": 636, "in_range": 1457, "out_of_range": 2048, "long": 700}
 UNSEEN_OPERAND = 5
+#: Operands of the training items.
+IN_RANGE = range(-5, 5)
+#: Numbers of terms of the long items.
+LONG_TERMS = range(2, 9)
 
 _DRAWS = 4000
-_IN_RANGE = range(-5, 5)
 _OUT_OF_RANGE = (*range(-8, -4), *range(5, 9))
 _LONG_PER_LENGTH = 100
 
@@ -71,7 +74,7 @@ def load() -> dict[str, Split]:
     """
     random = np.random.RandomState(42)
     drawn = sorted(_draw_three_terms(random))
-    long = [random_expression(random, terms) for terms in range(2, 9) for _ in range(_LONG_PER_LENGTH)]
+    long = [random_expression(random, terms) for terms in LONG_TERMS for _ in range(_LONG_PER_LENGTH)]
     order = random.permutation(len(drawn))
     train = order[: SIZES["train"]]
     val = order[SIZES["train"] :]
@@ -79,7 +82,7 @@ def load() -> dict[str, Split]:
     texts: dict[str, Iterable[str]] = {
         "train": (drawn[index] for index in train),
         "val": (drawn[index] for index in val),
-        "in_range": (text for text in three_terms(_IN_RANGE) if text not in known),
+        "in_range": (text for text in three_terms(IN_RANGE) if text not in known),
         "out_of_range": three_terms(_OUT_OF_RANGE),
         "long": long,
     }
@@ -93,7 +96,7 @@ def load() -> dict[str, Split]:
 
 def _draw_three_terms(random: np.random.RandomState) -> set[str]:
     operands = [(random.rand(_DRAWS) * 10).astype(int) - 5 for _ in range(3)]
-    return {_join(items, _operators(random.rand(1)[0])) for items in zip(*operands, strict=True)}
+    return {join(items, _operators(random.rand(1)[0])) for items in zip(*operands, strict=True)}
 
 
 def _operators(uniform: float) -> str:
@@ -109,16 +112,17 @@ def random_expression(random: np.random.RandomState, terms: int) -> str:
     """Return an expression of some terms with operands from -5 to 5."""
     pairs = [(random.randint(-5, 6), str(random.choice(["+", "-"]))) for _ in range(terms - 1)]
     operands = [*(operand for operand, _ in pairs), random.randint(-5, 6)]
-    return _join(operands, "".join(operator for _, operator in pairs))
+    return join(operands, "".join(operator for _, operator in pairs))
 
 
 def three_terms(operands: Sequence[int]) -> Iterable[str]:
     """Return all expressions of three terms with some operands."""
     triples = product(operands, repeat=3)
-    return (_join(items, pair) for items, pair in product(triples, ("++", "+-", "--", "-+")))
+    return (join(items, pair) for items, pair in product(triples, ("++", "+-", "--", "-+")))
 
 
-def _join(operands: Iterable[int], operators: str) -> str:
+def join(operands: Iterable[int], operators: Iterable[str]) -> str:
+    """Return the expression of some operands, with an operator between each two."""
     first, *rest = operands
     return " ".join([str(first), *(f"{operator} {operand}" for operator, operand in zip(operators, rest, strict=True))])
 

@@ -11,7 +11,7 @@ import torch
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
 from export.calculator.benchmark import NEW_LENGTHS, measures_of
-from export.calculator.data import Split
+from export.calculator.data import LONG_TERMS, Split
 from export.calculator.networks.transformer import Transformer
 from export.intervals import mean, middle, resampled
 
@@ -67,7 +67,7 @@ def head_use(model: Transformer, splits: Mapping[str, Split]) -> tuple[Measure, 
 
 
 def _long(split: Split, errors: Array) -> list[Measure]:
-    by_terms = {terms: errors[split.terms == terms] for terms in range(2, 9)}
+    by_terms = {terms: errors[split.terms == terms] for terms in LONG_TERMS}
     unseen = split.has_unseen_operand
     parts = {
         **{f"long/{terms}": [part] for terms, part in by_terms.items()},

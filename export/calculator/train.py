@@ -47,6 +47,11 @@ def recipe_of(name: str, *, epochs: int | None = None, adaptive: AdaptiveMode | 
     return msgspec.structs.replace(recipe, patience=recipe.epochs) if adaptive else recipe
 
 
+def learnt_items(name: str, splits: Mapping[str, Split], seed: int) -> Split:
+    """Return the items that a model learns from: ``train``, or a bootstrap resample of it where its spec says so."""
+    return splits["train"].resampled(seed) if SPECS[name].resampled else splits["train"]
+
+
 class CalculatorObjective:
     """An :class:`export.training.objective.Objective`: the mean squared error of values.
 
@@ -111,7 +116,7 @@ def train_run(
         epochs: the maximum; None is the recipe's.
         adaptive: how the heads of a transformer shrink; None for plain attention and for other networks.
         arguments: of the network, in place of those of its spec.
-        recipe: in place of that of its spec, with ``epochs`` and ``adaptive``.
+        recipe: in place of that of its spec; it has its own epochs, so ``epochs`` is not used.
 
     The state of an unfinished run is kept beside it as ``.NAME.state``; the same call resumes from it.
 
@@ -127,7 +132,7 @@ def train_run(
     trained = None
     if recipe is not None:
         model.to(device_of(device))
-        learnt = splits["train"].resampled(seed) if SPECS[name].resampled else splits["train"]
+        learnt = learnt_items(name, splits, seed)
         objective = CalculatorObjective(model, learnt, splits["val"], seed=seed, batch_size=recipe.batch_size)
         trained = train(
             objective,

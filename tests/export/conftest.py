@@ -33,7 +33,7 @@ def runs(tmp_path_factory):
     epochs = {"calculator-gate": 20, "calculator-fnn2": 3}
     for name in ("calculator-oracle", *epochs):
         train_run(name, root / name, seed=0, epochs=epochs.get(name))
-    for mode, options in (("fixed", ()), ("literal", ("--loss", "literal"))):
+    for mode, options in (("fixed", ("--loss", "fixed")), ("literal", ("--loss", "literal"))):
         invoke(train_command, "calculator-transformer4", "--epochs", 1, "--out", root / mode, *options)
     return root
 

@@ -36,7 +36,7 @@ def test_the_bundle_passes_its_golden_check_and_describes_its_file(name, calcula
     assert (manifest.name, manifest.version, manifest.max_batch_size) == (name, 1, 256)
     assert ([tier.name for tier in manifest.tiers], set(manifest.files)) == (["x1"], {"model.onnx", "golden.npz"})
     assert manifest.preprocess.max_abs_operand == (1024 if name == "calculator-oracle" else 1e6)
-    assert {measure.metric for measure in manifest.measures} == {"mae", "mre", "exact_match"}
+    assert {measure.metric for measure in manifest.measures} == {"mae", "mre", "exact_match", "score", "paper_score"}
 
 
 def test_the_golden_set_comes_from_torch_and_from_all_splits(calculator, splits):

@@ -7,6 +7,7 @@ import sys
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from edge.errors import UsageError
 from export.calculator.bundle import export_run
@@ -43,6 +44,7 @@ class Killed(Observer):
 
 
 def search_until_killed(out):
+    torch.set_num_threads(1)  # as in this process: sums of another number of threads round otherwise
     space.EPOCHS = 1
     Search(SMALL, out, seed=3).run(4, lambda number: Killed() if number == 2 else SILENT)
 

@@ -14,13 +14,14 @@ from export.calculator.bundle import export_run
 from export.calculator.networks import create
 from export.calculator.networks.feed_forward import FeedForward
 from export.calculator.networks.input_encoding import InputEncoding
-from export.calculator.train import CalculatorObjective, train_run
+from export.calculator.train import CalculatorObjective, recipe_of, train_run
 from export.errors import CheckpointError, TrainingError
 from export.experiments.calculator.cli import calculator
 from export.experiments.calculator.variations import cli
 from export.experiments.calculator.variations.grid import PRODUCT, losses, variations
-from export.experiments.calculator.variations.parts import Part
+from export.experiments.calculator.variations.parts import Part, parts
 from export.experiments.calculator.variations.results import COLUMNS, results_of
+from export.training.observer import SILENT
 from export.training.optimizers import Optimizers
 from export.training.recipe import Recipe
 from export.training.trainer import train
@@ -204,6 +205,14 @@ def test_the_benchmark_loss_has_a_control_with_the_same_data(monkeypatch, tmp_pa
     assert "| loss | out_of_range dev, learnt (192 items) |" in (tmp_path / "out/report.md").read_text()
 
 
+def test_the_published_setting_is_trained_as_by_train(tmp_path):
+    name = "calculator-baseline"  # which learns from a resample
+    published = replace(losses(name)[0], recipe=recipe_of(name, epochs=1))
+    (part,) = parts([published], 1, tmp_path, lambda what: SILENT)
+    metrics = train_run(name, tmp_path / "run", seed=0, epochs=1)
+    assert part.metrics.measures == metrics.measures
+
+
 def made_part(variant, seed, errors, *, diverged=False):
     """Return a part whose errors on each split are given."""
     measures = tuple({"metric": metric, "split": split, "value": errors[split], "n": 1} for metric, split, _ in COLUMNS)
@@ -215,18 +224,18 @@ def made_part(variant, seed, errors, *, diverged=False):
 def test_validation_chooses_and_a_setting_that_diverges_is_never_chosen():
     by_setting = {one.setting: one for one in variations()}
 
-    def parts(setting, val, test, **options):
+    def both(setting, val, test, **options):
         errors = {split: val if split == "val" else test for _, split, _ in COLUMNS}
         return [made_part(by_setting[setting], seed, errors, **options) for seed in range(2)]
 
     found = results_of(
         [
-            *parts("as published", 0.5, 0.1),
-            *parts("relu", 0.4, 0.9),
-            *parts("gelu", 0.3, 0.9, diverged=True),
-            *parts("zeros", 0.6, 0.01),
-            *parts("relu, SGD, 0.003", 0.2, 0.9),
-            *parts("relu, SGD, 0.01", 0.3, 0.01),
+            *both("as published", 0.5, 0.1),
+            *both("relu", 0.4, 0.9),
+            *both("gelu", 0.3, 0.9, diverged=True),
+            *both("zeros", 0.6, 0.01),
+            *both("relu, SGD, 0.003", 0.2, 0.9),
+            *both("relu, SGD, 0.01", 0.3, 0.01),
         ]
     )
     assert found.chosen == {"activation": "relu", "padding": "as published", PRODUCT: "relu, SGD, 0.003"}

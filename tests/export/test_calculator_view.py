@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from export.attention import MultiHeadAttention
 from export.calculator.networks import create
 from export.experiments.calculator.cli import calculator
 from export.experiments.calculator.view.attention import attention_of, transformer_weights
-from export.experiments.calculator.view.errors import OPERANDS, by_terms, draw, grids
+from export.experiments.calculator.view.errors import OPERANDS, by_terms, grids, new_expressions
 from tests.support.calculators import save_untrained, untrained
 from tests.support.task_data import invoke
 
@@ -29,11 +30,11 @@ def test_a_grid_has_answers_less_truths_by_row_and_column():
 def test_expressions_by_length_are_new_and_those_of_their_seed(splits):
     known = {*splits["train"].expressions, *splits["val"].expressions}
     for terms, count in ((1, 10), (2, 200), (3, 300), (8, 300)):
-        texts = draw(terms, 300, seed=1)
+        texts = new_expressions(terms, 300, seed=1)
         assert (len(set(texts)), len(texts)) == (count, count)
         assert not known & set(texts)
         assert {len(text.split()) for text in texts} == {2 * terms - 1}
-        assert texts == draw(terms, 300, seed=1) != draw(terms, 300, seed=2)
+        assert texts == new_expressions(terms, 300, seed=1) != new_expressions(terms, 300, seed=2)
 
 
 def test_errors_by_length_have_their_number_and_an_interval():
@@ -53,8 +54,7 @@ def test_weights_of_a_transformer_are_those_of_its_forward_pass(mode):
     for attention in attentions:
         if mode:  # scores below one half, so that heads shrink
             torch.nn.init.constant_(attention.scorer.layers[-2].bias, -1.0)
-        hook = attention.register_forward_hook(lambda module, inputs, outputs: seen.append((inputs[0], outputs)))
-        hook  # noqa: B018
+        attention.register_forward_hook(lambda module, inputs, outputs: seen.append((inputs[0], outputs)))
     with torch.no_grad():
         weights = transformer_weights(model, x)
     assert [tuple(one.shape) for one in weights] == [(2, 8, 16, 16), (2, 8, 16, 16), (2, 8, 1, 16)]
@@ -101,8 +101,12 @@ def test_the_command_writes_a_view_of_each_run_and_pictures(tmp_path):
         *(f"{names[0]}/{picture}" for picture in both),
         *(f"{names[1]}/{picture}" for picture in (*both, "attention.png", "maps.png")),
     }
+    looped = shutil.copytree(runs[0], tmp_path / "looped")
+    config = json.loads((looped / "config.json").read_text())
+    (looped / "config.json").write_text(json.dumps(config | {"model": "looped-linear"}))
     for options, message in (
         ((runs[0], runs[0]), "RUN: got 'calculator-fnn2', expected each name once, because its files go there"),
+        ((looped,), "RUN .*looped: got 'looped-linear', expected one of calculator-oracle, "),
         ((runs[0], "--expression", "3 *"), r"--expression: got '3 \*', expected \+ or - at character 3"),
     ):
         with pytest.raises(UsageError, match=message):

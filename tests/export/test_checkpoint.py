@@ -71,7 +71,8 @@ BIAS = "value.bias"
 BROKEN = [
     (shutil.rmtree, "got nothing there, expected a run directory"),
     (lambda run: (shutil.rmtree(run), run.touch()), "got a file, expected a run directory"),
-    *((written(n, None), f"{n}: got No such file or directory, expected a file") for n in (WEIGHTS, CONFIG, METRICS)),
+    *((written(n, None), f"{n}: got No such file or directory, expected a file") for n in (WEIGHTS, METRICS)),
+    (written(CONFIG, None), f"run .*: got a directory without {CONFIG}, expected a run directory"),
     (written(CONFIG, b""), f"{CONFIG}: got .*, expected the fields of Run"),
     (written(METRICS, b'{"model": 3}'), f"{METRICS}: got .*, expected the fields of Run"),
     (configured(model="calculator-abacus"), "field model: got 'calculator-abacus', expected one of calculator-oracle"),

@@ -105,6 +105,8 @@ def test_every_accuracy_has_an_interval_around_it(results):
         for measure in model.measures:
             low, high = measure.interval
             assert low <= measure.value <= high, (model.name, measure)
+            if measure.metric == "exact_match":
+                assert 0 <= low < high <= 1, (model.name, measure)
     oracle = results.models[0].measure("exact_match", "in_range")
     assert oracle.interval[0] == pytest.approx(1457 / (1457 + 1.96**2), rel=1e-4)  # Wilson's, of no wrong answer
 

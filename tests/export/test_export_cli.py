@@ -55,7 +55,7 @@ def test_several_seeds_give_means_with_intervals(tmp_path):
 
 
 def test_models_and_their_losses(runs, tmp_path):
-    invoke(train, "calculator-transformer4", "--epochs", 1, "--out", tmp_path, "--loss", "none")
+    invoke(train, "calculator-transformer4", "--epochs", 1, "--out", tmp_path)
     roots = {tmp_path: {}, runs / "fixed": {"adaptive": "fixed"}, runs / "literal": {"adaptive": "literal"}}
     for root, arguments in roots.items():
         assert read_config(root / "calculator-transformer4").arguments == arguments

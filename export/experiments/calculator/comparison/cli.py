@@ -9,14 +9,12 @@ import click
 import msgspec
 
 from edge.cli.output import json_option, print_json, print_table, progress, remark
-from edge.errors import UsageError
 from edge.files import write_whole
-from export.calculator.specs import SPECS
+from export.experiments.calculator.run_arguments import check_calculators
 from export.figures import new_figure
 from export.loading import loading_torch
 from export.options import DIRECTORY, out_option, plots_option
 from export.outputs import check_workspace
-from export.runs import read_config
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
@@ -56,11 +54,7 @@ def compare(
     measured in process and served. Writes results.json, report.md and figures.
     """
     check_workspace("--out", out, {f"RUN {run}": run for run in runs}, settings="settings.json")
-    for run in runs:
-        model = read_config(run).model
-        if model not in SPECS:
-            fix = "Give runs of `fewheads train calculator-…`."
-            raise UsageError(f"RUN {run}", given=model, expected=f"one of {', '.join(SPECS)}", fix=fix)
+    check_calculators(runs)
     if plots:
         new_figure(1, 1, without="give --no-plots")
     with loading_torch():
@@ -79,7 +73,6 @@ def compare(
     reference = reference_of(groups)
     with progress() as bar:
         task = bar.add_task("exporting", total=len(groups), note="")
-
         bundles = export_groups(groups, out / _REPOSITORY, lambda model: bar.update(task, advance=1, note=model))
     measured = None
     if latency:
@@ -110,11 +103,13 @@ def compare(
 
 
 def _print(results: Results) -> None:
+    from export.intervals import with_interval
+
     rows = []
     for model in results.models:
         found = {(one.metric, one.split): one for one in model.measures}
         score = found["score", "benchmark"]
-        low, high = score.interval or (score.value, score.value)
+        interval = score.interval or (score.value, score.value)
         served = model.cost.latencies.get(1)
         rows.append(
             (
@@ -122,7 +117,7 @@ def _print(results: Results) -> None:
                 model.parameters,
                 model.seeds,
                 *(found["mae", split].value for split in ("in_range", "out_of_range", "long/4-8")),
-                f"{score.value:.4g} ({low:.4g} … {high:.4g})",
+                with_interval(score.value, interval, "{:.4g}".format),
                 model.cost.mflop,
                 served and served.served.median,
             )

@@ -21,6 +21,7 @@ from export.experiments.calculator.comparison import memory
 from export.experiments.calculator.comparison.results import Cost, Latency, Spread
 from export.experiments.calculator.runs import Run
 from export.experiments.records import read_part
+from export.processor import Processor, processor
 
 #: Expressions of the requests that are timed, with the share of all requests that is sent of them.
 ROWS = {1: 1.0, 64: 0.1}
@@ -42,12 +43,14 @@ class Measurements(msgspec.Struct):
     """Measurements of bundles, with what they depend on.
 
     Attributes:
+        processor: that they were measured on.
         onnx: SHA-256 of the ONNX file of each model.
         served_ms: median of each round, by rows and model.
         in_process_ms: the same.
         memory_bytes: of each round, by model.
     """
 
+    processor: Processor
     onnx: dict[str, str]
     served_ms: dict[int, dict[str, list[float]]]
     in_process_ms: dict[int, dict[str, list[float]]]
@@ -74,7 +77,7 @@ def export_groups(
 def measure(
     bundles: Mapping[str, Bundle], kept: Path, *, requests: int, rounds: int, on_step: Callable[[str], None]
 ) -> Measurements:
-    """Measure the latencies and the memory of bundles, unless there are measurements of the same ones.
+    """Measure the latencies and the memory of bundles, unless they were measured on this processor before.
 
     Args:
         kept: file of the measurements.
@@ -86,9 +89,12 @@ def measure(
         BackendError: a measuring process fails.
     """
     onnx = {name: bundle.manifest.files[_onnx_file(bundle)].sha256 for name, bundle in bundles.items()}
-    if kept.exists() and (found := read_part(kept, Measurements)).onnx == onnx:
-        return found
-    found = Measurements(onnx, _empty(bundles), _empty(bundles), {name: [] for name in bundles})
+    here = processor()
+    if kept.exists():
+        earlier = read_part(kept, Measurements)
+        if (earlier.processor, earlier.onnx) == (here, onnx):
+            return earlier
+    found = Measurements(here, onnx, _empty(bundles), _empty(bundles), {name: [] for name in bundles})
     paths = [str(bundle.path) for bundle in bundles.values()]
     for number in range(1, rounds + 1):
         for rows, share in ROWS.items():

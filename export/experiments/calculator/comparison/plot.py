@@ -10,6 +10,7 @@ import numpy as np
 
 from edge.bundles.manifest import Measure
 from export.calculator.benchmark import FLOOR, SCORE, SPLIT
+from export.calculator.data import LONG_TERMS
 from export.experiments.calculator.comparison.results import ModelResult, Results
 from export.figures import new_figure, write_figure
 
@@ -18,14 +19,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _WITHOUT = "give --no-plots"
-_TERMS = range(2, 9)
 _MARKERS = "osD^v"
 #: Where the axis of scores is cut: networks that learn the rule are above it by far, and all others below it.
 _GAP = 20.0
 
 
 def draw(results: Results, directory: Path) -> list[Path]:
-    """Write the figures as PNG, and return their paths; without latencies there is none of them."""
+    """Write the figures as PNG, and return their paths; the figure of latencies is left out if none were measured."""
     written = []
     for name, figure in (("accuracy-by-latency", _by_latency(results)), ("error-by-terms", _by_terms(results))):
         if figure is not None:
@@ -35,7 +35,7 @@ def draw(results: Results, directory: Path) -> list[Path]:
 
 
 def _by_latency(results: Results) -> Figure | None:
-    """Draw the score and the error on long expressions over the latency of a served request."""
+    """Draw the score and the error on long expressions over the latency of a served request; None without latencies."""
     if not all(model.cost.latencies for model in results.models):
         return None
     figure = new_figure(12, 6, without=_WITHOUT)
@@ -71,13 +71,13 @@ def _by_terms(results: Results) -> Figure:
     figure = new_figure(12, 5, without=_WITHOUT)
     linear, logarithmic = figure.subplots(1, 2)
     for model, style in _styled(results):
-        measures = [model.measure("mae", f"long/{terms}") for terms in _TERMS]
+        measures = [model.measure("mae", f"long/{terms}") for terms in LONG_TERMS]
         values = [measure.value for measure in measures]
         low, high = zip(*(measure.interval or (measure.value,) * 2 for measure in measures), strict=True)
         for axes, floor in ((linear, 0.0), (logarithmic, FLOOR)):
-            axes.plot(_TERMS, np.maximum(values, floor), markersize=4, linewidth=1.2, **style)
+            axes.plot(LONG_TERMS, np.maximum(values, floor), markersize=4, linewidth=1.2, **style)
             bounds = np.maximum(low, floor), np.maximum(high, floor)
-            axes.fill_between(_TERMS, *bounds, color=style["color"], alpha=0.15, linewidth=0)
+            axes.fill_between(LONG_TERMS, *bounds, color=style["color"], alpha=0.15, linewidth=0)
     logarithmic.set(yscale="log", title=f"the same; errors below {FLOOR:g} are drawn as that")
     linear.set(title="3 terms were trained on; bands are 95 % intervals", ylabel="mean absolute error")
     for axes in (linear, logarithmic):

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 from edge.bundles.manifest import Measure
 from export.calculator.benchmark import BASELINE_MODEL, FLOOR, PAPER_SCORE, SCORE, SPLIT, baseline
+from export.calculator.data import LONG_TERMS
 from export.experiments.calculator.comparison.results import Results, Spread
 from export.experiments.calculator.comparison.summary import FROZEN
 from export.experiments.records import markdown_table
+from export.intervals import with_interval
 
 _SPLITS = {"in_range": "in range", "out_of_range": "out of range", "long": "long"}
-_LENGTHS = (*(f"long/{terms}" for terms in range(2, 9)), "long/without_5", "long/with_5")
+_LENGTHS = (*(f"long/{terms}" for terms in LONG_TERMS), "long/without_5", "long/with_5")
 _SLIP = (
     "The paper's figure for long expressions is no error, except that of the LSTM: its code subtracts the answers to "
     "expressions *in range* from the absolute values of the long ones' truth, which gives 6.17 for a network that is "
@@ -28,7 +30,7 @@ def report_of(results: Results, figures: Sequence[str]) -> str:
     lines = ["# Calculators", "", *_introduction(results)]
     for title, note, table in (
         ("Accuracy", "", accuracy(results)),
-        ("Right answers, once rounded", "", exact_matches(results)),
+        ("Right answers in %, once rounded", "", exact_matches(results)),
         ("Scores compared", _tests_note(results), against(results)),
         ("The paper's figures beside ours", _SLIP, published(results)),
         ("Absolute error by number of terms, and without and with the unseen operand 5", "", by_terms(results)),
@@ -164,24 +166,21 @@ def _cost_note(results: Results) -> str:
         "64, by `fewheads bench`: *served* from a client's call to its answer over gRPC, *in process* of preprocessing "
         f"and ONNX Runtime alone; ratios are to {results.reference} in the same round. Memory is the resident memory "
         "that a further copy of a model adds to a process. In brackets: the least and the most of "
-        f"{settings.rounds} rounds. Measured on {processor.name} ({processor.described}), beside other work."
+        f"{settings.rounds} rounds. Measured on {processor.name} ({processor.described})."
     )
 
 
 def _value(measure: Measure) -> str:
-    if measure.interval is None:
-        return _number(measure.value)
-    return f"{_number(measure.value)} ({' … '.join(map(_number, measure.interval))})"
+    return with_interval(measure.value, measure.interval, _number) if measure.interval else _number(measure.value)
 
 
 def _percent(measure: Measure) -> str:
-    low, high = measure.interval or (measure.value, measure.value)
-    return f"{100 * measure.value:.1f} % ({100 * low:.1f} … {100 * high:.1f})"
+    interval = measure.interval or (measure.value, measure.value)
+    return with_interval(measure.value, interval, lambda share: f"{100 * share:.1f}")
 
 
 def _spread(spread: Spread, scale: float = 1.0) -> str:
-    median, least, most = (_number(scale * value) for value in (spread.median, spread.least, spread.most))
-    return f"{median} ({least} … {most})"
+    return with_interval(spread.median, (spread.least, spread.most), lambda value: _number(scale * value))
 
 
 def _number(value: float) -> str:

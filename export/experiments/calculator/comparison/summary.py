@@ -10,15 +10,7 @@ import scipy.stats
 
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
-from export.calculator.benchmark import (
-    PAPER_SCORE,
-    SCORE,
-    baseline,
-    errors_of,
-    paper_long,
-    paper_score,
-    score,
-)
+from export.calculator.benchmark import PAPER_SCORE, SCORE, baseline, errors_of, paper_long, paper_score, score
 from export.calculator.data import Split
 from export.calculator.evaluate import measured, share_interval
 from export.calculator.specs import SPECS
@@ -84,7 +76,7 @@ def _measure(mean: Measure, runs: Sequence[Measure]) -> Measure:
     if mean.metric == "exact_match" and mean.interval:
         # Seeds that are right everywhere do not differ, and the items are no more for it: at least Wilson's interval.
         items = share_interval(round(mean.value * mean.n), mean.n)
-        bounds = min(mean.interval[0], items[0]), min(max(mean.interval[1], items[1]), 1.0)
+        bounds = max(min(mean.interval[0], items[0]), 0.0), min(max(mean.interval[1], items[1]), 1.0)
         return msgspec.structs.replace(mean, interval=bounds)
     return mean
 

@@ -17,7 +17,7 @@ from export.calculator.data import Split, load
 from export.calculator.generated import dev, floats
 from export.calculator.networks import create
 from export.calculator.networks.regressor import Regressor
-from export.calculator.train import CalculatorObjective, metrics_of
+from export.calculator.train import CalculatorObjective, learnt_items, metrics_of
 from export.errors import CheckpointError, TrainingError
 from export.experiments.calculator.variations.grid import PRODUCT, Variant
 from export.experiments.records import Before, read_part
@@ -63,11 +63,12 @@ def parts(variants: Sequence[Variant], seeds: int, out: Path, before: Before) ->
 
 def _computed(variant: Variant, seed: int, splits: Mapping[str, Split], watch: Observer) -> Part:
     model = create(variant.model, seed, **variant.arguments)
-    batch_size = variant.recipe.batch_size
+    batch_size, whole = variant.recipe.batch_size, learnt_items(variant.model, splits, seed)
     if variant.data == "dev":
-        objective: Objective = DevObjective(model, splits, variant.loss, seed=seed, batch_size=batch_size)
+        learnt_and_val = {**splits, "train": whole}
+        objective: Objective = DevObjective(model, learnt_and_val, variant.loss, seed=seed, batch_size=batch_size)
     else:
-        learnt = _training_data(variant, splits["train"])
+        learnt = _training_data(variant, whole)
         objective = CalculatorObjective(model, learnt, splits["val"], seed=seed, batch_size=batch_size)
     try:
         trained = train(objective, variant.recipe, seed=seed, observer=watch)

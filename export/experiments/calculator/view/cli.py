@@ -12,6 +12,7 @@ from edge.bundles.expression import parse
 from edge.cli.output import json_option, print_json, print_table, progress, remark, working
 from edge.errors import InvalidRequest, UsageError
 from edge.files import write_whole
+from export.experiments.calculator.run_arguments import check_calculators
 from export.figures import new_figure
 from export.loading import loading_torch
 from export.options import DIRECTORY, out_option, plots_option, seed_option
@@ -40,6 +41,7 @@ def view(runs: tuple[Path, ...], expression: str, items: int, seed: int, plots: 
     """
     names = _names(runs)
     check_workspace("--out", out, {f"RUN {run}": run for run in runs}, settings=f"*/{VIEW}")
+    check_calculators(runs)
     try:
         parse(expression)
     except InvalidRequest as error:

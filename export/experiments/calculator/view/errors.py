@@ -10,7 +10,7 @@ import numpy as np
 from edge.bundles.expression import MAX_TERMS, evaluate, tokenize
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
-from export.calculator.data import load
+from export.calculator.data import IN_RANGE, join, load
 from export.intervals import interval, mean
 
 Predict = Callable[[Array], Array]
@@ -18,8 +18,6 @@ Predict = Callable[[Array], Array]
 #: Both operands of a grid, and the third one where there is one.
 OPERANDS = range(-10, 11)
 THIRD = 2
-#: The operands of training.
-TRAINED = range(-5, 5)
 FORMS = ("a + b", "a - b", *(f"a {first} b {second} {THIRD}" for first in "+-" for second in "+-"))
 
 
@@ -54,13 +52,13 @@ def by_terms(predict: Predict, *, items: int, seed: int) -> tuple[Measure, ...]:
     """
     measures = []
     for terms in range(1, MAX_TERMS + 1):
-        errors = np.abs(_errors(predict, draw(terms, items, seed)))
+        errors = np.abs(_errors(predict, new_expressions(terms, items, seed)))
         bounds = interval(mean, errors)
         measures.append(Measure("mae", f"terms/{terms}", float(errors.mean()), n=len(errors), interval=bounds))
     return tuple(measures)
 
 
-def draw(terms: int, items: int, seed: int) -> list[str]:
+def new_expressions(terms: int, items: int, seed: int) -> list[str]:
     """Return different expressions of whole operands from -5 to 4 that neither ``train`` nor ``val`` holds.
 
     Args:
@@ -69,12 +67,11 @@ def draw(terms: int, items: int, seed: int) -> list[str]:
     generator = np.random.default_rng((seed, terms))
     splits = load()
     known = {text for name in ("train", "val") for text in splits[name].expressions}
-    every = len(TRAINED) ** terms * 2 ** (terms - 1) - sum((text.count(" ") // 2 + 1) == terms for text in known)
+    every = len(IN_RANGE) ** terms * 2 ** (terms - 1) - sum((text.count(" ") // 2 + 1) == terms for text in known)
     texts: dict[str, None] = {}
     while len(texts) < min(items, every):
-        operands = generator.integers(TRAINED.start, TRAINED.stop, terms)
-        operators = generator.choice(["+", "-"], terms - 1)
-        text = " ".join([str(operands[0]), *(f"{o} {x}" for o, x in zip(operators, operands[1:], strict=True))])
+        operands = generator.integers(IN_RANGE.start, IN_RANGE.stop, terms)
+        text = join(operands, generator.choice(["+", "-"], terms - 1))
         if text not in known:
             texts[text] = None
     return list(texts)

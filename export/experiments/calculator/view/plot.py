@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from export.calculator.data import IN_RANGE
 from export.experiments.calculator.view.attention import PADDING, Attention
-from export.experiments.calculator.view.errors import FORMS, OPERANDS, TRAINED
+from export.experiments.calculator.view.errors import FORMS, OPERANDS
 from export.experiments.calculator.view.report import View
 from export.figures import new_figure, write_figure
 
@@ -59,7 +60,7 @@ def _errors(views: Sequence[View]) -> Figure:
             extent=(low, high, low, high),
             origin="lower",
         )
-        start, size = TRAINED.start - 0.5, len(TRAINED)
+        start, size = IN_RANGE.start - 0.5, len(IN_RANGE)
         axis.add_patch(Rectangle((start, start), size, size, fill=False, linewidth=1.2))
         axis.set_xticks((-10, -5, 0, 5, 10))
         axis.set_yticks((-10, -5, 0, 5, 10))
@@ -94,7 +95,7 @@ def _terms(views: Sequence[View]) -> Figure:
     axis.set_xlabel("terms")
     axis.set_ylabel("mean absolute error, with its 95 % interval")
     axis.set_title(
-        f"New expressions of operands from {TRAINED[0]} to {TRAINED[-1]}, at most {_most(views)} each", fontsize=10
+        f"New expressions of operands from {IN_RANGE[0]} to {IN_RANGE[-1]}, at most {_most(views)} each", fontsize=10
     )
     axis.grid(alpha=0.3)
     if len(views) > 6:
