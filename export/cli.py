@@ -13,7 +13,7 @@ import msgspec
 
 from edge.cli.output import json_option, print_json, print_table, working
 from edge.errors import Literally, UsageError
-from export.calculator.specs import NAMES, SPECS
+from export.calculator.specs import DEFAULT_NAMES, NAMES, SPECS
 from export.calculator.stack import NAMES as TOKEN_READERS
 from export.exported import RUNTIMES
 from export.loading import loading_torch
@@ -81,7 +81,8 @@ def train(
     """Train models and write a run directory for each.
 
     MODEL is calculator-NAME, with oracle, gate, softmax-gate, term-network, baseline, fnn2, fnn3, rnn2, lstm, bilstm,
-    gru, transformer4, transformer5 or transformer0 for NAME; calculator for all of them, which takes hours;
+    gru, transformer4, transformer5 or transformer0 for NAME; calculator for all of these but transformer0, which takes
+    half an hour;
     calculator-stack, calculator-token-lstm or calculator-token-transformer, which read longer expressions;
     looped-linear, looped-sparse, looped-tree or looped-relu.
     """
@@ -91,6 +92,9 @@ def train(
     if epochs and set(names) <= set(LOOPED):
         raise UsageError("--epochs", given=epochs, expected="a calculator among the models", fix="Give --steps.")
     looped.check(names)
+    if device != "cpu" and (reader := next((name for name in names if name in TOKEN_READERS), None)):
+        fix = "Leave --device out for it."
+        raise UsageError("--device", given=device, expected=f"cpu for {reader}, which is small", fix=fix)
     runs = {name: seeded(name, seed, seeds) for name in names}
     for run in (run for of_model in runs.values() for run in of_model.values()):
         check_run("--out", out / run, {}, replace=replace)
@@ -239,7 +243,7 @@ def _names(models: Sequence[str]) -> list[str]:
             close = difflib.get_close_matches(model, choices, n=1)
             fix = f"Did you mean {close[0]!r}?" if close else f"Take {_ALL!r} for all calculators of sums."
             raise UsageError("MODEL", given=model, expected=f"one of {', '.join(choices)}", fix=fix)
-        names.update(dict.fromkeys(NAMES if model == _ALL else [model]))
+        names.update(dict.fromkeys(DEFAULT_NAMES if model == _ALL else [model]))
     return list(names)
 
 

@@ -63,6 +63,7 @@ def test_models_and_their_losses(runs, tmp_path):
         ("calculator-blstm", (), r"MODEL: got 'calculator-blstm', .* Did you mean 'calculator-bilstm'\?"),
         ("bert", (), "Take 'calculator' for all"),
         ("calculator-gate", ("--loss", "literal"), "--loss: got 'literal', expected calculator-transformer4 among the"),
+        ("calculator-stack", ("--device", "cuda"), "--device: got 'cuda', expected cpu for calculator-stack"),
     ):
         with pytest.raises(UsageError, match=message):
             invoke(train, name, *options)
