@@ -20,6 +20,11 @@ from export.outputs import check_workspace
 from export.runs import METRICS, RunMetrics, decode, read_config
 
 RESULTS, REPORT, FIGURE = "results.json", "report.md", "right-by-length.png"
+_INTRODUCTION = (
+    "Written by `fewheads calculator lengths`. Shares of right answers and relative errors are means over seeds; "
+    "*largest error* is the mean of each seed's largest. In parentheses: an interval that covers Student's 95 % "
+    "interval over the seeds and Wilson's over the items."
+)
 _FAMILIES = {"operands": "number of operands, parentheses at most 2 deep", "depth": "depth of parentheses, 8 operands"}
 
 
@@ -37,9 +42,10 @@ class Trained(msgspec.Struct, frozen=True):
 @out_option("Directory for results.json, report.md and the figure.")
 @json_option
 def lengths(runs: tuple[Path, ...], plots: bool, out: Path, as_json: bool) -> None:
-    """Show how calculators that read token by token do on longer and deeper expressions than they learnt from.
+    """Show how calculators do on longer and deeper expressions than they learnt from.
 
-    Runs of one model are its seeds.
+    RUN is one of calculator-stack, calculator-token-lstm or calculator-token-transformer. Several runs of one model are
+    taken for several seeds.
     """
     check_workspace("--out", out, {f"RUN {run}": run for run in runs}, settings=RESULTS)
     if plots:
@@ -85,7 +91,7 @@ def _pooled(group: Sequence[Trained]) -> dict[tuple[str, str], Measure]:
 def _table(
     pooled: Mapping[str, Mapping[tuple[str, str], Measure]],
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return heads and rows: for each split and model the share of right answers and the median relative error."""
+    """Return heads and rows: for each split and model the share of right answers, the median and the largest error."""
     splits = [split for metric, split in next(iter(pooled.values())) if metric == "right"]
     short = {name: name.removeprefix("calculator-") for name in pooled}
     heads = ["split", "items"]
@@ -106,7 +112,7 @@ def _table(
 def _report(groups: Mapping[str, Sequence[Trained]], heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     from export.experiments.records import markdown_table
 
-    lines = ["# Calculators that read token by token", "", "Written by `fewheads calculator lengths`.", ""]
+    lines = ["# Calculators for longer expressions", "", _INTRODUCTION, ""]
     for name, group in groups.items():
         if group:
             shares = [each for one in group for each in one.metrics.measures if each.metric == "exact_restarts"]
