@@ -82,9 +82,8 @@ def train(
 
     MODEL is calculator-NAME, with oracle, gate, softmax-gate, term-network, baseline, fnn2, fnn3, rnn2, lstm, bilstm,
     gru, transformer4, transformer5 or transformer0 for NAME; calculator for all of these but transformer0, which takes
-    half an hour;
-    calculator-stack, calculator-token-lstm or calculator-token-transformer, which read longer expressions;
-    looped-linear, looped-sparse, looped-tree or looped-relu.
+    half an hour; calculator-stack, calculator-token-lstm or calculator-token-transformer, which compute longer
+    expressions; looped-linear, looped-sparse, looped-tree or looped-relu.
     """
     names = _names(models)
     if loss != "none" and _ADAPTIVE not in names:
