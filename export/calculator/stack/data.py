@@ -2,7 +2,7 @@
 
 Training expressions have 1 to 4 operands from -5 to 4, of which three in ten have one decimal digit, and parentheses at
 most 2 deep. ``val`` has others of the same kind; every choice during training is made on it. Test splits leave that
-range by more operands, by deeper parentheses around 8 operands, by larger operands, by more digits, or by products of 8.
+range by more operands, by deeper parentheses around 8 operands, by larger operands, more digits, or products of 8.
 """
 
 from __future__ import annotations
