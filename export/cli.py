@@ -14,7 +14,7 @@ import msgspec
 from edge.cli.output import json_option, print_json, print_table, working
 from edge.errors import Literally, UsageError
 from export.calculator.specs import DEFAULT_NAMES, NAMES, SPECS
-from export.calculator.stack import NAMES as TOKEN_READERS
+from export.calculator.stack import NAMES as STACK_NAMES
 from export.exported import RUNTIMES
 from export.loading import loading_torch
 from export.looped import NAMES as LOOPED
@@ -82,9 +82,8 @@ def train(
 
     MODEL is calculator-NAME, with oracle, gate, softmax-gate, term-network, baseline, fnn2, fnn3, rnn2, lstm, bilstm,
     gru, transformer4, transformer5 or transformer0 for NAME; calculator for all of these but transformer0, which takes
-    half an hour;
-    calculator-stack, calculator-token-lstm or calculator-token-transformer, which read longer expressions;
-    looped-linear, looped-sparse, looped-tree or looped-relu.
+    half an hour; calculator-stack, calculator-token-lstm or calculator-token-transformer, which compute longer
+    expressions; looped-linear, looped-sparse, looped-tree or looped-relu.
     """
     names = _names(models)
     if loss != "none" and _ADAPTIVE not in names:
@@ -92,14 +91,14 @@ def train(
     if epochs and set(names) <= set(LOOPED):
         raise UsageError("--epochs", given=epochs, expected="a calculator among the models", fix="Give --steps.")
     looped.check(names)
-    if device != "cpu" and (reader := next((name for name in names if name in TOKEN_READERS), None)):
+    if device != "cpu" and (reader := next((name for name in names if name in STACK_NAMES), None)):
         fix = "Leave --device out for it."
         raise UsageError("--device", given=device, expected=f"cpu for {reader}, which is small", fix=fix)
     runs = {name: seeded(name, seed, seeds) for name in names}
     for run in (run for of_model in runs.values() for run in of_model.values()):
         check_run("--out", out / run, {}, replace=replace)
     with loading_torch():
-        from export.calculator.stack.train import train_token_reader
+        from export.calculator.stack.train import train_stack
         from export.calculator.train import train_run
         from export.intervals import pooled
     results = []
@@ -113,11 +112,9 @@ def train(
                         train_looped(name, out / run, looped, watch, seed=one, device=device, tensorboard=tensorboard)
                     )
                     continue
-                if name in TOKEN_READERS:
+                if name in STACK_NAMES:
                     trained.append(
-                        train_token_reader(
-                            name, out / run, seed=one, epochs=epochs, tensorboard=tensorboard, observer=watch
-                        )
+                        train_stack(name, out / run, seed=one, epochs=epochs, tensorboard=tensorboard, observer=watch)
                     )
                     continue
                 trained.append(
@@ -196,7 +193,7 @@ def export(
             _check_int8(int8, target.runs[0])
     with loading_torch():
         from export.calculator.bundle import export_run
-        from export.calculator.stack.bundle import export_token_reader
+        from export.calculator.stack.bundle import export_stack
         from export.looped.bundle import export_looped
         from export.tasks.bundle import export_classifier
     results = []
@@ -219,7 +216,7 @@ def export(
                     replace=replace,
                 )
             else:
-                export_calculator = export_token_reader if target.name in TOKEN_READERS else export_run
+                export_calculator = export_stack if target.name in STACK_NAMES else export_run
                 exported = export_calculator(target.runs[0], repository, version=version, replace=replace)
         results.append({**msgspec.to_builtins(exported), "seconds": time.perf_counter() - started})
     if as_json:
@@ -238,8 +235,8 @@ def _check_int8(int8: bool, run: Path) -> None:
 def _names(models: Sequence[str]) -> list[str]:
     names: dict[str, None] = {}
     for model in models:
-        if model != _ALL and model not in (*NAMES, *TOKEN_READERS, *LOOPED):
-            choices = (_ALL, *NAMES, *TOKEN_READERS, *LOOPED)
+        if model != _ALL and model not in (*NAMES, *STACK_NAMES, *LOOPED):
+            choices = (_ALL, *NAMES, *STACK_NAMES, *LOOPED)
             close = difflib.get_close_matches(model, choices, n=1)
             fix = f"Did you mean {close[0]!r}?" if close else f"Take {_ALL!r} for all calculators of sums."
             raise UsageError("MODEL", given=model, expected=f"one of {', '.join(choices)}", fix=fix)

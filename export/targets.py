@@ -12,7 +12,7 @@ from typing import NamedTuple
 from edge.errors import Literally, UsageError
 from export import looped
 from export.calculator.specs import NAMES as SUMMING
-from export.calculator.stack import NAMES as TOKEN_READERS
+from export.calculator.stack import NAMES as STACK_NAMES
 from export.exported import FULL
 from export.outputs import check_bundle, check_name
 from export.runs import RunConfig, data_dir_of, read_config, recorded
@@ -90,7 +90,7 @@ def _own_name(config: RunConfig) -> str | None:
     """Return the name of the bundle of a run of 'fewheads train'; None for a fine-tuned run."""
     if config.model == looped.MODEL:
         return f"{looped.PREFIX}{config.arguments.get('function')}"
-    return config.model if config.model in (*SUMMING, *TOKEN_READERS) else None
+    return config.model if config.model in (*SUMMING, *STACK_NAMES) else None
 
 
 def _trained_name(run: Path, config: RunConfig) -> str:

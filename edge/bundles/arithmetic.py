@@ -1,4 +1,4 @@
-"""Arithmetic text with ``+``, ``-``, ``*`` and parentheses to the tokens of calculators that read token by token.
+"""The tokenizer of arithmetic text with ``+``, ``-``, ``*`` and parentheses.
 
 An expression is a number, which may have a sign directly before it; two expressions joined by an operator; or an
 expression in parentheses, which may have a ``-`` directly before them. Multiplication comes before addition. Each
@@ -22,7 +22,8 @@ from edge.errors import InvalidRequest
 MAX_TOKENS: Final = 64
 #: How deep parentheses may be nested.
 MAX_DEPTH: Final = 7
-#: Of the value with all signs dropped: FP32 holds more, but a network's state may be a multiple of the value.
+#: The largest value of an expression with all signs dropped. FP32 holds more, but a network's state may be a
+#: multiple of the value.
 MAX_MAGNITUDE: Final = 1e30
 
 #: The kinds of tokens.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import msgspec
 import numpy as np
 import scipy.stats
 import torch
@@ -96,3 +97,14 @@ def share_interval(number: int, items: int) -> tuple[float, float]:
     """Return Wilson's 95 % interval of a share of items; unlike that of resamples, it is never empty."""
     found = scipy.stats.binomtest(number, items).proportion_ci(method="wilson")
     return float(found.low), float(found.high)
+
+
+def with_items(share: Measure) -> Measure:
+    """Return a mean share over seeds whose interval is at least Wilson's over the items.
+
+    Seeds that are right everywhere do not differ, and the items are no more for it.
+    """
+    low, high = share_interval(round(share.value * share.n), share.n)
+    seeds_low, seeds_high = share.interval or (low, high)
+    bounds = max(min(low, seeds_low), 0.0), min(max(high, seeds_high), 1.0)
+    return msgspec.structs.replace(share, interval=bounds)

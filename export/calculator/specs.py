@@ -14,7 +14,7 @@ class Paper(msgspec.Struct, frozen=True):
     """Figures of paper 000, section "Findings", table of regression models.
 
     Where ``long_is_no_error``, ``mae_long`` is not an error of the network: the paper's code subtracts the predictions
-    for the in-range split from the absolute values of the long one. A model that is perfect in range gets 6.17 there,
+    for the in-range split from the absolute values of the long one. A network that is perfect in range gets 6.17 there,
     and five of the six columns have 6.07 to 6.29. Each ``score`` has a baseline of its own, so they do not compare.
     """
 
@@ -42,11 +42,11 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         network: its class in :mod:`export.calculator.networks`.
-        arguments: of the class: the network's shape.
+        arguments: of that class, which give the network's shape.
         parameters: their number.
         recipe: None for a network that is constructed.
         resampled: whether it learns from a bootstrap resample of the training items.
-        description: of its bundle.
+        description: text in its bundle.
         tolerance: between ONNX Runtime and torch: several times the largest difference over all splits.
         max_abs_operand: the largest operand that a bundle accepts.
         paper: the published figures, if any.

@@ -52,7 +52,7 @@ def test_lost_device_rejects_waiting_and_new_requests(scheduler: Scheduler, tmp_
     assert output(submitted(scheduler, job_of(executor, 1))) == 1
     assert health.server_sound()
     with occupied(scheduler):
-        culprit = submitted(scheduler, job_of(executor, -20_000))
+        culprit = submitted(scheduler, job_of(executor, -1_010))
         waiting = [submitted(scheduler, job_of(executor, 1)) for _ in range(3)]
         cancelled = submitted(scheduler, job_of(executor, 1))
         cancelled.cancel()
@@ -74,7 +74,7 @@ def test_lost_device_rejects_waiting_and_new_requests(scheduler: Scheduler, tmp_
 def test_lost_device_rejects_all_requests_of_a_run(scheduler: Scheduler) -> None:
     executor = faulty_executor(max_rows=8)
     with occupied(scheduler):
-        jobs = [submitted(scheduler, job_of(executor, value)) for value in (1, -20_000, 2)]
+        jobs = [submitted(scheduler, job_of(executor, value)) for value in (1, -1_010, 2)]
     # They are not repeated one by one, as after other errors.
     assert [type(job.exception(WAIT)) for job in jobs] == [ModelNotReady] * 3
 
@@ -153,7 +153,7 @@ def test_lost_device_is_reported_and_ends_the_process(repository: Path) -> None:
         server.stub.ModelInfer(request())
         assert is_ready(server)
         with pytest.raises(grpc.RpcError) as caught:
-            server.stub.ModelInfer(request(-20_000))
+            server.stub.ModelInfer(request(-1_010))
         assert caught.value.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)
         assert not is_ready(server)
         assert problems(server) == [f"the device is lost: CUDA_ERROR_ILLEGAL_ADDRESS: {ILLEGAL}"]
@@ -173,13 +173,13 @@ def test_model_that_fails_on_golden_inputs_is_not_ready_until_it_recovers(reposi
         for _ in range(3):
             assert is_ready(server)
             with pytest.raises(grpc.RpcError):
-                server.stub.ModelInfer(request(-20_000))
+                server.stub.ModelInfer(request(-1_010))
         assert wait_until(lambda: not is_ready(server), 5)
         ((state, reason),) = model_states(server).values()
         assert (state, reason) == ("UNAVAILABLE", f"tier full fails: RuntimeError: {ILLEGAL}")
         assert problems(server) == [f"{NAME}:1: {reason}"]
         assert wait_until(lambda: health(server, NAME) == NOT_SERVING, 2)
-        server.stub.ModelInfer(request(20_000))
+        server.stub.ModelInfer(request(1_010))
         assert is_ready(server)
         assert problems(server) == []
         assert wait_until(lambda: health(server, NAME) == SERVING, 2)

@@ -14,23 +14,26 @@ import tritonclient.grpc as triton
 
 from edge.bundles.arithmetic import CLOSE, MINUS, OPEN, OPERAND, PLUS, TIMES, evaluate
 from edge.bundles.bundle import Bundle
+from edge.errors import UsageError
 from edge.launch import running_server
 from edge.runtimes.tensorrt_builder import compile_onnx
 from export.calculator.stack import LSTM, NAMES, STACK
-from export.calculator.stack.bundle import export_token_reader
+from export.calculator.stack.bundle import export_stack
 from export.calculator.stack.data import DEPTHS, OPERANDS, SIZES, TEST_ITEMS, load
 from export.calculator.stack.evaluate import evaluate as measure
 from export.calculator.stack.machine import POP, PUSH, STAY, Scan, StackMachine
 from export.calculator.stack.objective import StackObjective, batch_of
 from export.calculator.stack.refine import Fit
-from export.calculator.stack.train import RECIPES, create, train_token_reader
+from export.calculator.stack.train import RECIPES, create, train_stack
 from export.checkpoint import save
+from export.experiments.calculator.cli import calculator
 from export.provenance import provenance
 from export.runs import RunConfig, RunMetrics
 from export.training.trainer import train
 from tests.support.commands import answer, fewheads
 from tests.support.marks import with_rtx
 from tests.support.sample_requests import column, triton_input
+from tests.support.task_data import invoke
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +142,7 @@ def test_baseline_learns_and_ignores_padding(name, splits, tmp_path):
     kinds, values = torch.from_numpy(splits["val"].kinds[:20]), torch.from_numpy(splits["val"].values[:20])
     length = int((kinds > 0).sum(1).max())
     torch.testing.assert_close(network(kinds, values), network(kinds[:, :length], values[:, :length]))
-    losses = [train_token_reader(name, tmp_path / f"{epochs}", seed=0, epochs=epochs).measures for epochs in (1, 3)]
+    losses = [train_stack(name, tmp_path / f"{epochs}", seed=0, epochs=epochs).measures for epochs in (1, 3)]
     medians = [next(each.value for each in each if each.metric == "median_relative_error") for each in losses]
     assert medians[1] < medians[0]
 
@@ -150,7 +153,7 @@ def bundle(tmp_path_factory):
     root = tmp_path_factory.mktemp("stack")
     config = RunConfig(STACK, {}, provenance(trainer="constructed", data="none", seed=None))
     save(root / STACK, constructed(), config, RunMetrics(123, 0, 0, 0.0, ()))
-    exported = export_token_reader(root / STACK, root / "repository")
+    exported = export_stack(root / STACK, root / "repository")
     assert exported.largest_difference < 1e-5
     return Bundle.open(exported.bundle)
 
@@ -175,6 +178,8 @@ def test_commands_train_export_and_compare(tmp_path):
     assert {each["seeds"] for each in found[LSTM]} == {2}
     assert (tmp_path / "out/right-by-length.png").read_bytes().startswith(b"\x89PNG")
     assert f"{LSTM}: 43,617 parameters, 2 seeds" in (tmp_path / "out/report.md").read_text()
+    with pytest.raises(UsageError, match=r"got seed 0, as in .*expected runs .* that differ in their seed"):
+        invoke(calculator, "lengths", runs[0], runs[0], "--out", tmp_path / "twice")
 
 
 @with_rtx

@@ -20,7 +20,7 @@ ILLEGAL = "cuMemcpyDtoHAsync failed: an illegal memory access was encountered"
 
 
 class Faulty:
-    """A lost GPU: an input below -10,000 makes this call and all later ones fail."""
+    """A lost GPU: an input below -1,000 makes this call and all later ones fail."""
 
     platform, device = "tensorrt_plan", "GPU"
 
@@ -32,7 +32,7 @@ class Faulty:
         self.outputs: tuple[TensorSpec, ...] = inner.outputs if inner else ()
 
     def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        if self.broken or feeds["x"].min() < -10_000:
+        if self.broken or feeds["x"].min() < -1_000:
             self.broken = True
             raise RuntimeError(ILLEGAL)
         return self.inner.infer(feeds) if self.inner else {"y": feeds["x"]}
@@ -42,12 +42,12 @@ class Faulty:
 
 
 class WornOut(Faulty):
-    """A runner that fails from an input below -10,000 until one above 10,000."""
+    """A runner that fails from an input below -1,000 until one above 1,000."""
 
     device = "CPU"
 
     def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        if feeds["x"].max() > 10_000:
+        if feeds["x"].max() > 1_000:
             self.broken = False
         return super().infer(feeds)
 

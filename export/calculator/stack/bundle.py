@@ -24,8 +24,8 @@ from export.exported import FULL, Exported
 
 DESCRIPTIONS = {
     STACK: "Expressions with + - *, parentheses and decimals by a linear network with a stack, 123 parameters",
-    LSTM: "An LSTM that reads expressions with + - * and parentheses; wrong on longer ones than it learnt",
-    TRANSFORMER: "A transformer that reads expressions with + - * and parentheses; wrong on longer ones than it learnt",
+    LSTM: "An LSTM for expressions with + - * and parentheses; wrong on longer ones than it learnt from",
+    TRANSFORMER: "A transformer for expressions with + - * and parentheses; wrong on longer ones than it learnt from",
 }
 MAX_BATCH_SIZE = 256
 #: Several times the largest difference to torch over all splits; products of matrices round in another order.
@@ -35,9 +35,7 @@ _GOLDEN_PER_SPLIT = 3
 _COMPARED_PER_SPLIT = 100
 
 
-def export_token_reader(
-    run: str | Path, repository: str | Path, *, version: int = 1, replace: bool = False
-) -> Exported:
+def export_stack(run: str | Path, repository: str | Path, *, version: int = 1, replace: bool = False) -> Exported:
     """Write the bundle of a run to ``repository/<model>-<version>``.
 
     Raises:
@@ -87,7 +85,7 @@ def export_token_reader(
 
 
 def _tokens(splits: dict[str, Split], each: int) -> tuple[dict[str, Array], list[str]]:
-    """Return ``each`` first items of every split: the inputs of the graph, and the expressions."""
+    """Return the first ``each`` items of every split: the inputs of the graph, and the expressions."""
     parts = list(splits.values())
     tokens = {name: np.concatenate([getattr(part, name)[:each] for part in parts]) for name in ("kinds", "values")}
     return tokens, [text for part in parts for text in part.expressions[:each]]

@@ -1,8 +1,8 @@
 """The data of the stack calculator: random expressions from fixed seeds, the same on every machine.
 
 Training expressions have 1 to 4 operands from -5 to 4, of which three in ten have one decimal digit, and parentheses at
-most 2 deep. ``val`` has others of the same kind; every choice during training is made on it. The test splits leave that
-range in one way each: more operands, deeper parentheses, larger operands, more digits, or products alone.
+most 2 deep. ``val`` has others of the same kind; every choice during training is made on it. Test splits leave that
+range by more operands, by deeper parentheses around 8 operands, by larger operands, more digits, or products of 8.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Split(msgspec.Struct, frozen=True):
     truth: Array
 
     def is_whole(self) -> Array:
-        """Return whether each expression has whole operands alone, [n] of bool."""
+        """Return whether each expression has only whole operands, [n] of bool."""
         return np.array(["." not in text for text in self.expressions])
 
 

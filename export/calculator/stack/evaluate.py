@@ -1,4 +1,4 @@
-"""Evaluation of calculators that read token by token: the share of right answers, and relative errors."""
+"""Evaluation of the stack calculator and its baselines: the share of right answers, and relative errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge.datatypes import Array
 from export.calculator.evaluate import share_interval
 from export.calculator.stack.data import Split
 
-#: Above it, FP32 does not tell every whole number from its half.
+#: Above it, FP32 holds no halves, so that rounding an answer changes nothing.
 _LARGEST_ROUNDED = 2.0**23
 _RIGHT_WITHIN = 1e-5
 _ROWS = 250
@@ -62,8 +62,8 @@ def answers_of(predict: Callable[[Tensor, Tensor], Tensor], split: Split) -> Arr
 def is_right(answers: Array, split: Split) -> Array:
     """Return which answers are right, [n] of bool.
 
-    Of whole operands, and up to 2²³, the answer must round to the truth. Every other answer must be within 1e-5 of the
-    truth, relative to the truth or to 1, whichever is larger.
+    If all operands are whole and the truth is at most 2²³, the answer must round to the truth. Every other answer must
+    be within 1e-5 of the truth, relative to the truth or to 1, whichever is larger.
     """
     rounds = split.is_whole() & (np.abs(split.truth) <= _LARGEST_ROUNDED)
     near = relative_errors(answers, split.truth) <= _RIGHT_WITHIN

@@ -20,7 +20,7 @@ CELLS = MAX_DEPTH + 1
 WINDOW = 3
 STAY, PUSH, POP = range(3)
 
-_NEVER = -1e4  # finite, as all weights of a run
+_NEVER = -1e4  # finite, because all weights of a run must be
 _LEARNT_KINDS = KINDS - 1  # padding changes nothing
 
 
@@ -31,7 +31,7 @@ class StackMachine(nn.Module):
 
     Args:
         restarts: R, the number of machines.
-        generator: of the initial weights; None leaves them zero.
+        generator: draws the initial weights; None leaves them zero.
     """
 
     def __init__(self, restarts: int = 1, generator: torch.Generator | None = None) -> None:

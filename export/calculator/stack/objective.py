@@ -19,9 +19,9 @@ from export.training.state import fingerprint
 STEPS_PER_EPOCH = 100
 #: Cells of the deepest training expression.
 TRAIN_CELLS = TRAIN_DEPTH + 1
-#: Of the logits of moves, relative to the other weights.
+#: The learning rate of the logits of moves, relative to that of the other weights.
 _MOVE_RATE = 3.0
-_ENTROPY = 0.003
+_ENTROPY = 0.003  # weight of its penalty at the last step
 
 
 class Batch(NamedTuple):
@@ -111,7 +111,8 @@ class ExpressionObjective:
 class StackObjective(ExpressionObjective):
     """The objective of stack machines: sums first, then products, then parentheses one and two deep.
 
-    The entropy of the moves is penalised in the second half, more and more. Each machine's gradients are clipped alone.
+    In the second half of the epochs the entropy of the moves is penalised, ever more strongly. The gradients of each
+    machine are clipped on their own.
     """
 
     model: StackMachine

@@ -80,7 +80,7 @@ class Fit:
                     stuck |= nearest
 
     def _fix(self, chosen: Tensor, target: Callable[[Tensor], Tensor]) -> bool:
-        """Fix the chosen weights, if any, unless the others then cannot make the machine exact; return if it did."""
+        """Fix the chosen weights, if any, if the others can keep the machine exact; return whether it did."""
         earlier = self.weights, self.free, self.error
         self.weights = torch.where(chosen, target(self.weights), self.weights)
         self.free, self.error = self.free & ~chosen, self._error(self.weights)

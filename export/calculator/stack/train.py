@@ -51,7 +51,7 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {STACK: StackMachine, **BASELINE
 _FITTED_ITEMS = 160
 
 
-def train_token_reader(
+def train_stack(
     name: str,
     directory: str | Path,
     *,

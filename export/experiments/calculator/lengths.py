@@ -11,15 +11,20 @@ import numpy as np
 
 from edge.bundles.manifest import Measure
 from edge.cli.output import json_option, print_json, print_table
-from edge.errors import UsageError
+from edge.errors import Literally, UsageError
 from edge.files import write_whole
 from export.calculator.stack import NAMES
 from export.figures import new_figure, write_figure
 from export.options import DIRECTORY, out_option, plots_option
 from export.outputs import check_workspace
-from export.runs import METRICS, RunMetrics, decode, read_config
+from export.runs import METRICS, RunConfig, RunMetrics, decode, read_config
 
 RESULTS, REPORT, FIGURE = "results.json", "report.md", "right-by-length.png"
+_INTRODUCTION = (
+    "Written by `fewheads calculator lengths`. Shares of right answers and relative errors are means over seeds; "
+    "*largest error* is the mean of each seed's largest. In parentheses: an interval that covers Student's 95 % "
+    "interval over the seeds and Wilson's over the items."
+)
 _FAMILIES = {"operands": "number of operands, parentheses at most 2 deep", "depth": "depth of parentheses, 8 operands"}
 
 
@@ -37,19 +42,23 @@ class Trained(msgspec.Struct, frozen=True):
 @out_option("Directory for results.json, report.md and the figure.")
 @json_option
 def lengths(runs: tuple[Path, ...], plots: bool, out: Path, as_json: bool) -> None:
-    """Show how calculators that read token by token do on longer and deeper expressions than they learnt from.
+    """Show how calculators do on longer and deeper expressions than they learnt from.
 
-    Runs of one model are its seeds.
+    RUN is one of calculator-stack, calculator-token-lstm or calculator-token-transformer. Several runs of one model are
+    taken for several seeds.
     """
     check_workspace("--out", out, {f"RUN {run}": run for run in runs}, settings=RESULTS)
     if plots:
         new_figure(1, 1, without="give --no-plots")
     trained = []
+    earlier: dict[Path, RunConfig] = {}
     for run in runs:
         config = read_config(run)
         if config.model not in NAMES:
             fix = "Give runs of `fewheads train calculator-stack`, for example."
             raise UsageError(f"RUN {run}", given=config.model, expected=f"one of {', '.join(NAMES)}", fix=fix)
+        _check_seed(run, config, earlier)
+        earlier[run] = config
         trained.append(Trained(config.model, config.provenance.seed, decode(run / METRICS, RunMetrics)))
     groups = {name: [one for one in trained if one.model == name] for name in NAMES}
     pooled = {name: _pooled(group) for name, group in groups.items() if group}
@@ -65,27 +74,37 @@ def lengths(runs: tuple[Path, ...], plots: bool, out: Path, as_json: bool) -> No
     print_table(f"{len(trained)} runs, in {out}", heads, rows)
 
 
+def _check_seed(run: Path, config: RunConfig, earlier: Mapping[Path, RunConfig]) -> None:
+    """Raise a UsageError if an earlier run of the same model has the same seed, or another training."""
+    for path, other in earlier.items():
+        if other.model != config.model:
+            continue
+        if other.provenance.seed == config.provenance.seed:
+            given = Literally(f"seed {config.provenance.seed}, as in {path}")
+        elif other.provenance.trainer != config.provenance.trainer:
+            given = Literally(f"another training than {path}")
+        else:
+            continue
+        expected, fix = "runs of one model and training that differ in their seed", "Leave one of them out."
+        raise UsageError(f"RUN {run}", given=given, expected=expected, fix=fix)
+
+
 def _pooled(group: Sequence[Trained]) -> dict[tuple[str, str], Measure]:
     """Return the measures over seeds by metric and split; intervals of shares are at least as wide as Wilson's."""
-    from export.calculator.evaluate import share_interval
+    from export.calculator.evaluate import with_items
     from export.intervals import across_seeds
 
     runs = [one.metrics.measures for one in group]
-    found = {}
-    for measure in across_seeds(runs) if len(runs) > 1 else runs[0]:
-        if measure.metric == "right":
-            low, high = share_interval(round(measure.value * measure.n), measure.n)
-            seeds_low, seeds_high = measure.interval or (low, high)
-            bounds = max(0.0, min(low, seeds_low)), min(1.0, max(high, seeds_high))
-            measure = msgspec.structs.replace(measure, interval=bounds)
-        found[measure.metric, measure.split] = measure
-    return found
+    return {
+        (one.metric, one.split): with_items(one) if one.metric == "right" else one
+        for one in (across_seeds(runs) if len(runs) > 1 else runs[0])
+    }
 
 
 def _table(
     pooled: Mapping[str, Mapping[tuple[str, str], Measure]],
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return heads and rows: for each split and model the share of right answers and the median relative error."""
+    """Return heads and rows: for each split and model the share of right answers, the median and the largest error."""
     splits = [split for metric, split in next(iter(pooled.values())) if metric == "right"]
     short = {name: name.removeprefix("calculator-") for name in pooled}
     heads = ["split", "items"]
@@ -106,7 +125,7 @@ def _table(
 def _report(groups: Mapping[str, Sequence[Trained]], heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     from export.experiments.records import markdown_table
 
-    lines = ["# Calculators that read token by token", "", "Written by `fewheads calculator lengths`.", ""]
+    lines = ["# Calculators for longer expressions", "", _INTRODUCTION, ""]
     for name, group in groups.items():
         if group:
             shares = [each for one in group for each in one.metrics.measures if each.metric == "exact_restarts"]

@@ -12,7 +12,7 @@ from edge.bundles.manifest import Measure
 from edge.datatypes import Array
 from export.calculator.benchmark import PAPER_SCORE, SCORE, baseline, errors_of, paper_long, paper_score, score
 from export.calculator.data import Split
-from export.calculator.evaluate import measured, share_interval
+from export.calculator.evaluate import measured, with_items
 from export.calculator.specs import SPECS
 from export.experiments.calculator.comparison.results import Against, Cost, ModelResult
 from export.experiments.calculator.runs import Run
@@ -73,12 +73,7 @@ def _measure(mean: Measure, runs: Sequence[Measure]) -> Measure:
         logs = over_seeds([float(np.log(one.value)) for one in runs])
         low, high = np.exp(logs.interval).tolist()
         return msgspec.structs.replace(mean, value=float(np.exp(logs.value)), interval=(low, high))
-    if mean.metric == "exact_match" and mean.interval:
-        # Seeds that are right everywhere do not differ, and the items are no more for it: at least Wilson's interval.
-        items = share_interval(round(mean.value * mean.n), mean.n)
-        bounds = max(min(mean.interval[0], items[0]), 0.0), min(max(mean.interval[1], items[1]), 1.0)
-        return msgspec.structs.replace(mean, interval=bounds)
-    return mean
+    return with_items(mean) if mean.metric == "exact_match" else mean
 
 
 def _against(ours: Array, name: str, theirs: Array) -> Against:
