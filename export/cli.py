@@ -91,9 +91,9 @@ def train(
     if epochs and set(names) <= set(LOOPED):
         raise UsageError("--epochs", given=epochs, expected="a calculator among the models", fix="Give --steps.")
     looped.check(names)
-    if device != "cpu" and (reader := next((name for name in names if name in STACK_NAMES), None)):
+    if device == "cuda" and (small := next((name for name in names if name in STACK_NAMES), None)):
         fix = "Leave --device out for it."
-        raise UsageError("--device", given=device, expected=f"cpu for {reader}, which is small", fix=fix)
+        raise UsageError("--device", given=device, expected=f"cpu for {small}, which is small", fix=fix)
     runs = {name: seeded(name, seed, seeds) for name in names}
     for run in (run for of_model in runs.values() for run in of_model.values()):
         check_run("--out", out / run, {}, replace=replace)
