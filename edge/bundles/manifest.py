@@ -102,50 +102,46 @@ class Tier(TierV1, frozen=True):
     artifacts: Annotated[tuple[Artifact, ...], msgspec.Meta(min_length=1, max_length=8)]
 
 
-class ExpressionPreprocess(Struct, frozen=True, tag="expression", tag_field="type"):
-    """Arithmetic text in ``input`` (BYTES) becomes the calculator's tokens in ``output`` (FP32)."""
+class _ArithmeticText(Struct, frozen=True):
+    """What steps have in common that read arithmetic text."""
 
     input: TensorName
-    output: TensorName
-    max_abs_operand: Annotated[float, msgspec.Meta(gt=0)]
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """The text inputs of a client."""
         return (_text(self.input),)
+
+    def check(self, manifest: Manifest, subject: str) -> None:
+        """Do nothing: the rules of all steps suffice."""
+
+
+class ExpressionPreprocess(_ArithmeticText, frozen=True, tag="expression", tag_field="type"):
+    """Arithmetic text in ``input`` (BYTES) becomes the calculator's tokens in ``output`` (FP32)."""
+
+    output: TensorName
+    max_abs_operand: Annotated[float, msgspec.Meta(gt=0)]
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """The inputs of the graph that this step computes."""
         return (self.output,)
 
-    def check(self, manifest: Manifest, subject: str) -> None:
-        """Do nothing: the rules of all steps suffice."""
 
-
-class ArithmeticPreprocess(Struct, frozen=True, tag="arithmetic", tag_field="type"):
+class ArithmeticPreprocess(_ArithmeticText, frozen=True, tag="arithmetic", tag_field="type"):
     """Arithmetic text with products and parentheses in ``input`` (BYTES) becomes tokens, [-1, 64].
 
     The graph reads the ``kinds`` of the tokens (INT64) and their ``values`` (FP32).
     """
 
-    input: TensorName
     kinds: TensorName
     values: TensorName
     max_abs_operand: Annotated[float, msgspec.Meta(gt=0)]
 
     @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
-        """The text inputs of a client."""
-        return (_text(self.input),)
-
-    @property
     def outputs(self) -> tuple[str, ...]:
         """The inputs of the graph that this step computes."""
         return (self.kinds, self.values)
-
-    def check(self, manifest: Manifest, subject: str) -> None:
-        """Do nothing: the rules of all steps suffice."""
 
 
 class TokenizerPreprocess(Struct, frozen=True, tag="tokenizer", tag_field="type"):

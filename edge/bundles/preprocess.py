@@ -38,33 +38,27 @@ class Preprocessor(Protocol):
 
 
 class ExpressionPreprocessor:
-    """Arithmetic text (BYTES, [-1, 1]) to the calculator's tokens (FP32, [-1, 15]); see :class:`Preprocessor`."""
+    """Arithmetic text (BYTES, [-1, 1]) to a calculator's tokens; see :class:`Preprocessor`.
 
-    def __init__(self, config: ExpressionPreprocess) -> None:
+    ``tokenize`` takes texts and the largest operand and returns the outputs; ``code`` is the largest of its codes.
+    """
+
+    def __init__(
+        self,
+        config: ExpressionPreprocess | ArithmeticPreprocess,
+        tokenize: Callable[[list[str], float], tuple[Array, ...]],
+        code: float,
+    ) -> None:
         self.inputs = config.inputs
         self.outputs = config.outputs
+        self._tokenize = tokenize
         self._max_abs_operand = config.max_abs_operand
-        self.largest: float | None = max(config.max_abs_operand, expression.PLUS)
+        self.largest: float | None = max(config.max_abs_operand, code)
 
     def __call__(self, *texts: Array) -> dict[str, Array]:
         """Return the tokens of expressions."""
         decoded = text.decode(texts[0].ravel(), f"input {self.inputs[0].name!r}").tolist()
-        return {self.outputs[0]: expression.tokenize(decoded, self._max_abs_operand)}
-
-
-class ArithmeticPreprocessor:
-    """Arithmetic text (BYTES, [-1, 1]) to kinds (INT64) and values (FP32) of tokens, both [-1, 64]."""
-
-    def __init__(self, config: ArithmeticPreprocess) -> None:
-        self.inputs = config.inputs
-        self.outputs = config.outputs
-        self._max_abs_operand = config.max_abs_operand
-        self.largest: float | None = max(config.max_abs_operand, arithmetic.KINDS - 1)
-
-    def __call__(self, *texts: Array) -> dict[str, Array]:
-        """Return kinds and values of expressions."""
-        decoded = text.decode(texts[0].ravel(), f"input {self.inputs[0].name!r}").tolist()
-        return dict(zip(self.outputs, arithmetic.tokenize(decoded, self._max_abs_operand), strict=True))
+        return dict(zip(self.outputs, self._tokenize(decoded, self._max_abs_operand), strict=True))
 
 
 class TokenizerPreprocessor:
@@ -128,8 +122,12 @@ class TokenizerPreprocessor:
 
 #: The type of a manifest's ``preprocess`` to the function that returns its implementation for a bundle.
 STEPS: Final[Mapping[type[Preprocess], Callable[[Any, Bundle], Preprocessor]]] = {
-    ExpressionPreprocess: lambda config, bundle: ExpressionPreprocessor(config),
-    ArithmeticPreprocess: lambda config, bundle: ArithmeticPreprocessor(config),
+    ExpressionPreprocess: lambda config, bundle: ExpressionPreprocessor(
+        config, lambda texts, largest: (expression.tokenize(texts, largest),), expression.PLUS
+    ),
+    ArithmeticPreprocess: lambda config, bundle: ExpressionPreprocessor(
+        config, arithmetic.tokenize, arithmetic.KINDS - 1
+    ),
     TokenizerPreprocess: lambda config, bundle: TokenizerPreprocessor(
         config,
         bundle.read(config.file),

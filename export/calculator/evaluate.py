@@ -44,7 +44,7 @@ def measured(values: Mapping[str, Array], splits: Mapping[str, Split]) -> tuple[
         measures += [
             _mean("mae", name, [errors]),
             _mean("mre", name, [errors / size]),
-            _exact_match(name, np.rint(predicted) == split.truth),
+            share("exact_match", name, np.rint(predicted) == split.truth),
         ]
         if name == "long":
             measures += _long(split, errors)
@@ -87,24 +87,24 @@ def _mean(metric: str, split: str, strata: list[Array]) -> Measure:
     return Measure(metric=metric, split=split, value=value, n=sum(map(len, strata)), interval=middle(means))
 
 
-def _exact_match(split: str, right: Array) -> Measure:
-    number = int(right.sum())
-    interval = share_interval(number, len(right))
-    return Measure(metric="exact_match", split=split, value=number / len(right), n=len(right), interval=interval)
+def share(metric: str, split: str, right: Array) -> Measure:
+    """Return the share of right items, [n] of bool, with Wilson's interval."""
+    number, items = int(right.sum()), len(right)
+    return Measure(metric=metric, split=split, value=number / items, n=items, interval=_wilson(number, items))
 
 
-def share_interval(number: int, items: int) -> tuple[float, float]:
+def _wilson(number: int, items: int) -> tuple[float, float]:
     """Return Wilson's 95 % interval of a share of items; unlike that of resamples, it is never empty."""
     found = scipy.stats.binomtest(number, items).proportion_ci(method="wilson")
     return float(found.low), float(found.high)
 
 
-def with_items(share: Measure) -> Measure:
+def with_items(measure: Measure) -> Measure:
     """Return a mean share over seeds whose interval is at least Wilson's over the items.
 
     Seeds that are right everywhere do not differ, and the items are no more for it.
     """
-    low, high = share_interval(round(share.value * share.n), share.n)
-    seeds_low, seeds_high = share.interval or (low, high)
+    low, high = _wilson(round(measure.value * measure.n), measure.n)
+    seeds_low, seeds_high = measure.interval or (low, high)
     bounds = max(min(low, seeds_low), 0.0), min(max(high, seeds_high), 1.0)
-    return msgspec.structs.replace(share, interval=bounds)
+    return msgspec.structs.replace(measure, interval=bounds)

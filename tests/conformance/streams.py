@@ -66,6 +66,7 @@ def _model_of_error(peer: Peer) -> str:
 
 def _cancelled(peer: Peer) -> str:
     """A cancelled stream: the number of runs, and the next stream."""
+    outcome(lambda: peer.send("ModelInfer", slow(600)))  # after a long run, a worker computes, and not the event loop
     before = peer.executions("slow")
     stream = peer.stream([slow(400) for _ in range(6)])
     time.sleep(0.03)

@@ -10,9 +10,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from edge.bundles.arithmetic import MAX_DEPTH, MAX_TOKENS, evaluate, parse, tokenize
+from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import ArithmeticPreprocess
-from edge.bundles.preprocess import ArithmeticPreprocessor
+from edge.bundles.preprocess import STEPS
 from edge.errors import InvalidRequest
+from tests.support.models import ORACLE_BUNDLE
 from tests.support.sample_requests import column
 
 spaces = st.sampled_from(["", " ", "\t "])
@@ -108,7 +110,7 @@ def test_operand_that_no_float_holds_is_rejected_without_a_limit() -> None:
 
 def test_step_gives_both_inputs_of_the_graph() -> None:
     config = ArithmeticPreprocess(input="text", kinds="k", values="v", max_abs_operand=10)
-    made = ArithmeticPreprocessor(config)(column("2 * (3 + 1)", "1"))
+    made = STEPS[ArithmeticPreprocess](config, Bundle.open(ORACLE_BUNDLE))(column("2 * (3 + 1)", "1"))
     kinds, values = tokenize(["2 * (3 + 1)", "1"])
     assert list(made) == ["k", "v"]
     np.testing.assert_array_equal(made["k"], kinds)

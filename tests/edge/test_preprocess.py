@@ -15,14 +15,16 @@ from edge.bundles import text
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import ExpressionPreprocess, Preprocess, TokenizerPreprocess
-from edge.bundles.preprocess import STEPS, ExpressionPreprocessor, TokenizerPreprocessor, postprocessor, preprocessor
+from edge.bundles.preprocess import STEPS, TokenizerPreprocessor, postprocessor, preprocessor
 from edge.datatypes import TensorSpec
 from edge.errors import BundleError, InvalidRequest
 from tests.support import text_model, text_pair_model
 from tests.support.models import ORACLE_BUNDLE
 from tests.support.sample_requests import column
 
-STEP = ExpressionPreprocessor(ExpressionPreprocess(input="text", output="tokens", max_abs_operand=1024.0))
+STEP = STEPS[ExpressionPreprocess](
+    ExpressionPreprocess(input="text", output="tokens", max_abs_operand=1024.0), Bundle.open(ORACLE_BUNDLE)
+)
 
 
 def test_every_step_of_the_manifest_has_an_implementation() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
-from export.calculator.evaluate import share_interval
+from export.calculator.evaluate import share
 from export.calculator.stack.data import Split
 
 #: Above it, FP32 holds no halves, so that rounding an answer changes nothing.
@@ -34,14 +34,11 @@ def evaluate(predict: Callable[[Tensor, Tensor], Tensor], splits: Mapping[str, S
             continue
         answers = answers_of(predict, split)
         right, errors = is_right(answers, split), relative_errors(answers, split.truth)
-        number, items = int(right.sum()), len(right)
-        bounds = share_interval(number, items)
-        share = Measure(metric="right", split=name, value=number / items, n=items, interval=bounds)
         median, largest = (
-            Measure(metric=f"{which}_relative_error", split=name, value=float(value), n=items)
+            Measure(metric=f"{which}_relative_error", split=name, value=float(value), n=len(right))
             for which, value in (("median", np.median(errors)), ("largest", errors.max()))
         )
-        measures += [share, median, largest]
+        measures += [share("right", name, right), median, largest]
     return tuple(measures)
 
 

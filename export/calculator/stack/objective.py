@@ -42,17 +42,17 @@ def batch_of(split: Split) -> Batch:
     return Batch(torch.from_numpy(split.kinds[:, :length]), values, torch.from_numpy(split.truth))
 
 
-def relative_errors(answers: Tensor, truth: Tensor) -> Tensor:
+def residuals(answers: Tensor, truth: Tensor) -> Tensor:
     """Return (answer - truth) / (1 + abs(truth))."""
     return (answers - truth) / (1 + truth.abs())
 
 
 def robust_loss(answers: Tensor, truth: Tensor) -> Tensor:
-    """Return the mean of log(1 + e²) over the items, [...], for relative errors e [..., n].
+    """Return the mean of log(1 + e²) over the items, [...], for :func:`residuals` e [..., n].
 
     A machine whose answers explode on some items still gets a gradient from the others.
     """
-    return relative_errors(answers, truth).square().clamp(max=1e12).log1p().nan_to_num(nan=30.0).mean(-1)
+    return residuals(answers, truth).square().clamp(max=1e12).log1p().nan_to_num(nan=30.0).mean(-1)
 
 
 class ExpressionObjective:

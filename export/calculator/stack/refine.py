@@ -15,7 +15,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from export.calculator.stack.machine import StackMachine
-from export.calculator.stack.objective import TRAIN_CELLS, Batch, relative_errors
+from export.calculator.stack.objective import TRAIN_CELLS, Batch, residuals
 
 #: Mean squared relative error of a machine that is exact but for float64's rounding.
 EXACT = 1e-22
@@ -105,7 +105,7 @@ class Fit:
 
     def _residual(self, weights: Tensor, kinds: Tensor, values: Tensor, truth: Tensor) -> Tensor:
         answers = functional_call(self._machine, self._named(weights), (kinds, values, TRAIN_CELLS))
-        return relative_errors(answers[0], truth)
+        return residuals(answers[0], truth)
 
     def _jacobian(self) -> Tensor:
         """Return the derivatives of the residuals, [n, weights]."""

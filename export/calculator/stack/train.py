@@ -123,12 +123,14 @@ def _round(
     name: str, seed: int, recipe: Recipe, splits: Mapping[str, Split], files: RunFiles, observer: Observer
 ) -> _Round:
     model, learnt, val = create(name, seed), splits["train"], splits["val"]
-    if not isinstance(model, StackMachine):
+    objective: ExpressionObjective
+    if isinstance(model, StackMachine):
+        objective = StackObjective(model, learnt, val, seed=seed, recipe=recipe)
+    else:
         objective = ExpressionObjective(model, learnt, val, seed=seed, recipe=recipe)
-        trained = train(objective, recipe, seed=seed, state=files.state, log=files.log, observer=observer)
-        return _Round(model, 0, trained, files)
-    objective = StackObjective(model, learnt, val, seed=seed, recipe=recipe)
     trained = train(objective, recipe, seed=seed, state=files.state, log=files.log, observer=observer)
+    if not isinstance(model, StackMachine):
+        return _Round(model, 0, trained, files)
     machine, exact = _best_of(model, objective.validation_losses(), batch_of(learnt))
     return _Round(machine, exact, trained, files)
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from edge.bundles.manifest import Measure
 from edge.cli.output import json_option, print_json, print_table
-from edge.errors import Literally, UsageError
 from edge.files import write_whole
 from export.calculator.stack import NAMES
+from export.experiments.calculator.run_arguments import check_calculators, not_a_seed
 from export.figures import new_figure, write_figure
 from export.options import DIRECTORY, out_option, plots_option
 from export.outputs import check_workspace
@@ -48,15 +48,13 @@ def lengths(runs: tuple[Path, ...], plots: bool, out: Path, as_json: bool) -> No
     taken for several seeds.
     """
     check_workspace("--out", out, {f"RUN {run}": run for run in runs}, settings=RESULTS)
+    check_calculators(runs, NAMES)
     if plots:
         new_figure(1, 1, without="give --no-plots")
     trained = []
     earlier: dict[Path, RunConfig] = {}
     for run in runs:
         config = read_config(run)
-        if config.model not in NAMES:
-            fix = "Give runs of `fewheads train calculator-stack`, for example."
-            raise UsageError(f"RUN {run}", given=config.model, expected=f"one of {', '.join(NAMES)}", fix=fix)
         _check_seed(run, config, earlier)
         earlier[run] = config
         trained.append(Trained(config.model, config.provenance.seed, decode(run / METRICS, RunMetrics)))
@@ -80,13 +78,9 @@ def _check_seed(run: Path, config: RunConfig, earlier: Mapping[Path, RunConfig])
         if other.model != config.model:
             continue
         if other.provenance.seed == config.provenance.seed:
-            given = Literally(f"seed {config.provenance.seed}, as in {path}")
-        elif other.provenance.trainer != config.provenance.trainer:
-            given = Literally(f"another training than {path}")
-        else:
-            continue
-        expected, fix = "runs of one model and training that differ in their seed", "Leave one of them out."
-        raise UsageError(f"RUN {run}", given=given, expected=expected, fix=fix)
+            raise not_a_seed(run, f"seed {config.provenance.seed}, as in {path}")
+        if other.provenance.trainer != config.provenance.trainer:
+            raise not_a_seed(run, f"another training than {path}")
 
 
 def _pooled(group: Sequence[Trained]) -> dict[tuple[str, str], Measure]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from edge.errors import UsageError
+from edge.errors import Literally, UsageError
 from export.calculator.specs import SPECS
 from export.runs import read_config
 
 
-def check_calculators(runs: Iterable[Path]) -> None:
-    """Check that directories are runs of calculators.
+def check_calculators(runs: Iterable[Path], names: Collection[str] = tuple(SPECS)) -> None:
+    """Check that directories are runs of calculators with one of some names.
 
     Raises:
         CheckpointError: one is no run directory, or its configuration is malformed.
@@ -19,6 +19,12 @@ def check_calculators(runs: Iterable[Path]) -> None:
     """
     for run in runs:
         model = read_config(run).model
-        if model not in SPECS:
+        if model not in names:
             fix = "Give runs of `fewheads train calculator-…`."
-            raise UsageError(f"RUN {run}", given=model, expected=f"one of {', '.join(SPECS)}", fix=fix)
+            raise UsageError(f"RUN {run}", given=model, expected=f"one of {', '.join(names)}", fix=fix)
+
+
+def not_a_seed(run: Path, given: str) -> UsageError:
+    """Return the error about a run that is no further seed of its model and training."""
+    expected, fix = "runs of one model and training that differ in their seed", "Leave one of them out."
+    return UsageError(f"RUN {run}", given=Literally(given), expected=expected, fix=fix)

@@ -10,13 +10,13 @@ import numpy as np
 
 from edge.cli.output import progress
 from edge.datatypes import Array
-from edge.errors import Literally, UsageError
 from edge.files import write_whole
 from export.calculator.data import Split
 from export.calculator.evaluate import EVALUATED
 from export.calculator.networks import NETWORKS
 from export.calculator.specs import SPECS
 from export.checkpoint import load
+from export.experiments.calculator.run_arguments import not_a_seed
 from export.experiments.records import read_part
 from export.experiments.settings import digest
 from export.runs import CONFIG, WEIGHTS, RunConfig
@@ -80,9 +80,7 @@ def grouped(runs: Iterable[Run]) -> dict[str, list[Run]]:
     for run in runs:
         seeds = groups.setdefault(run.group, {})
         if run.seed in seeds and run.seed is not None:
-            given = Literally(f"seed {run.seed}, as in {seeds[run.seed].path}")
-            expected, fix = "runs of one model and training that differ in their seed", "Leave one of them out."
-            raise UsageError(f"RUN {run.path}", given=given, expected=expected, fix=fix)
+            raise not_a_seed(run.path, f"seed {run.seed}, as in {seeds[run.seed].path}")
         seeds.setdefault(run.seed, run)
     named: dict[str, list[Run]] = {}
     for seeds in groups.values():
