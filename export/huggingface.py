@@ -1,7 +1,7 @@
 """Hugging Face model directories, ``config.json`` and safetensors, as :class:`export.transformer.Transformer`.
 
-BERT (MiniLM is one), ViT and GPT-2. The fields, and the name and shape of every tensor, are checked before the first
-weight is read. The package ``transformers`` is not needed.
+BERT (MiniLM is one), RoBERTa, XLM-RoBERTa, DistilBERT, ViT and GPT-2. The fields, and the name and shape of every
+tensor, are checked before the first weight is read. The package ``transformers`` is not needed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from edge.bundles.fields import FileName
 from edge.errors import Literally
 from export.errors import CheckpointError
-from export.huggingface_names import CLASSIFIERS, IGNORED, NAMES, OLD_ENDS, POOLER, Names, Source
+from export.huggingface_names import CLASSIFIERS, IGNORED, NAMES, OLD_ENDS, POOLERS, Names, Source
 from export.transformer import Transformer, TransformerConfig
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-_FIX = "Download the model again, or give one of BERT, ViT or GPT-2 in the safetensors format."
+_FIX = "Download the model again, or give one of BERT, RoBERTa, DistilBERT, ViT or GPT-2 in the safetensors format."
 #: Types of weights as safetensors names them; all become FP32.
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
@@ -32,7 +32,7 @@ class Pretrained(NamedTuple):
 
     Attributes:
         transformer: the model without a head, in FP32 and evaluation mode.
-        pooler: the layer d -> d over the first token, before a tanh; None if there is none.
+        pooler: the layer d -> d over the first token, before its activation; None if there is none.
         classifier: the head of a fine-tuned model, d -> labels; None if there is none.
     """
 
@@ -80,8 +80,10 @@ def load_pretrained(directory: str | Path) -> Pretrained:
     for path, head in heads.items():
         weights = {name: _tensor(stored[f"{path}.{name}"], Source(name)) for name in head.state_dict()}
         head.load_state_dict(weights, assign=True)
-    classifier = next((heads[path] for path in CLASSIFIERS if path in heads), None)
-    return Pretrained(transformer.eval(), heads.get(POOLER), classifier)
+    pooler, classifier = (
+        next((heads[path] for path in paths if path in heads), None) for paths in (POOLERS, CLASSIFIERS)
+    )
+    return Pretrained(transformer.eval(), pooler, classifier)
 
 
 def _read_config(path: Path) -> tuple[TransformerConfig, Names]:
@@ -133,11 +135,11 @@ def _tensors_of(path: Path) -> Iterator[_Stored]:
 
 
 def _heads(stored: Mapping[str, _Stored], dim: int) -> dict[str, nn.Linear]:
-    """Return the heads in the files, d -> rows of the stored weight, and d -> d for the pooler."""
+    """Return the heads in the files, d -> rows of the stored weight, and d -> d for a pooler."""
     found = {}
-    for path in (POOLER, *CLASSIFIERS):
+    for path in (*POOLERS, *CLASSIFIERS):
         if f"{path}.weight" in stored:
-            rows = dim if path == POOLER else next(iter(stored[f"{path}.weight"].shape), 0)
+            rows = dim if path in POOLERS else next(iter(stored[f"{path}.weight"].shape), 0)
             found[path] = nn.Linear(dim, rows, bias=f"{path}.bias" in stored)
     return found
 

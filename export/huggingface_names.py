@@ -1,109 +1,23 @@
-"""Tables of Hugging Face's names for the fields and tensors of BERT, ViT and GPT-2."""
+"""Tables of Hugging Face's names for the tensors of BERT, RoBERTa, DistilBERT, ViT and GPT-2."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-import msgspec
 import torch
 from torch import Tensor
 
-from export.transformer import Architecture, LayerShape, TransformerConfig
-
-Positive = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
-Epsilon = Annotated[float, msgspec.Meta(gt=0)]
-#: The names of GELU; the last two are its tanh approximation.
-Activation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh"]
-
-
-class _Encoder(msgspec.Struct, frozen=True, kw_only=True):
-    hidden_size: Positive
-    num_hidden_layers: Positive
-    num_attention_heads: Positive
-    intermediate_size: Positive
-    hidden_act: Activation
-    layer_norm_eps: Epsilon = 1e-12
-
-    def common(self) -> dict[str, Any]:
-        """Return the arguments of a configuration that follow from these fields."""
-        shape = LayerShape(
-            self.num_attention_heads, self.hidden_size // self.num_attention_heads, self.intermediate_size
-        )
-        return {
-            "dim": self.hidden_size,
-            "layers": (shape,) * self.num_hidden_layers,
-            "norm_eps": self.layer_norm_eps,
-            "tanh_gelu": self.hidden_act != "gelu",
-        }
-
-
-class BertFields(_Encoder, frozen=True, kw_only=True):
-    """BERT's ``config.json``, as far as it shapes the model."""
-
-    vocab_size: Positive
-    max_position_embeddings: Positive
-    type_vocab_size: Positive
-    position_embedding_type: Literal["absolute"] = "absolute"
-
-    def config(self) -> TransformerConfig:
-        """Return the configuration."""
-        return TransformerConfig(
-            architecture="bert",
-            vocab_size=self.vocab_size,
-            max_positions=self.max_position_embeddings,
-            segments=self.type_vocab_size,
-            **self.common(),
-        )
-
-
-class VitFields(_Encoder, frozen=True, kw_only=True):
-    """ViT's ``config.json``, as far as it shapes the model."""
-
-    image_size: Positive
-    patch_size: Positive
-    num_channels: Positive
-
-    def config(self) -> TransformerConfig:
-        """Return the configuration."""
-        return TransformerConfig(
-            architecture="vit",
-            image_size=self.image_size,
-            patch_size=self.patch_size,
-            channels=self.num_channels,
-            max_positions=(self.image_size // self.patch_size) ** 2 + 1,
-            **self.common(),
-        )
-
-
-class Gpt2Fields(msgspec.Struct, frozen=True, kw_only=True):
-    """GPT-2's ``config.json``, as far as it shapes the model; without ``n_inner`` the feed-forward is 4 d wide."""
-
-    vocab_size: Positive
-    n_positions: Positive
-    n_embd: Positive
-    n_layer: Positive
-    n_head: Positive
-    n_inner: Positive | None = None
-    activation_function: Activation = "gelu_new"
-    layer_norm_epsilon: Epsilon = 1e-5
-
-    def config(self) -> TransformerConfig:
-        """Return the configuration."""
-        shape = LayerShape(self.n_head, self.n_embd // self.n_head, self.n_inner or 4 * self.n_embd)
-        return TransformerConfig(
-            architecture="gpt2",
-            dim=self.n_embd,
-            layers=(shape,) * self.n_layer,
-            vocab_size=self.vocab_size,
-            max_positions=self.n_positions,
-            norm_eps=self.layer_norm_epsilon,
-            tanh_gelu=self.activation_function != "gelu",
-        )
-
-
-Fields = BertFields | VitFields | Gpt2Fields
+from export.huggingface_fields import (
+    ROBERTA_OFFSET,
+    BertFields,
+    DistilbertFields,
+    Fields,
+    Gpt2Fields,
+    RobertaFields,
+    VitFields,
+)
 
 
 class Source(NamedTuple):
@@ -114,21 +28,25 @@ class Source(NamedTuple):
         part: third of the tensor, for GPT-2's joint projection of queries, keys and values; None is all of it.
         transposed: whether a matrix is [in, out]; GPT-2's "Conv1D" keeps it so.
         leading: whether it has a leading dimension of 1, unlike ours.
+        skipped: first rows that ours lacks.
     """
 
     name: str
     part: int | None = None
     transposed: bool = False
     leading: bool = False
+    skipped: int = 0
 
     def shape(self, ours: torch.Size) -> list[int]:
         """Return the shape that it must have there."""
         whole = list(ours) if self.part is None else [3 * ours[0], *ours[1:]]
+        whole[:1] = [whole[0] + self.skipped] if whole else []
         return [1, *whole] if self.leading else whole[::-1] if self.transposed else whole
 
     def ours(self, theirs: Tensor) -> Tensor:
         """Return our tensor, contiguous and in FP32."""
         tensor = theirs[0] if self.leading else theirs.T if self.transposed and theirs.dim() == 2 else theirs
+        tensor = tensor[self.skipped :] if self.skipped else tensor
         return (tensor if self.part is None else tensor.chunk(3)[self.part]).float().contiguous()
 
 
@@ -177,29 +95,58 @@ _LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(\w+)")
 
 _FEED_FORWARD = {"feed_forward.up": Source("intermediate.dense"), "feed_forward.down": Source("output.dense")}
 
-NAMES: dict[Architecture, Names] = {
-    "bert": Names(
-        fields=BertFields,
-        dim="hidden_size",
-        heads="num_attention_heads",
-        required={"is_decoder": False, "add_cross_attention": False},
-        prefix="bert.",
-        layer_prefix="encoder.layer.",
+_BERT = Names(
+    fields=BertFields,
+    dim="hidden_size",
+    heads="num_attention_heads",
+    required={"is_decoder": False, "add_cross_attention": False},
+    prefix="bert.",
+    layer_prefix="encoder.layer.",
+    layer={
+        **_FEED_FORWARD,
+        "attention.q_proj": Source("attention.self.query"),
+        "attention.k_proj": Source("attention.self.key"),
+        "attention.v_proj": Source("attention.self.value"),
+        "attention.output_proj": Source("attention.output.dense"),
+        "attention_norm": Source("attention.output.LayerNorm"),
+        "feed_forward_norm": Source("output.LayerNorm"),
+    },
+    other={
+        "embeddings.word": Source("embeddings.word_embeddings"),
+        "embeddings.position": Source("embeddings.position_embeddings"),
+        "embeddings.segment": Source("embeddings.token_type_embeddings"),
+        "embeddings.norm": Source("embeddings.LayerNorm"),
+    },
+)
+_ROBERTA = _BERT._replace(
+    fields=RobertaFields,
+    prefix="roberta.",
+    other={**_BERT.other, "embeddings.position": Source("embeddings.position_embeddings", skipped=ROBERTA_OFFSET)},
+)
+
+#: By ``model_type``.
+NAMES: dict[str, Names] = {
+    "bert": _BERT,
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "distilbert": Names(
+        fields=DistilbertFields,
+        dim="dim",
+        heads="n_heads",
+        required={},
+        prefix="distilbert.",
+        layer_prefix="transformer.layer.",
         layer={
-            **_FEED_FORWARD,
-            "attention.q_proj": Source("attention.self.query"),
-            "attention.k_proj": Source("attention.self.key"),
-            "attention.v_proj": Source("attention.self.value"),
-            "attention.output_proj": Source("attention.output.dense"),
-            "attention_norm": Source("attention.output.LayerNorm"),
-            "feed_forward_norm": Source("output.LayerNorm"),
+            "attention.q_proj": Source("attention.q_lin"),
+            "attention.k_proj": Source("attention.k_lin"),
+            "attention.v_proj": Source("attention.v_lin"),
+            "attention.output_proj": Source("attention.out_lin"),
+            "attention_norm": Source("sa_layer_norm"),
+            "feed_forward.up": Source("ffn.lin1"),
+            "feed_forward.down": Source("ffn.lin2"),
+            "feed_forward_norm": Source("output_layer_norm"),
         },
-        other={
-            "embeddings.word": Source("embeddings.word_embeddings"),
-            "embeddings.position": Source("embeddings.position_embeddings"),
-            "embeddings.segment": Source("embeddings.token_type_embeddings"),
-            "embeddings.norm": Source("embeddings.LayerNorm"),
-        },
+        other={name: source for name, source in _BERT.other.items() if name != "embeddings.segment"},
     ),
     "vit": Names(
         fields=VitFields,
@@ -245,11 +192,15 @@ NAMES: dict[Architecture, Names] = {
     ),
 }
 
-POOLER = "pooler.dense"
-#: A fine-tuned model has one of these: for sequences, for spans, or GPT-2's.
-CLASSIFIERS = ("classifier", "qa_outputs", "score")
+#: The layer d -> d over the first token that a fine-tuned model may have: BERT's, DistilBERT's, RoBERTa's.
+POOLERS = ("pooler.dense", "pre_classifier", "classifier.dense")
+#: A fine-tuned model has one of these: for sequences or tokens, RoBERTa's for sequences, for spans, or GPT-2's.
+CLASSIFIERS = ("classifier", "classifier.out_proj", "qa_outputs", "score")
 
 #: Buffers that follow from the configuration, and unused heads and masks of pre-training.
-IGNORED = re.compile(r"(.*\.)?position_ids|.*\.attn\.(masked_)?bias|(cls|lm_head)\..*|embeddings\.mask_token")
+IGNORED = re.compile(
+    r"(.*\.)?position_ids|.*\.attn\.(masked_)?bias|(cls|lm_head)\..*|vocab_(transform|layer_norm|projector)\..*"
+    r"|embeddings\.mask_token"
+)
 #: Suffixes of names in BERT's first checkpoints, and their names today.
 OLD_ENDS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}

@@ -7,7 +7,7 @@ import torch
 
 from export.errors import CheckpointError
 from export.huggingface import CONFIG, INDEX, WEIGHTS, load_pretrained
-from export.huggingface_names import NAMES
+from export.huggingface_names import CLASSIFIERS, NAMES, POOLERS
 from export.transformer import Transformer
 from tests.support.marks import with_transformers
 from tests.support.task_data import same
@@ -17,6 +17,9 @@ ENCODER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, 
 CONFIGS = {
     "bert": ENCODER | {"hidden_act": "gelu", "vocab_size": 50, "max_position_embeddings": 20, "type_vocab_size": 2},
     "vit": ENCODER | {"hidden_act": "gelu", "image_size": 16, "patch_size": 4, "num_channels": 3},
+    "roberta": ENCODER | {"hidden_act": "gelu", "vocab_size": 50, "max_position_embeddings": 22, "type_vocab_size": 1},
+    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "vocab_size": 50}
+    | {"max_position_embeddings": 20},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50, "n_positions": 20},
 }
 #: Architecture, class, whether it has a pooler, and the shape of its classifier.
@@ -24,6 +27,13 @@ HEADS = [
     ("bert", "BertModel", True, None),
     ("bert", "BertForSequenceClassification", True, (3, 32)),
     ("bert", "BertForQuestionAnswering", False, (2, 32)),
+    ("roberta", "RobertaModel", True, None),
+    ("roberta", "RobertaForSequenceClassification", True, (3, 32)),
+    ("roberta", "RobertaForTokenClassification", False, (3, 32)),
+    ("roberta", "RobertaForMaskedLM", False, None),
+    ("distilbert", "DistilBertForMaskedLM", False, None),
+    ("distilbert", "DistilBertForSequenceClassification", True, (3, 32)),
+    ("distilbert", "DistilBertForQuestionAnswering", False, (2, 32)),
     ("vit", "ViTForImageClassification", False, (3, 32)),
     ("gpt2", "GPT2LMHeadModel", False, None),
     ("gpt2", "GPT2ForSequenceClassification", False, (3, 32)),
@@ -103,12 +113,18 @@ def saved(tmp_path_factory):
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    configs = {"bert": transformers.BertConfig, "vit": transformers.ViTConfig, "gpt2": transformers.GPT2Config}
+    configs = {
+        "bert": transformers.BertConfig,
+        "roberta": transformers.RobertaConfig,
+        "distilbert": transformers.DistilBertConfig,
+        "vit": transformers.ViTConfig,
+        "gpt2": transformers.GPT2Config,
+    }
 
     def save(architecture, kind):
         torch.manual_seed(0)
         more = {"bos_token_id": 0, "eos_token_id": 0} if architecture == "gpt2" else {}
-        labels = 2 if kind == "BertForQuestionAnswering" else 3
+        labels = 2 if kind.endswith("QuestionAnswering") else 3
         model = getattr(transformers, kind)(configs[architecture](**CONFIGS[architecture], **more, num_labels=labels))
         for parameter in model.parameters():  # biases and normalisations are not random otherwise
             torch.nn.init.normal_(parameter, std=0.3)
@@ -131,7 +147,7 @@ def test_hidden_states_are_those_of_transformers(architecture, kind, pooler, cla
             pixels = torch.randn(3, 3, 16, 16, generator=generator)
             difference = ours.transformer(pixels) - base(pixels).last_hidden_state
         else:
-            ids = torch.randint(0, 50, (3, LENGTH), generator=generator)
+            ids = torch.randint(2, 50, (3, LENGTH), generator=generator)  # RoBERTa gives a 1, its padding, no position
             mask = (torch.arange(LENGTH) < torch.tensor([[LENGTH], [7], [1]])).long()
             segments = torch.randint(0, 2, ids.shape, generator=generator) if architecture == "bert" else None
             more = {"token_type_ids": segments} if architecture == "bert" else {}
@@ -140,11 +156,13 @@ def test_hidden_states_are_those_of_transformers(architecture, kind, pooler, cla
     assert difference.abs().max() < 1e-5
     assert (ours.pooler is not None) == pooler
     assert (None if ours.classifier is None else tuple(ours.classifier.weight.shape)) == classifier
-    if ours.pooler is not None:
-        assert same(ours.pooler, base.pooler.dense)
-    if ours.classifier is not None:
-        head = next(part for name, part in theirs.named_children() if name in ("classifier", "qa_outputs", "score"))
-        assert same(ours.classifier, head)
+    linear = {
+        name.removeprefix(f"{theirs.base_model_prefix}."): part
+        for name, part in theirs.named_modules()
+        if isinstance(part, torch.nn.Linear)
+    }
+    for head, names in ((ours.pooler, POOLERS), (ours.classifier, CLASSIFIERS)):
+        assert head is None or same(head, next(linear[name] for name in names if name in linear))
 
 
 def test_several_files(bert):
@@ -164,7 +182,11 @@ def test_several_files(bert):
 @pytest.mark.parametrize(
     ("architecture", "changes", "message"),
     [
-        ("bert", {"model_type": "t5"}, r"field model_type: got 't5', expected one of bert, vit, gpt2\. Download"),
+        (
+            "bert",
+            {"model_type": "t5"},
+            r"field model_type: got 't5', expected one of bert, .*, gpt2\. Download",
+        ),
         ("bert", {"num_attention_heads": 5}, "num_attention_heads: got 5, expected a divisor of hidden_size, 32"),
         ("gpt2", {"n_head": 5}, "field n_head: got 5, expected a divisor of n_embd, 32"),
         ("vit", {"patch_size": 5}, "field patch_size: got 5, expected a divisor of image_size, 16"),
