@@ -24,7 +24,6 @@ from export.reduction.latency import feeds_of, layer_feeds, model_key, without_l
 from export.reduction.search import grid_of
 from export.runtimes import export_tier
 from export.tasks.models import open_model
-from export.tasks.objectives import Head
 from export.transformer import Layer
 
 _INT8_TIER = f"{FULL}-int8"
@@ -85,7 +84,7 @@ def write_shapes(
                 on_shape(done + 1, total)
             writer.write(new / FLOOR, _Floor(), layer_feeds(config, lengths[-1]), ["y"])
             on_shape(total - 1, total)
-            writer.write(new / REST, without_layers(model), feeds_of(config, lengths[-1]), _outputs(model))
+            writer.write(new / REST, without_layers(model), feeds_of(config, lengths[-1]), model.outputs)
             on_shape(total, total)
             written = ShapeSet(model=model_key(config), dense=names[0], shapes=tuple(names), lengths=lengths)
             write_durably(new / SHAPES_NAME, msgspec.json.format(msgspec.json.encode(written), indent=2) + b"\n")
@@ -158,10 +157,6 @@ class _Floor(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return x, through one kernel."""
         return x * 2
-
-
-def _outputs(model: Head) -> list[str]:
-    return ["logits"] if isinstance(model, SequenceClassifier) else ["start_logits", "end_logits"]
 
 
 def _spec(name: str, array: Array, free: bool) -> TensorSpec:

@@ -11,7 +11,15 @@ from torch import nn
 
 from edge.errors import Literally, UsageError
 from export.checkpoint import load
-from export.heads import Pooling, SequenceClassifier, SpanClassifier
+from export.heads import (
+    Activation,
+    Embedding,
+    Pooling,
+    SentenceEmbedder,
+    SequenceClassifier,
+    SpanClassifier,
+    TokenClassifier,
+)
 from export.huggingface import load_pretrained
 from export.runs import WEIGHTS, RunConfig, RunMetrics
 from export.tasks.objectives import Head
@@ -28,10 +36,14 @@ class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Description from which a model with a head is rebuilt; the ``arguments`` of a run's ``config.json``.
 
     Attributes:
-        task: a name in :data:`export.tasks.NAMES`.
+        task: a name in :data:`export.tasks.NAMES` or :data:`export.tasks.IMPORTED`.
         labels: of the classes; one, ``score``, is a regression; none is a span.
         pooling: of the head of a sequence.
         max_length: most tokens of an input.
+        pooler: activation of the layer between pooling and classifier; None without that layer.
+        per_token: whether each token has one of the labels.
+        embedding: of a model of embeddings, which has no labels; None for others.
+        pair: whether an imported model reads two texts together.
     """
 
     task: str
@@ -39,14 +51,23 @@ class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     labels: tuple[str, ...] = ()
     pooling: Pooling = "mean"
     max_length: int = 128
+    pooler: Activation | None = None
+    per_token: bool = False
+    embedding: Embedding | None = None
+    pair: bool = False
 
     def create(self, transformer: Transformer) -> Head:
         """Return a transformer with a new head, with random weights by the generator of torch."""
+        if self.embedding is not None:
+            return SentenceEmbedder(transformer, self.pooling, self.embedding)
+        head: SequenceClassifier | TokenClassifier | SpanClassifier
         if not self.labels:
-            head: Head = SpanClassifier(transformer)
+            head = SpanClassifier(transformer)
+        elif self.per_token:
+            head = TokenClassifier(transformer, len(self.labels))
         else:
             regression = self.labels == (SCORE,)
-            head = SequenceClassifier(transformer, len(self.labels), self.pooling, regression)
+            head = SequenceClassifier(transformer, len(self.labels), self.pooling, regression, self.pooler)
         nn.init.normal_(head.classifier.weight, std=_DEVIATION)
         nn.init.zeros_(head.classifier.bias)
         return head

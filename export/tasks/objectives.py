@@ -10,22 +10,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from export.heads import SequenceClassifier, SpanClassifier
+from export.heads import SentenceEmbedder, SequenceClassifier, SpanClassifier, TokenClassifier
 from export.tasks.tokens import Batch
 from export.transformer import Transformer
 
-Head: TypeAlias = "SequenceClassifier | SpanClassifier"
+Head: TypeAlias = "SequenceClassifier | TokenClassifier | SpanClassifier | SentenceEmbedder"
 Outputs: TypeAlias = "Tensor | tuple[Tensor, Tensor]"
 
 
 def outputs_of(model: Head, batch: Batch) -> Outputs:
-    """Return the outputs for a batch in FP32: logits [N, labels], or of first and last tokens, [N, T] each."""
+    """Return the outputs for a batch in FP32.
+
+    They are logits [N, labels] or [N, T, labels], embeddings [N, width], or logits of first and last tokens, each
+    [N, T].
+    """
     outputs: Outputs = model(batch.inputs, batch.mask, batch.segments)
     return outputs.float() if isinstance(outputs, Tensor) else (outputs[0].float(), outputs[1].float())
 
 
 def task_loss(model: Head, outputs: Outputs, targets: Tensor) -> Tensor:
-    """Return the loss of the model's head, a scalar, for classes [N], scores [N], or first and last tokens [N, 2]."""
+    """Return the loss of the model's head, a scalar.
+
+    Args:
+        targets: classes [N] or [N, T], scores [N], embeddings [N, width], or first and last tokens [N, 2].
+    """
     loss: Any = model.loss
     return cast(Tensor, loss(outputs, targets.unbind(dim=1) if isinstance(model, SpanClassifier) else targets))
 
@@ -34,12 +42,14 @@ def imitation_loss(model: Head, outputs: Outputs, teacher: Outputs, temperature:
     """Return the distance of outputs to a teacher's, a scalar.
 
     For logits, the Kullback-Leibler divergence at a temperature, times its square so that the gradient keeps its size:
-    Hinton et al. 2015, "Distilling the Knowledge in a Neural Network". For a regression, the squared error.
+    Hinton et al. 2015, "Distilling the Knowledge in a Neural Network". For a regression, the squared error, and for
+    embeddings the squared distance.
     """
-    if isinstance(model, SequenceClassifier):
-        assert isinstance(outputs, Tensor)
+    if isinstance(outputs, Tensor):
         assert isinstance(teacher, Tensor)
-        if model.regression:
+        if isinstance(model, SentenceEmbedder):
+            return model.loss(outputs, teacher)
+        if isinstance(model, SequenceClassifier) and model.regression:
             return functional.mse_loss(outputs, teacher)
         return _divergence(outputs, teacher, temperature)
     start, end = (_divergence(*pair, temperature) for pair in zip(outputs, teacher, strict=True))

@@ -189,4 +189,4 @@ def _reads(model: Head) -> str:
     inputs = f"a vocabulary of {config.vocab_size}"
     if config.architecture == "vit":
         inputs = f"{config.image_size} pixels of {config.channels} colours in patches of {config.patch_size}"
-    return f"{inputs} and {model.classifier.out_features} outputs"
+    return f"{inputs} and {model.width} outputs"
