@@ -10,9 +10,11 @@ import numpy as np
 from edge.bundles import arithmetic, expression, text
 from edge.bundles.bundle import Bundle
 from edge.bundles.fields import EXPORT_AGAIN, require
+from edge.bundles.image import ImagePreprocessor
 from edge.bundles.manifest import (
     ArithmeticPreprocess,
     ExpressionPreprocess,
+    ImagePreprocess,
     LabelPostprocess,
     Manifest,
     Preprocess,
@@ -27,11 +29,12 @@ if TYPE_CHECKING:
 
 
 class Preprocessor(Protocol):
-    """Computes inputs of a graph from text. A client sends all ``inputs``, or ``outputs``, never both."""
+    """Computes inputs of a graph from text or images. A client sends all ``inputs``, or ``outputs``, never both."""
 
-    inputs: tuple[TensorSpec, ...]  # texts
+    inputs: tuple[TensorSpec, ...]  # texts, or encoded images
     outputs: tuple[str, ...]  # inputs of the graph
     largest: float | None  # absolute value in ``outputs`` of any text; None without a limit
+    slow: bool  # takes milliseconds, so no event loop calls it; the shapes of ``outputs`` are then known before
 
     def __call__(self, *texts: Array) -> dict[str, Array]:
         """Return the outputs for texts of shape (rows, 1); raise an InvalidRequest if one is not valid."""
@@ -42,6 +45,8 @@ class ExpressionPreprocessor:
 
     ``tokenize`` takes texts and the largest operand and returns the outputs; ``code`` is the largest of its codes.
     """
+
+    slow = False
 
     def __init__(
         self,
@@ -68,6 +73,8 @@ class TokenizerPreprocessor:
     without ``cut``, as is text without tokens then. Raise a BundleError if it is not a tokenizer or leaves no room for
     text in the manifest's ``max_length``, a BackendError without the package ``tokenizers``.
     """
+
+    slow = False
 
     def __init__(self, config: TokenizerPreprocess, definition: bytes, subject: str, *, cut: bool = True) -> None:
         self.inputs = config.inputs
@@ -134,6 +141,7 @@ STEPS: Final[Mapping[type[Preprocess], Callable[[Any, Bundle], Preprocessor]]] =
         f"file {bundle.path / config.file}",
         cut=not isinstance(bundle.manifest.program, GenerateProgram),
     ),
+    ImagePreprocess: lambda config, bundle: ImagePreprocessor(config),
 }
 
 

@@ -35,7 +35,7 @@ from tests.support.imports import (
     tree_of,
 )
 
-HEAVY = ("torch", "tensorrt", "tensorrt_rtx", "onnxruntime", "onnx", "pycuda", "opentelemetry", "matplotlib")
+HEAVY = ("torch", "tensorrt", "tensorrt_rtx", "onnxruntime", "onnx", "pycuda", "opentelemetry", "matplotlib", "PIL")
 #: Package to the only parts of edge/ that may import it. TensorRT is imported by import_module only, see below.
 OWNERS: dict[str, tuple[str, ...]] = {
     "grpc": (
@@ -55,6 +55,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "matplotlib": ("edge/load/plot.py",),
     "click": ("edge/__main__.py", "edge/cli/"),
     "rich": ("edge/cli/",),
+    "PIL": ("edge/bundles/image.py",),
     **dict.fromkeys(("tensorrt", "tensorrt_rtx", "torch", "onnx", "tritonclient", "export", "tests"), ()),
 }
 #: The packages that see the protocol's messages; others get tensors and plain values.
