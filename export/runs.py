@@ -40,7 +40,8 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Configuration of a run: how to rebuild its model, and the origin of its weights.
 
     Attributes:
-        data_dir: absolute path of the ``--data-dir`` that the run was trained with; None where it used none.
+        data_dir: absolute path of the ``--data-dir`` that the run was trained with, or of the ``--data`` of an imported
+            model; None where it used none.
         speedup: over the model that it was reduced from; None for a model that was never reduced.
         precision: ``fp32`` or ``bf16``, which the multiplications in training really had; None without training.
         processor: that trained or reduced it. Runs of earlier versions record neither.
@@ -103,11 +104,20 @@ def data_dir_of(config: RunConfig | None, given: Path | None) -> Path:
     """
     if given is not None or config is None or config.data_dir is None:
         return given or Path("data")
-    found = Path(config.data_dir)
-    if not found.is_dir():
-        expected = "the directory that the run was trained with"
-        fix = "Give --data-dir."
-        raise DataError(f"data directory {found}", given=Literally("nothing there"), expected=expected, fix=fix)
+    return recorded_data(config, "--data-dir")
+
+
+def recorded_data(config: RunConfig, option: str) -> Path:
+    """Return the recorded place of a run's data; ``option`` gives another one.
+
+    Raises:
+        DataError: it does not exist any more.
+    """
+    found = Path(config.data_dir or "")
+    if not found.exists():
+        expected = "the data that the run was made with"
+        fix = f"Give {option}."
+        raise DataError(f"data in {found}", given=Literally("nothing there"), expected=expected, fix=fix)
     return found
 
 

@@ -144,7 +144,7 @@ class ArithmeticPreprocess(_ArithmeticText, frozen=True, tag="arithmetic", tag_f
         return (self.kinds, self.values)
 
 
-class TokenizerPreprocess(Struct, frozen=True, tag="tokenizer", tag_field="type"):
+class TokenizerPreprocessV1(Struct, frozen=True, tag="tokenizer", tag_field="type"):
     """Text in ``input`` (BYTES) becomes token ids and their mask (INT64), padded to the longest row of the request.
 
     ``file`` is the ``tokenizer.json`` of Hugging Face's tokenizers. The graph reads ``ids``; ``mask``, 1 for tokens and
@@ -176,6 +176,28 @@ class TokenizerPreprocess(Struct, frozen=True, tag="tokenizer", tag_field="type"
         """Raise a BundleError if the tokenizer's file is not in the bundle."""
         field, expected = f"files entry for {self.file!r}", "the tokenizer of preprocess"
         require(self.file in manifest.files, subject, field, Literally("nothing"), expected)
+
+
+class TokenizerPreprocess(TokenizerPreprocessV1, frozen=True, tag="tokenizer", tag_field="type"):
+    """The same in version 2, which may also compute ``offsets`` (INT64, [-1, tokens, 2]).
+
+    They are the first character of each token in its text and the one behind its last, and equal for padding and for
+    tokens that are not text. A graph that reads them returns them, so that clients find the characters of a token.
+    """
+
+    offsets: TensorName | None = None
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The inputs of the graph that this step computes."""
+        return (*super().outputs, *((self.offsets,) if self.offsets else ()))
+
+    def check(self, manifest: Manifest, subject: str) -> None:
+        """Raise a BundleError if the tokenizer's file is not in the bundle, or offsets have another shape."""
+        super().check(manifest, subject)
+        spec = next((spec for spec in manifest.inputs if spec.name == self.offsets), None)
+        field, expected = f"preprocess output {self.offsets!r}", "INT64 [-1, -1, 2]"
+        require(spec in (None, TensorSpec(self.offsets or "", "INT64", (-1, -1, 2))), subject, field, spec, expected)
 
 
 class ImagePreprocess(Struct, frozen=True, tag="image", tag_field="type"):
@@ -231,6 +253,7 @@ class ImagePreprocess(Struct, frozen=True, tag="image", tag_field="type"):
 #: The steps before a model, each implemented in :data:`edge.bundles.preprocess.STEPS`. A step states the inputs of a
 #: client (``inputs``) and those of the graph that it computes (``outputs``), and checks its own rules (``check``).
 Preprocess = ExpressionPreprocess | ArithmeticPreprocess | TokenizerPreprocess | ImagePreprocess
+PreprocessV1 = ExpressionPreprocess | TokenizerPreprocessV1
 
 
 class LabelPostprocess(Struct, frozen=True, tag="label", tag_field="type"):
@@ -241,14 +264,35 @@ class LabelPostprocess(Struct, frozen=True, tag="label", tag_field="type"):
     labels: Annotated[tuple[Text, ...], msgspec.Meta(min_length=2, max_length=4096)]
 
     @property
-    def columns(self) -> int:
-        """The number of columns that ``logits`` must have."""
-        return len(self.labels)
+    def shape(self) -> tuple[int, ...]:
+        """The shape that ``logits`` must have."""
+        return (-1, len(self.labels))
 
     @property
     def made(self) -> TensorSpec:
         """The output that a client may request."""
         return _text(self.output)
+
+
+class TokenLabelPostprocess(Struct, frozen=True, tag="token_labels", tag_field="type"):
+    """The label of the largest of ``logits`` (FP32, [-1, tokens, labels]) for each token.
+
+    It is the text output ``output`` (BYTES, [-1, tokens]).
+    """
+
+    logits: TensorName
+    output: TensorName
+    labels: Annotated[tuple[Text, ...], msgspec.Meta(min_length=2, max_length=4096)]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that ``logits`` must have."""
+        return (-1, -1, len(self.labels))
+
+    @property
+    def made(self) -> TensorSpec:
+        """The output that a client may request."""
+        return TensorSpec(self.output, "BYTES", (-1, -1))
 
 
 class ScorePostprocess(Struct, frozen=True, tag="score", tag_field="type"):
@@ -257,7 +301,7 @@ class ScorePostprocess(Struct, frozen=True, tag="score", tag_field="type"):
     The value is not clipped to the scale of the training data, and ``measures`` are of this very value.
     """
 
-    columns: ClassVar[int] = 1
+    shape: ClassVar[tuple[int, ...]] = (-1, 1)
 
     logits: TensorName
     output: TensorName
@@ -266,6 +310,10 @@ class ScorePostprocess(Struct, frozen=True, tag="score", tag_field="type"):
     def made(self) -> TensorSpec:
         """The output that a client may request."""
         return TensorSpec(self.output, "FP32", (-1, 1))
+
+
+#: The steps after a model. A step states the ``shape`` of the logits that it reads, and the output that it makes.
+Postprocess = LabelPostprocess | TokenLabelPostprocess | ScorePostprocess
 
 
 class Serving(Struct, frozen=True):
@@ -316,8 +364,8 @@ class Common(Struct, frozen=True):
     golden: FileName
     files: Annotated[dict[FileName, FileRecord], msgspec.Meta(max_length=64)]
     provenance: Provenance
-    preprocess: Preprocess | None = None
-    postprocess: LabelPostprocess | ScorePostprocess | None = None
+    preprocess: PreprocessV1 | Preprocess | None = None
+    postprocess: Postprocess | None = None
     serving: Serving | None = None
     measures: Annotated[tuple[Measure, ...], msgspec.Meta(max_length=256)] = ()
 
@@ -328,7 +376,8 @@ class ManifestV1(Common, frozen=True, tag=1, tag_field="format_version"):
     This schema never changes; ``tests/data/version_1/manifest.schema.json`` pins it.
     """
 
-    preprocess: ExpressionPreprocess | TokenizerPreprocess | None = None  # a further step is one of version 2
+    preprocess: PreprocessV1 | None = None
+    postprocess: LabelPostprocess | ScorePostprocess | None = None
     program: CascadeProgram | None = msgspec.field(default=None, name="router")
 
     def upgraded(self) -> Manifest:
@@ -343,6 +392,7 @@ class Manifest(Common, frozen=True, tag=FORMAT_VERSION, tag_field="format_versio
     """``manifest.json`` of version 2, which every manifest in memory is."""
 
     tiers: Annotated[tuple[Tier, ...], msgspec.Meta(min_length=1, max_length=8)]
+    preprocess: Preprocess | None = None
     program: CascadeProgram | LoopProgram | GenerateProgram | HeadProgram | None = None
 
     @property

@@ -15,10 +15,11 @@ from edge.bundles.manifest import (
     ArithmeticPreprocess,
     ExpressionPreprocess,
     ImagePreprocess,
-    LabelPostprocess,
     Manifest,
     Preprocess,
+    ScorePostprocess,
     TokenizerPreprocess,
+    TokenLabelPostprocess,
 )
 from edge.bundles.programs import GenerateProgram
 from edge.datatypes import Array, TensorSpec
@@ -67,7 +68,7 @@ class ExpressionPreprocessor:
 
 
 class TokenizerPreprocessor:
-    """Text, or pairs of texts (BYTES, [-1, 1]), to token ids, mask and segments (INT64, [-1, tokens]).
+    """Text, or pairs of texts (BYTES, [-1, 1]), to token ids, mask, segments and offsets (INT64, [-1, tokens, …]).
 
     ``definition`` is the ``tokenizer.json``, ``subject`` its name in errors. Text that is too long is cut, or refused
     without ``cut``, as is text without tokens then. Raise a BundleError if it is not a tokenizer or leaves no room for
@@ -94,7 +95,7 @@ class TokenizerPreprocessor:
             self._tokenizer.no_truncation()
 
     def __call__(self, *texts: Array) -> dict[str, Array]:
-        """Return ids, mask and segments, as long as the longest row of the request."""
+        """Return what the graph reads of ids, mask, segments and offsets, as long as the longest row of the request."""
         columns = [self._decoded(spec.name, column.ravel()) for spec, column in zip(self.inputs, texts, strict=True)]
         # One by one: the batch call would start threads of its own beside the server's.
         encoded = [self._tokenizer.encode(*row) for row in zip(*columns, strict=True)]
@@ -107,8 +108,14 @@ class TokenizerPreprocessor:
             ids[row, : len(one.ids)] = one.ids
             mask[row, : len(one.ids)] = 1
             segments[row, : len(one.ids)] = one.type_ids
-        # Without segments in the graph, `outputs` ends before them.
-        return dict(zip(self.outputs, (ids, mask, segments), strict=False))
+        made: dict[str, Array] = {self._config.ids: ids, self._config.mask: mask}
+        if self._config.segments:
+            made[self._config.segments] = segments
+        if self._config.offsets:
+            made[self._config.offsets] = offsets = np.zeros((*ids.shape, 2), np.int64)
+            for row, one in enumerate(encoded):
+                offsets[row, : len(one.ids)] = one.offsets
+        return made
 
     def _check_length(self, tokens: int) -> None:
         most, fix = self._config.max_length, "Shorten the text." if tokens else "Send some text."
@@ -172,8 +179,8 @@ class Postprocessor(NamedTuple):
     """Computes one further output of the model, such as a label."""
 
     output: TensorSpec
-    reads: str  # the output of the graph, [N, columns], that ``compute`` takes
-    compute: Callable[[Array], Array]  # returns [N, 1]
+    reads: str  # the output of the graph, [N, columns] or [N, tokens, columns], that ``compute`` takes
+    compute: Callable[[Array], Array]  # returns [N, 1] or [N, tokens]
 
 
 def postprocessor(manifest: Manifest) -> Postprocessor | None:
@@ -181,9 +188,11 @@ def postprocessor(manifest: Manifest) -> Postprocessor | None:
     config = manifest.postprocess
     if config is None:
         return None
-    if not isinstance(config, LabelPostprocess):  # the score is the logit itself
+    if isinstance(config, ScorePostprocess):  # the score is the logit itself
         return Postprocessor(config.made, config.logits, lambda logits: logits)
     labels = np.array([label.encode() for label in config.labels], np.object_)
+    if isinstance(config, TokenLabelPostprocess):
+        return Postprocessor(config.made, config.logits, lambda logits: labels[logits.argmax(axis=2)])
     return Postprocessor(config.made, config.logits, lambda logits: labels[logits.argmax(axis=1)][:, None])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 
 from edge.bundles.fields import Role, require
-from edge.bundles.manifest import MANIFEST_NAME, Artifact, LabelPostprocess, Manifest, Tensors, Tier
+from edge.bundles.manifest import MANIFEST_NAME, Artifact, Manifest, ScorePostprocess, Tensors, Tier
 from edge.bundles.program_rules import check_program
 from edge.datatypes import NUMPY_TYPES, TensorSpec
 from edge.errors import Literally
@@ -116,9 +116,9 @@ def _check_postprocess(manifest: Manifest, subject: str) -> None:
     if step is None:
         return
     logits = next((spec for spec in manifest.outputs if spec.name == step.logits), None)
-    holds = logits is not None and logits.datatype == "FP32" and logits.shape == (-1, step.columns)
-    each = "a column for each label" if isinstance(step, LabelPostprocess) else "the score"
-    expected = f"an FP32 output of shape {[-1, step.columns]}, {each}"
+    holds = logits is not None and logits.datatype == "FP32" and logits.shape == step.shape
+    each = "the score" if isinstance(step, ScorePostprocess) else "a column for each label"
+    expected = f"an FP32 output of shape {list(step.shape)}, {each}"
     require(holds, subject, "postprocess logits", step.logits, expected)
     _check_new_name(manifest, step.output, "postprocess output", subject)
 

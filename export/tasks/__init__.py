@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from export.runs import RunConfig
+from edge.errors import Literally, UsageError
+from export.runs import RunConfig, data_dir_of, recorded_data
 
 
 class Files(NamedTuple):
@@ -33,16 +34,63 @@ DATA = {
 }
 #: Names of the tasks of :mod:`export.tasks.registry`, for command lines without NumPy and torch.
 NAMES = (*_GLUE, "SQuAD", "MNIST", "digits", "ImageNet")
+#: Tasks of models that ``fewheads import`` read, which have no data of their own.
+IMPORTED = (
+    "text-classification",
+    "token-classification",
+    "question-answering",
+    "sentence-embedding",
+    "image-classification",
+)
 
 
 def data_directory(task: str, data_dir: Path) -> Path | None:
-    """Return the directory that a task reads; None for a task that reads no files."""
+    """Return the place that a task reads; None for a task that reads no files."""
+    if task in IMPORTED:
+        return data_dir
     return data_dir / DATA[task].directory if task in DATA else None
 
 
 def data_of(config: RunConfig | None, data_dir: Path) -> Path | None:
-    """Return the directory with the data of a run; None if its task reads no files, or is unknown."""
+    """Return the place of the data of a run; None if its task reads no files, or is unknown."""
     return data_directory(config.arguments.get("task", ""), data_dir) if config else None
+
+
+def is_imported(config: RunConfig | None) -> bool:
+    """Return whether a run is an imported model, or was made of one."""
+    return config is not None and config.arguments.get("task") in IMPORTED
+
+
+def place_of_data(config: RunConfig | None, data_dir: Path | None, data: Path | None) -> Path | None:
+    """Return the place that the task of a run reads: texts or images for an imported model, else its data directory.
+
+    Args:
+        data_dir: the given data directory, ``--data-dir``.
+        data: the given texts or images, ``--data``.
+
+    Returns:
+        None for an imported model if none are given or recorded.
+
+    Raises:
+        UsageError: ``--data`` is given for another run.
+        DataError: the recorded place does not exist any more.
+    """
+    if is_imported(config):
+        return data or (recorded_data(config, "--data") if config and config.data_dir else None)
+    if data is not None:
+        fix = "Leave --data out; --data-dir has the files of a task."
+        raise UsageError("--data", given=Literally(str(data)), expected="a run of an imported model", fix=fix)
+    return data_dir_of(config, data_dir)
+
+
+def needed_data(config: RunConfig | None, data_dir: Path | None, data: Path | None) -> Path:
+    """Return the same as :func:`place_of_data`; raise a UsageError if there is none."""
+    found = place_of_data(config, data_dir, data)
+    if found is None:
+        expected = "a file with a text in each line, or a directory of images"
+        fix = "Give texts or images like those that the model will get; some hundred suffice."
+        raise UsageError("--data", given=Literally("nothing"), expected=expected, fix=fix)
+    return found
 
 
 #: The tasks whose headline metrics are averaged. WNLI is left out because its dev set contradicts its training set, so

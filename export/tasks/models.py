@@ -9,6 +9,7 @@ import msgspec
 import torch
 from torch import nn
 
+from edge.bundles.manifest import ImagePreprocess
 from edge.errors import Literally, UsageError
 from export.checkpoint import load
 from export.heads import (
@@ -44,6 +45,7 @@ class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         per_token: whether each token has one of the labels.
         embedding: of a model of embeddings, which has no labels; None for others.
         pair: whether an imported model reads two texts together.
+        image: how an imported model reads images; None for others.
     """
 
     task: str
@@ -55,6 +57,7 @@ class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     per_token: bool = False
     embedding: Embedding | None = None
     pair: bool = False
+    image: ImagePreprocess | None = None
 
     def create(self, transformer: Transformer) -> Head:
         """Return a transformer with a new head, with random weights by the generator of torch."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edge.errors import Literally, UsageError
-from export.tasks import glue
+from export.tasks import IMPORTED, glue
+from export.tasks.imported import ImportedTask
 from export.tasks.models import OpenedModel
 from export.tasks.questions import SQUAD
 from export.tasks.task import Task
@@ -15,7 +16,14 @@ TASKS: Mapping[str, Task] = {**glue.TASKS, **{task.name: task for task in (SQUAD
 
 
 def task_of(found: OpenedModel, directory: object) -> Task:
-    """Return the task that a model was fine-tuned on; ``directory`` is for the message."""
+    """Return the task that a model was fine-tuned on; of an imported model, to answer as it does.
+
+    Args:
+        directory: of the model, for the message.
+    """
+    if found.architecture is not None and found.architecture.task in IMPORTED:
+        assert found.head is not None, "a run has a head"
+        return ImportedTask(found.architecture, found.head)
     if found.architecture is None or found.architecture.task not in TASKS:
         fix = "Fine-tune the model first: fewheads finetune TASK --model MODEL."
         given = Literally("a model without a task")

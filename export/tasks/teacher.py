@@ -55,7 +55,7 @@ class Teacher:
         config = model.transformer.config
         tokens = len(rows.targets) * config.max_positions if config.architecture == "vit" else int(rows.lengths.sum())
         needed = tokens * config.dim * len(layers) * _KEPT.itemsize
-        self._kept = _keep(self._model, rows, layers, precision) if needed <= most_kept_bytes else None
+        self._kept = outputs_by_row(self._model, rows, layers, precision) if needed <= most_kept_bytes else None
 
     def outputs_for(self, rows: Array, batch: Batch) -> TeacherOutputs:
         """Return the outputs for rows of the training set, and their batch."""
@@ -64,13 +64,18 @@ class Teacher:
         lessons, device = [self._kept[row] for row in rows], batch.inputs.device
         states = [pad_sequence([one.states[i] for one in lessons], True).to(device) for i in range(len(self._layers))]
         if isinstance(lessons[0].outputs, Tensor):
-            return TeacherOutputs(torch.stack([cast(Tensor, one.outputs) for one in lessons]).to(device), states)
+            return TeacherOutputs(pad_sequence([cast(Tensor, one.outputs) for one in lessons], True).to(device), states)
         first, last = (pad_sequence([one.outputs[i] for one in lessons], True, _UNLIKELY).to(device) for i in (0, 1))
         return TeacherOutputs((first, last), states)
 
 
-def _keep(model: Head, rows: Rows, layers: Sequence[int], precision: Precision) -> list[TeacherOutputs]:
-    """Return the outputs for each row, without padding: [labels] or two of [T], and states [T, d] of each layer."""
+def outputs_by_row(
+    model: Head, rows: Rows, layers: Sequence[int] = (), precision: Precision = "fp32"
+) -> list[TeacherOutputs]:
+    """Return the outputs for each row, without padding.
+
+    They are [labels], [T, labels], [width] or two of [T], with states [T, d] of each layer.
+    """
     kept: list[TeacherOutputs | None] = [None] * len(rows.targets)
     lengths, device = rows.lengths, model_device(model)
     for indices in sorted_batches(lengths, _BATCH):
@@ -80,7 +85,8 @@ def _keep(model: Head, rows: Rows, layers: Sequence[int], precision: Precision) 
             length = None if batch.mask is None else int(lengths[row])  # images have no padding
             one: Outputs
             if isinstance(outputs, Tensor):
-                one = outputs[place].to("cpu", copy=True)
+                cut = outputs[place, :length] if outputs.dim() == 3 else outputs[place]
+                one = cut.to("cpu", copy=True)
             else:
                 first, last = (one[place, :length].to("cpu", copy=True) for one in outputs)
                 one = first, last

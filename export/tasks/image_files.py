@@ -1,0 +1,61 @@
+"""Images in files, without labels, as the pixels that a model's preprocess step makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from edge.bundles.image import ImagePreprocessor
+from edge.bundles.manifest import ImagePreprocess
+from edge.datatypes import Array
+from edge.errors import InvalidRequest, Literally
+from export.errors import DataError
+from export.tasks.tokens import Batch
+
+_ENDINGS = (".jpg", ".jpeg", ".png")
+_FIX = "Give a directory of images, at any depth below it."
+
+
+class ImageFiles:
+    """Images, read when a batch needs them, with ``targets`` [n].
+
+    Raises:
+        BackendError: Pillow is not installed.
+    """
+
+    def __init__(self, paths: Sequence[Path], step: ImagePreprocess, targets: Array | None = None) -> None:
+        self.paths, self.step = paths, step
+        self.targets = np.zeros(len(paths), np.int64) if targets is None else targets
+        self.lengths = np.ones(len(paths), dtype=np.int64)
+        self._read = ImagePreprocessor(step).read
+
+    def batch(self, rows: Array) -> Batch:
+        """Read images by their indices: pixels [N, channels, size, size].
+
+        Raises:
+            DataError: a file cannot be read, or is not an image that the step takes.
+        """
+        pixels = np.stack([self._pixels(self.paths[row]) for row in rows])
+        return Batch(torch.from_numpy(pixels), None, None, torch.from_numpy(self.targets[rows]))
+
+    def _pixels(self, path: Path) -> Array:
+        try:
+            return self._read(path.read_bytes(), f"image {path}")
+        except OSError as error:
+            raise DataError(f"{path}", given=Literally(error.strerror), expected="an image", fix=_FIX) from None
+        except InvalidRequest as error:
+            fix = "Remove or convert it."
+            raise DataError(error.subject, given=error.given, expected=error.expected, fix=fix) from None
+
+
+def find_images(directory: Path) -> list[Path]:
+    """Return the JPEG and PNG files below a directory, by name; raise a DataError if there are fewer than two."""
+    found = sorted(path for path in directory.rglob("*") if path.suffix.lower() in _ENDINGS)
+    if len(found) < 2:
+        given = Literally(f"{len(found)} images" if directory.is_dir() else "no directory")
+        expected = f"two at least, {', '.join(_ENDINGS)}"
+        raise DataError(f"images in {directory}", given=given, expected=expected, fix=_FIX)
+    return found

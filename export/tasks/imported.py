@@ -1,0 +1,182 @@
+"""The task of an imported model: to answer as it does, on texts or images without labels.
+
+The answers of the original are the targets, so that a smaller model is measured by its agreement with the original.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from edge.bundles.manifest import Measure
+from edge.datatypes import Array
+from edge.errors import Literally, UsageError
+from export.heads import NO_LABEL, SentenceEmbedder, SequenceClassifier, SpanClassifier, TokenClassifier
+from export.intervals import interval, mean
+from export.tasks.examples import Examples, limited, split_holdout
+from export.tasks.image_files import ImageFiles, find_images
+from export.tasks.models import Architecture, Source
+from export.tasks.objectives import Head
+from export.tasks.predictions import Predicted, Predictions
+from export.tasks.task import Data, ImageShape, Reader
+from export.tasks.teacher import outputs_by_row
+from export.tasks.texts import read_texts
+from export.tasks.tokens import Batch, Encoded, Rows, encode, load_tokenizer
+from export.transformer import TransformerConfig
+
+#: Most texts or images of the hold-out.
+MOST_HELD_OUT = 1000
+
+
+class Agreement(Predicted, frozen=True):
+    """Agreement with the original on each text or image, ``values`` [n].
+
+    It is 1 or 0 for a class or a span, the share of equal tokens for labels of tokens, and the cosine for embeddings.
+    """
+
+    values: Array
+
+    def score(self, metric: str) -> float:
+        """Return the mean."""
+        return float(self.values.mean())
+
+    def measures(self, metrics: Sequence[str], split: str) -> tuple[Measure, ...]:
+        """Return the mean with its bootstrap interval."""
+        found = interval(mean, self.values)
+        return tuple(
+            Measure(metric=metric, split=split, value=self.score(metric), n=len(self.values), interval=found)
+            for metric in metrics
+        )
+
+
+class LabelledTokens(Encoded, frozen=True):
+    """A tokenised data set whose targets are a class for each token, [n, T]; :data:`NO_LABEL` for padding."""
+
+    def batch(self, rows: Array) -> Batch:
+        """Return rows, padded to the longest of them."""
+        batch = super().batch(rows)
+        return batch._replace(targets=batch.targets[:, : batch.inputs.shape[1]])
+
+
+class ImportedTask(msgspec.Struct, frozen=True):
+    """A :class:`export.tasks.task.Task`: to answer as ``original``."""
+
+    description: Architecture
+    original: Head
+
+    @property
+    def name(self) -> str:
+        """A name in :data:`export.tasks.IMPORTED`."""
+        return self.description.task
+
+    @property
+    def origin(self) -> str:
+        """See :class:`export.tasks.task.Task`, as for the following."""
+        return "answers of the imported model"
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Pearson's correlation of scores, the cosine of embeddings, or the share of equal answers."""
+        if isinstance(self.original, SequenceClassifier) and self.original.regression:
+            return ("pearson",)
+        return ("cosine",) if isinstance(self.original, SentenceEmbedder) else ("agreement",)
+
+    @property
+    def headline(self) -> str:
+        """The only metric."""
+        return self.metrics[0]
+
+    def source(self, model: Path | None, shape: Mapping[str, int]) -> Source:
+        """Return the directory of a model."""
+        if model is None or shape:
+            fix = "Give --model alone, an imported run or one that was reduced from it."
+            raise UsageError("--model", given=Literally(model or "nothing"), expected="a run", fix=fix)
+        return model
+
+    def reader(self, source: Source) -> Reader:
+        """Return the tokenizer of a run, or the shape of its images."""
+        assert not isinstance(source, TransformerConfig)
+        if self.description.image is None:
+            return load_tokenizer(source)
+        return ImageShape(self.description.image.size, self.description.image.channels)
+
+    def prepare(self, data_dir: str | Path, reader: Reader, *, max_length: int, limit: int | None) -> Data:
+        """Read texts or images, hold a tenth of them out by their hash, and let the original answer all of them.
+
+        Args:
+            data_dir: a file of texts, as :func:`export.tasks.texts.read_texts` reads it, or a directory of images.
+        """
+        data = Path(data_dir)
+        train, holdout = split_holdout(self.items(data))
+        parts = limited(train, limit), limited(holdout, MOST_HELD_OUT)
+        first, second = (self.answered(self._rows(part, data, reader, max_length)) for part in parts)
+        return Data(self.description.labels, first, second, {})
+
+    def items(self, data: Path) -> Examples:
+        """Return the texts of a file, or the names of the images in a directory, without targets."""
+        if self.description.image is None:
+            items = read_texts(data, self.description.pair)
+        else:
+            items = tuple((str(path.relative_to(data)),) for path in find_images(data))
+        return Examples(items, np.zeros(len(items), np.int64))
+
+    def answered(self, rows: Rows) -> Rows:
+        """Return rows with the answers of the original as their targets."""
+        targets = answers(self.original, rows)
+        if isinstance(rows, ImageFiles):
+            return ImageFiles(rows.paths, rows.step, targets)
+        assert isinstance(rows, Encoded)
+        kind = LabelledTokens if isinstance(self.original, TokenClassifier) else Encoded
+        return kind(rows.tokens, rows.segments, targets)
+
+    def _rows(self, items: Examples, data: Path, reader: Reader, max_length: int) -> Rows:
+        if self.description.image is not None:
+            return ImageFiles([data / name for (name,) in items.texts], self.description.image)
+        assert isinstance(reader, Tokenizer)
+        return encode(reader, items, max_length)
+
+    def architecture(self, transformer: TransformerConfig, labels: tuple[str, ...], max_length: int) -> Architecture:
+        """Return the original's, with another transformer."""
+        return msgspec.structs.replace(self.description, transformer=transformer)
+
+    def predict(self, model: Head, rows: Rows) -> Predicted:
+        """Return the agreement with the targets of rows; of scores, both."""
+        ours, theirs = answers(model, rows), rows.targets
+        if isinstance(model, SequenceClassifier) and model.regression:
+            return Predictions(ours[:, None], theirs)
+        if isinstance(model, SentenceEmbedder):
+            lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
+            return Agreement((ours * theirs).sum(axis=1) / lengths)
+        equal, counted = ours == theirs, theirs != NO_LABEL
+        if equal.ndim == 1:
+            return Agreement(equal.astype(np.float64))
+        if isinstance(model, SpanClassifier):
+            return Agreement(equal.all(axis=1).astype(np.float64))
+        return Agreement((equal & counted).sum(axis=1) / counted.sum(axis=1))
+
+
+def answers(model: Head, rows: Rows) -> Array:
+    """Return the answers of a model to rows.
+
+    Returns:
+        Classes [n] or [n, T] with :data:`NO_LABEL` for padding, scores [n], embeddings [n, width], or first and last
+        tokens [n, 2].
+    """
+    outputs = [one.outputs for one in outputs_by_row(model, rows)]
+    if isinstance(model, SpanClassifier):
+        return np.array([[int(logits.argmax()) for logits in cast(tuple[Tensor, Tensor], one)] for one in outputs])
+    tensors = cast(list[Tensor], outputs)
+    if isinstance(model, TokenClassifier):
+        return pad_sequence([one.argmax(dim=1) for one in tensors], True, NO_LABEL).numpy()
+    stacked = torch.stack(tensors)
+    if isinstance(model, SentenceEmbedder):
+        return stacked.numpy()
+    return (stacked[:, 0] if model.regression else stacked.argmax(dim=1)).numpy()
