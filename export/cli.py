@@ -22,6 +22,7 @@ from export.looped.cli import LoopedOptions, looped_options, train_looped
 from export.measures import print_measures
 from export.options import (
     device_option,
+    imported_data_option,
     replace_option,
     repository_option,
     run_data_dir_option,
@@ -35,7 +36,9 @@ from export.options import (
 from export.outputs import check_run
 from export.own_onnx.bundle import OwnOptions, export_own
 from export.own_onnx.options import is_own_onnx, own_onnx_options, print_exported, refuse_tiers
+from export.runs import recorded
 from export.targets import targets_of
+from export.tasks import is_imported
 from export.training.watch import watching
 
 # torch takes seconds to import, so only the commands' bodies do it.
@@ -158,6 +161,7 @@ def train(
 )
 @click.option("--int8", is_flag=True, help="Looped models: tiers in INT8, too, if their loops are about as good.")
 @run_data_dir_option
+@imported_data_option
 @own_onnx_options
 @replace_option("existing bundles of that name and version")
 @json_option
@@ -170,6 +174,7 @@ def export(
     artifacts: tuple[str, ...],
     int8: bool,
     data_dir: Path | None,
+    data: Path | None,
     replace: bool,
     own: OwnOptions,
     as_json: bool,
@@ -177,7 +182,7 @@ def export(
     """Convert runs to ONNX, check them against torch, and write them as bundles.
 
     Each calculator becomes a bundle, and looped runs of one function class, the full model first, become the tiers of
-    one. Runs of `fewheads finetune` and `fewheads reduce`, the full model first, become the tiers of one bundle, NAME;
+    one. Runs of `fewheads finetune`, `import` and `reduce`, the full model first, become the tiers of one bundle, NAME;
     each has a twin in INT8, TIER-int8. An ONNX file of your own (.onnx) becomes a bundle with --name.
     """
     if is_own_onnx(runs, own):
@@ -187,13 +192,16 @@ def export(
             written = export_own(runs[0], repository, name, own, version=version, replace=replace)
         print_exported(written, as_json=as_json)
         return
-    targets = targets_of(runs, repository, name=name, version=version, tiers=tiers, data_dir=data_dir, replace=replace)
+    targets = targets_of(
+        runs, repository, name=name, version=version, tiers=tiers, data_dir=data_dir, data=data, replace=replace
+    )
     for target in targets:
         if target.name not in LOOPED:
             _check_int8(int8, target.runs[0])
     with loading_torch():
         from export.calculator.bundle import export_run
         from export.calculator.stack.bundle import export_stack
+        from export.imported.bundle import export_imported
         from export.looped.bundle import export_looped
         from export.tasks.bundle import export_classifier
     results = []
@@ -204,7 +212,19 @@ def export(
                 exported = export_looped(
                     target.runs, repository, tiers=target.tiers, int8=int8, version=version, replace=replace
                 )
+            elif target.tiers and is_imported(recorded(target.runs[0])):
+                exported = export_imported(
+                    target.runs,
+                    repository,
+                    target.name,
+                    target.data_dir,
+                    tiers=target.tiers,
+                    version=version,
+                    artifacts=artifacts or RUNTIMES,
+                    replace=replace,
+                )
             elif target.tiers:
+                assert target.data_dir is not None, "only imported runs may have none"
                 exported = export_classifier(
                     target.runs,
                     repository,

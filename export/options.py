@@ -38,6 +38,13 @@ run_data_dir_option = click.option(
     type=click.Path(path_type=Path),
     help="Where the task's data are; by default where they were when the run was trained.",
 )
+#: For commands that read imported runs, which may record it.
+imported_data_option = click.option(
+    "--data",
+    type=click.Path(exists=True, path_type=Path),
+    help="Of an imported model: a file with a text in each line, two with a tab between them for pairs, or a directory "
+    "of images; like those that the model will get, to calibrate and compare with.",
+)
 
 
 def replace_option(what: str) -> Callable[[F], F]:

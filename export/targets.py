@@ -15,8 +15,8 @@ from export.calculator.specs import NAMES as SUMMING
 from export.calculator.stack import NAMES as STACK_NAMES
 from export.exported import FULL
 from export.outputs import check_bundle, check_name
-from export.runs import RunConfig, data_dir_of, read_config, recorded
-from export.tasks import data_of
+from export.runs import RunConfig, read_config, recorded
+from export.tasks import data_of, place_of_data
 
 
 class Target(NamedTuple):
@@ -24,14 +24,14 @@ class Target(NamedTuple):
 
     Attributes:
         tiers: their names; empty for a calculator, which has one tier.
-        data_dir: data directory of fine-tuned runs.
+        data_dir: data directory of fine-tuned runs; of imported ones their texts or images, None for some of ours.
     """
 
     directory: Path
     name: str
     runs: tuple[Path, ...]
     tiers: tuple[str, ...]
-    data_dir: Path
+    data_dir: Path | None
 
 
 def targets_of(
@@ -42,6 +42,7 @@ def targets_of(
     version: int,
     tiers: Sequence[str],
     data_dir: Path | None,
+    data: Path | None,
     replace: bool,
 ) -> list[Target]:
     """Return the bundles of runs: one for each calculator, one for the looped runs of a function class, or one for all
@@ -50,12 +51,13 @@ def targets_of(
     Args:
         name: of the bundle of fine-tuned runs; None for the others.
         data_dir: data directory; None for the one that the first run recorded.
+        data: texts or images of imported runs; None for those that the first run recorded.
 
     Raises:
         UsageError: names and runs do not go together, or a bundle may not be written to its path.
     """
     configs = [_config(run) for run in runs]
-    found = data_dir_of(configs[0], data_dir)
+    found = place_of_data(configs[0], data_dir, data)
     if name is None:
         groups: dict[str, list[tuple[Path, RunConfig]]] = {}
         for number, (run, config) in enumerate(zip(runs, configs, strict=True)):
@@ -65,7 +67,7 @@ def targets_of(
     else:
         targets = [_classifier(runs, configs, repository / f"{name}-{version}", name, tiers, found)]
     inputs: dict[str, Path | None] = {f"run {run}": run for run in runs}
-    inputs["the data in"] = data_of(configs[0], found)
+    inputs["the data in"] = found and data_of(configs[0], found)
     for number, target in enumerate(targets):
         if target.directory in [other.directory for other in targets[:number]]:
             fix = "Export one of them at a time, with another --version."
@@ -104,7 +106,7 @@ def _trained_name(run: Path, config: RunConfig) -> str:
 
 
 def _trained(
-    group: Sequence[tuple[Path, RunConfig]], repository: Path, version: int, tiers: Sequence[str], data_dir: Path
+    group: Sequence[tuple[Path, RunConfig]], repository: Path, version: int, tiers: Sequence[str], data_dir: Path | None
 ) -> Target:
     """Return the bundle of a calculator, or of looped runs."""
     runs, configs = (tuple(column) for column in zip(*group, strict=True))
@@ -121,7 +123,12 @@ def _trained(
 
 
 def _classifier(
-    runs: Sequence[Path], configs: Sequence[RunConfig], directory: Path, name: str, tiers: Sequence[str], data_dir: Path
+    runs: Sequence[Path],
+    configs: Sequence[RunConfig],
+    directory: Path,
+    name: str,
+    tiers: Sequence[str],
+    data_dir: Path | None,
 ) -> Target:
     for run, config in zip(runs, configs, strict=True):
         if own := _own_name(config):

@@ -13,11 +13,18 @@ from edge.profiling.table import LatencyTable
 from export.loading import loading_torch
 from export.looped import MODEL as LOOPED
 from export.looped.reduce_cli import SizeOptions, check_others, print_reduced, shrink_run, size_options
-from export.options import DIRECTORY, device_option, out_option, replace_option, run_data_dir_option
+from export.options import (
+    DIRECTORY,
+    device_option,
+    imported_data_option,
+    out_option,
+    replace_option,
+    run_data_dir_option,
+)
 from export.outputs import check_file, check_run
 from export.reduction.options import calibration_option, reduction_progress, target_option, tokens_option
-from export.runs import data_dir_of, recorded
-from export.tasks import data_of
+from export.runs import recorded
+from export.tasks import data_of, needed_data
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
@@ -25,7 +32,7 @@ if TYPE_CHECKING:
     from export.training.device import DeviceName
 
 #: Options that looped runs do not have.
-_SEARCH = ("target_speedup", "tokens", "examples", "data_dir", "table", "plot")
+_SEARCH = ("target_speedup", "tokens", "examples", "data_dir", "data", "table", "plot")
 
 
 @click.command()
@@ -34,6 +41,7 @@ _SEARCH = ("target_speedup", "tokens", "examples", "data_dir", "table", "plot")
 @tokens_option
 @calibration_option
 @run_data_dir_option
+@imported_data_option
 @out_option("The new run directory. Timings and unfinished layers are kept beside it, in .RUN.reduction, and reused.")
 @click.option(
     "--latency-table",
@@ -56,6 +64,7 @@ def reduce(
     tokens: int,
     examples: int,
     data_dir: Path | None,
+    data: Path | None,
     out: Path,
     table: Path | None,
     plot: Path | None,
@@ -82,7 +91,7 @@ def reduce(
             print_reduced(looped)
         return
     sizes.check_none()
-    data_dir = data_dir_of(config, data_dir)
+    data_dir = needed_data(config, data_dir, data)
     inputs = {"RUN": run, "the data in": data_of(config, data_dir), "--latency-table": table}
     check_run("--out", out, inputs, replace=replace)
     if plot:

@@ -10,11 +10,11 @@ import click
 from edge.cli.options import check_plot
 from edge.cli.output import json_option, print_json, print_table
 from export.loading import loading_torch
-from export.options import DIRECTORY, replace_option, run_data_dir_option
+from export.options import DIRECTORY, imported_data_option, replace_option, run_data_dir_option
 from export.outputs import check_file
 from export.reduction.options import calibration_option, reduction_progress, target_option, tokens_option
-from export.runs import data_dir_of, recorded
-from export.tasks import data_of
+from export.runs import recorded
+from export.tasks import data_of, needed_data
 
 if TYPE_CHECKING:
     from export.reduction.comparison import PlanComparison
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 @tokens_option
 @calibration_option
 @run_data_dir_option
+@imported_data_option
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Also draw it, as .png, .svg or .pdf.")
 @replace_option("a file at --plot")
 @json_option
@@ -43,6 +44,7 @@ def plan(
     tokens: int,
     examples: int,
     data_dir: Path | None,
+    data: Path | None,
     plot: Path | None,
     replace: bool,
     as_json: bool,
@@ -53,7 +55,7 @@ def plan(
     finds them.
     """
     config = recorded(run)
-    data_dir = data_dir_of(config, data_dir)
+    data_dir = needed_data(config, data_dir, data)
     if plot:
         check_file("--plot", plot, {"RUN": run, "the data in": data_of(config, data_dir)}, replace=replace)
         check_plot(plot)

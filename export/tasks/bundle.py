@@ -101,22 +101,22 @@ def export_classifier(
     )
     tokenize = TokenizerPreprocessor(config, definition, str(first.path / TOKENIZER))
     train, holdout = split_holdout(read(task, data_dir, "train"))
-    texts = _columns(limited(holdout, GOLDEN_ROWS).texts)
+    texts = columns(limited(holdout, GOLDEN_ROWS).texts)
     raw = {name: column.astype(np.bytes_) for name, column in zip(_TEXTS, texts, strict=False)}
     inputs = tokenize(*texts)
-    calibration = tokenize(*_columns(limited(train, CALIBRATION_ROWS).texts))
+    calibration = tokenize(*columns(limited(train, CALIBRATION_ROWS).texts))
     files = {TOKENIZER: definition}
     made: list[Tier] = []
     largest = 0.0
     for source in sources:
-        exported = _chosen(
+        exported = chosen_artifacts(
             export_tier(source.model, inputs, calibration, [_LOGITS], name=source.tier), artifacts, source.tier
         )
         golden = golden_of(source.model, inputs, [_LOGITS])
         golden_file = f"{source.tier}.golden.npz"
         files[golden_file] = msgspec.structs.replace(golden, raw=raw).encode()
         files |= {one.artifact.file: one.data for one in exported}
-        made += _tiers(source.tier, exported, golden_file)
+        made += tiers_of(source.tier, exported, golden_file)
         largest = max(largest, *(one.largest_difference for one in exported))
     usual = min(_USUAL_TOKENS * len(task.texts), config.max_length)
     shape = Profile(min=(1, 1), opt=(1, usual), max=(MAX_BATCH_SIZE, config.max_length))
@@ -167,12 +167,14 @@ def _one_task(sources: Sequence[_Source]) -> GlueTask:
     return TASKS[names[0]]
 
 
-def _columns(rows: Sequence[tuple[str, ...]]) -> list[Array]:
+def columns(rows: Sequence[tuple[str, ...]]) -> list[Array]:
     """Return the first texts of all rows, and of pairs the second ones, as BYTES [rows, 1]."""
     return [np.array([[text.encode()] for text in column], np.object_) for column in zip(*rows, strict=True)]
 
 
-def _chosen(exported: Sequence[ExportedArtifact], artifacts: Sequence[str], tier: str) -> list[ExportedArtifact]:
+def chosen_artifacts(
+    exported: Sequence[ExportedArtifact], artifacts: Sequence[str], tier: str
+) -> list[ExportedArtifact]:
     """Return the files for the chosen runtimes; both precisions of the tier must be among them."""
     chosen = [one for one in exported if one.artifact.runtime in ("any", *artifacts)]
     for int8 in (False, True):
@@ -184,7 +186,7 @@ def _chosen(exported: Sequence[ExportedArtifact], artifacts: Sequence[str], tier
     return chosen
 
 
-def _tiers(name: str, exported: Sequence[ExportedArtifact], golden: str) -> list[Tier]:
+def tiers_of(name: str, exported: Sequence[ExportedArtifact], golden: str) -> list[Tier]:
     """Return the tier and its INT8 twin: a runtime reads one file of a tier, so precision is a choice of tier."""
     by_precision: dict[bool, list[Artifact]] = {False: [], True: []}
     for one in exported:

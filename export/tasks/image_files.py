@@ -43,12 +43,18 @@ class ImageFiles:
 
     def _pixels(self, path: Path) -> Array:
         try:
-            return self._read(path.read_bytes(), f"image {path}")
-        except OSError as error:
-            raise DataError(f"{path}", given=Literally(error.strerror), expected="an image", fix=_FIX) from None
+            return self._read(read_image(path), f"image {path}")
         except InvalidRequest as error:
             fix = "Remove or convert it."
             raise DataError(error.subject, given=error.given, expected=error.expected, fix=fix) from None
+
+
+def read_image(path: Path) -> bytes:
+    """Return the contents of an image file; raise a DataError if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}", given=Literally(error.strerror), expected="an image", fix=_FIX) from None
 
 
 def find_images(directory: Path) -> list[Path]:

@@ -1,0 +1,257 @@
+"""Export of imported runs and those reduced from them to one bundle: a tier for each, and its INT8 twin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from torch import Tensor, nn
+
+from edge.bundles.bundle import write_bundle
+from edge.bundles.image import ImagePreprocessor
+from edge.bundles.manifest import (
+    ImagePreprocess,
+    LabelPostprocess,
+    Manifest,
+    Measure,
+    Postprocess,
+    Profile,
+    ScorePostprocess,
+    Tier,
+    TokenizerPreprocess,
+    TokenLabelPostprocess,
+)
+from edge.bundles.preprocess import TokenizerPreprocessor
+from edge.datatypes import Array, TensorSpec, datatype_of
+from edge.errors import Literally, UsageError
+from export.convert import golden_of
+from export.exported import RUNTIMES, Exported
+from export.heads import SequenceClassifier, SpanClassifier, TokenClassifier
+from export.imported.images import sample_images
+from export.provenance import provenance
+from export.runs import TOKENIZER
+from export.runtimes import export_tier
+from export.tasks import IMPORTED
+from export.tasks.bundle import CALIBRATION_ROWS, GOLDEN_ROWS, MAX_BATCH_SIZE, chosen_artifacts, columns, tiers_of
+from export.tasks.examples import Examples, limited, split_holdout
+from export.tasks.image_files import read_image
+from export.tasks.imported import ImportedTask
+from export.tasks.models import SCORE, OpenedModel, open_model
+from export.tasks.objectives import Head
+from export.tasks.texts import sample_texts
+from export.tasks.tokens import load_tokenizer
+
+_IDS, _MASK, _SEGMENTS, _OFFSETS = "input_ids", "attention_mask", "token_type_ids", "offsets"
+_PAD_ID = 0
+_MAX_TEXT_BYTES = 16 * 1024
+_USUAL_TOKENS = 32
+#: Images are large: golden ones, those of a calibration, and rows of a run.
+_GOLDEN_IMAGES, _CALIBRATION_IMAGES, _MAX_IMAGES = 8, 64, 8
+
+
+_BY_TOKEN = (TokenClassifier, SpanClassifier)
+
+
+class _Inputs(NamedTuple):
+    """Preprocess step, what a client sends and what the graph reads in the golden set, and other rows to calibrate."""
+
+    step: TokenizerPreprocess | ImagePreprocess
+    raw: dict[str, Array]
+    golden: dict[str, Array]
+    calibration: dict[str, Array]
+    files: dict[str, bytes]
+
+
+class _WithOffsets(nn.Module):
+    """A model that also returns the characters of its tokens, which it reads last."""
+
+    def __init__(self, model: Head) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor, mask: Tensor, third: Tensor, fourth: Tensor | None = None) -> tuple[Tensor, ...]:
+        segments, offsets = (None, third) if fourth is None else (third, fourth)
+        outputs = self.model(inputs, mask, segments)
+        return (*((outputs,) if isinstance(outputs, Tensor) else outputs), offsets.clone())
+
+
+def export_imported(
+    runs: Sequence[Path],
+    repository: str | Path,
+    name: str,
+    data: Path | None,
+    *,
+    tiers: Sequence[str],
+    version: int = 1,
+    artifacts: Sequence[str] = RUNTIMES,
+    replace: bool = False,
+) -> Exported:
+    """Write imported and reduced runs as the tiers of one bundle, ``repository/<name>-<version>``.
+
+    Args:
+        runs: the original first.
+        data: texts or images for the golden set and the ranges of INT8; None takes some of ours.
+        tiers, artifacts: see :func:`export.tasks.bundle.export_classifier`.
+
+    Raises:
+        UsageError: the runs are not of one imported model.
+        DataError: ``data`` cannot be read.
+    """
+    opened = [open_model(run) for run in runs]
+    _check_alike(runs, opened)
+    head, description = opened[0].head, opened[0].architecture
+    assert head is not None
+    assert description is not None
+    task = ImportedTask(description, head)
+    inputs = _images(task, data) if description.image else _texts(task, runs[0], data)
+    by_token = isinstance(head, _BY_TOKEN)
+    outputs = [*head.outputs, *([_OFFSETS] if by_token else [])]
+    files, made, largest = dict(inputs.files), list[Tier](), 0.0
+    for tier, one in zip(tiers, opened, strict=True):
+        assert one.head is not None
+        model = _WithOffsets(one.head) if by_token else one.head
+        exported = chosen_artifacts(
+            export_tier(model, inputs.golden, inputs.calibration, outputs, name=tier, dynamic=_dynamic(inputs.golden)),
+            artifacts,
+            tier,
+        )
+        golden = golden_of(model, inputs.golden, outputs)
+        golden_file = f"{tier}.golden.npz"
+        files[golden_file] = msgspec.structs.replace(golden, raw=inputs.raw).encode()
+        files |= {each.artifact.file: each.data for each in exported}
+        made += tiers_of(tier, exported, golden_file)
+        largest = max(largest, *(each.largest_difference for each in exported))
+    manifest = Manifest(
+        name=name,
+        version=version,
+        description=_described(task),
+        inputs=_specs(inputs.golden, by_token=description.image is None),
+        outputs=_specs(golden.outputs, by_token),
+        max_batch_size=_MAX_IMAGES if description.image else MAX_BATCH_SIZE,
+        profile=_profiles(task, inputs.golden),
+        tiers=tuple(made),
+        golden=f"{tiers[0]}.golden.npz",
+        files={},
+        provenance=provenance(trainer=", ".join(run.name for run in runs), data=task.origin, seed=None),
+        preprocess=inputs.step,
+        postprocess=_postprocess(task),
+        measures=tuple(
+            msgspec.structs.replace(measure, split=f"{measure.split}, tier {tier}")
+            for tier, one in zip(tiers, opened, strict=True)
+            for measure in _measures(one)
+        ),
+    )
+    written = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
+    return Exported(
+        str(written.path), largest, sum(len(content) for file, content in files.items() if file.endswith(".onnx"))
+    )
+
+
+def _check_alike(runs: Sequence[Path], opened: Sequence[OpenedModel]) -> None:
+    first = opened[0].architecture
+    for run, one in zip(runs, opened, strict=True):
+        other = one.architecture
+        fix = "Give an imported run first, and runs that were reduced from it."
+        if first is None or other is None or other.task not in IMPORTED:
+            given = Literally("another run")
+            raise UsageError(f"run {run}", given=given, expected="an imported run, or one made of it", fix=fix)
+        same = msgspec.structs.replace(other, transformer=first.transformer)
+        if same != first or other.transformer.vocab_size != first.transformer.vocab_size:
+            given = Literally(f"{other.task}, {len(other.labels)} labels, at most {other.max_length} tokens")
+            expected = f"the inputs and outputs of {runs[0]}"
+            raise UsageError(f"run {run}", given=given, expected=expected, fix=fix)
+
+
+def _measures(opened: OpenedModel) -> tuple[Measure, ...]:
+    return opened.metrics.measures if opened.metrics else ()
+
+
+def _texts(task: ImportedTask, run: Path, data: Path | None) -> _Inputs:
+    description = task.description
+    names = ("question", "context") if description.task == "question-answering" else ("text", "text_pair")
+    config = TokenizerPreprocess(
+        input=names[0],
+        file=TOKENIZER,
+        ids=_IDS,
+        mask=_MASK,
+        max_length=description.max_length,
+        pad_id=_PAD_ID,
+        max_text_bytes=_MAX_TEXT_BYTES,
+        pair=names[1] if description.pair else None,
+        # Without a second segment, the first one is a constant of the graph.
+        segments=_SEGMENTS if description.pair and description.transformer.segments > 1 else None,
+        offsets=_OFFSETS if isinstance(task.original, _BY_TOKEN) else None,
+    )
+    definition = load_tokenizer(run).to_str().encode()
+    tokenize = TokenizerPreprocessor(config, definition, str(run / TOKENIZER))
+    if data is None:
+        texts = sample_texts(description.pair)
+        items = Examples(texts, np.zeros(len(texts), np.int64))
+    else:
+        items = task.items(data)
+    train, holdout = split_holdout(items)
+    # A small file has too few held-out texts for a golden set.
+    golden = columns(limited(holdout if len(holdout.texts) >= GOLDEN_ROWS else items, GOLDEN_ROWS).texts)
+    calibration = tokenize(*columns(limited(train, CALIBRATION_ROWS).texts))
+    raw = {name: column.astype(np.bytes_) for name, column in zip(names, golden, strict=False)}
+    return _Inputs(config, raw, tokenize(*golden), calibration, {TOKENIZER: definition})
+
+
+def _images(task: ImportedTask, data: Path | None) -> _Inputs:
+    step = task.description.image
+    assert step is not None
+    if data is None:
+        golden = calibration = sample_images(step)
+    else:
+        paths = [data / name for (name,) in limited(task.items(data), _GOLDEN_IMAGES + _CALIBRATION_IMAGES).texts]
+        images = [read_image(path) for path in paths]
+        golden, calibration = images[:_GOLDEN_IMAGES], images[_GOLDEN_IMAGES:] or images
+    preprocess = ImagePreprocessor(step)
+    first, second = (np.array([[image] for image in images], np.object_) for images in (golden, calibration))
+    return _Inputs(step, {step.input: first.astype(np.bytes_)}, preprocess(first), preprocess(second), {})
+
+
+def _dynamic(inputs: dict[str, Array]) -> dict[str, dict[int, str]]:
+    """Return the dynamic dimensions: the rows, and except of images the tokens."""
+    return {name: {0: "batch"} if array.ndim == 4 else {0: "batch", 1: "length"} for name, array in inputs.items()}
+
+
+def _specs(tensors: Mapping[str, Array], by_token: bool) -> tuple[TensorSpec, ...]:
+    """Return the specs of golden tensors, whose rows are dynamic, and with ``by_token`` their second dimension, too."""
+    dynamic = (-1, -1) if by_token else (-1,)
+    return tuple(
+        TensorSpec(name, datatype_of(array), (*dynamic, *array.shape[len(dynamic) :]))
+        for name, array in tensors.items()
+    )
+
+
+def _profiles(task: ImportedTask, inputs: dict[str, Array]) -> dict[str, Profile]:
+    description = task.description
+    usual, most = min(_USUAL_TOKENS * (1 + description.pair), description.max_length), description.max_length
+    found = {}
+    for name, array in inputs.items():
+        rest = array.shape[1:] if description.image else array.shape[2:]
+        shapes = ((1,), (1,), (_MAX_IMAGES,)) if description.image else ((1, 1), (1, usual), (MAX_BATCH_SIZE, most))
+        least, tuned, largest = ((*shape, *rest) for shape in shapes)
+        found[name] = Profile(min=least, opt=tuned, max=largest)
+    return found
+
+
+def _postprocess(task: ImportedTask) -> Postprocess | None:
+    model, labels = task.original, task.description.labels
+    if isinstance(model, TokenClassifier):
+        return TokenLabelPostprocess(logits="logits", output="labels", labels=labels)
+    if not isinstance(model, SequenceClassifier):
+        return None
+    if model.regression:
+        return ScorePostprocess(logits="logits", output=SCORE)
+    return LabelPostprocess(logits="logits", output="label", labels=labels)
+
+
+def _described(task: ImportedTask) -> str:
+    labels = task.description.labels
+    what = task.name.replace("-", " ")
+    return f"{what}: {', '.join(labels[:8])}{' …' if len(labels) > 8 else ''}" if labels else what
