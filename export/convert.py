@@ -58,6 +58,11 @@ def to_onnx(
     assert program is not None, "the dynamo exporter returns a program"
     # The exporter's metadata double the size, and quote source lines with the paths of this machine.
     ClearMetadataAndDocStringPass()(program.model)
+    # The exporter names other tensors after their operator, such as "embedding", even if an output has that name.
+    for node in program.model.graph:
+        for value in node.outputs:
+            if value.name in outputs and not value.is_graph_output():
+                value.name = f"{value.name}.inner"
     model = program.model_proto
     onnx.checker.check_model(model, full_check=True)
     data: bytes = model.SerializeToString()

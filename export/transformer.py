@@ -159,7 +159,8 @@ class TextEmbeddings(nn.Module):
         """Return [N, T, d] for tokens [N, T]; segments [N, T] are all 0 when None."""
         x = self.word(tokens) + self.position.weight[: tokens.shape[1]]
         if self.segment is not None:
-            x = x + (self.segment.weight[0] if segments is None else self.segment(segments))
+            alone = segments is None or self.segment.num_embeddings == 1  # RoBERTa has one, whatever its tokenizer says
+            x = x + (self.segment.weight[0] if alone else self.segment(segments))
         normalised: Tensor = x if self.norm is None else self.norm(x)
         return normalised
 

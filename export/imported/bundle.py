@@ -44,7 +44,9 @@ from export.tasks.objectives import Head
 from export.tasks.texts import sample_texts
 from export.tasks.tokens import load_tokenizer
 
-_IDS, _MASK, _SEGMENTS, _OFFSETS = "input_ids", "attention_mask", "token_type_ids", "offsets"
+_IDS, _MASK, _SEGMENTS = "input_ids", "attention_mask", "token_type_ids"
+#: The same tensor, which the graph reads and returns.
+_OFFSETS_READ, _OFFSETS = "token_offsets", "offsets"
 _PAD_ID = 0
 _MAX_TEXT_BYTES = 16 * 1024
 _USUAL_TOKENS = 32
@@ -183,7 +185,7 @@ def _texts(task: ImportedTask, run: Path, data: Path | None) -> _Inputs:
         pair=names[1] if description.pair else None,
         # Without a second segment, the first one is a constant of the graph.
         segments=_SEGMENTS if description.pair and description.transformer.segments > 1 else None,
-        offsets=_OFFSETS if isinstance(task.original, _BY_TOKEN) else None,
+        offsets=_OFFSETS_READ if isinstance(task.original, _BY_TOKEN) else None,
     )
     definition = load_tokenizer(run).to_str().encode()
     tokenize = TokenizerPreprocessor(config, definition, str(run / TOKENIZER))

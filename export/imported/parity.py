@@ -86,6 +86,7 @@ def _ours(found: FineTuned, texts: Sequence[tuple[str, ...]]) -> list[list[Array
 
 def _embeddings(directory: Path, found: FineTuned) -> list[tuple[Array, Array]]:
     texts = sample_texts(pair=False)
+    _transformers()  # silences the bars of the library, too
     library = importlib.import_module("sentence_transformers")
     model = library.SentenceTransformer(str(directory), device="cpu", trust_remote_code=False, local_files_only=True)
     theirs = model.float().encode([text for (text,) in texts], show_progress_bar=False)
@@ -127,8 +128,13 @@ def _model(directory: Path, found: FineTuned) -> Any:
     return _load(_CLASSES[found.architecture.task], directory, dtype=torch.float32).eval()
 
 
-def _load(kind: str, directory: Path, **options: Any) -> Any:
+def _transformers() -> Any:
+    """Return the package, which shows no bars."""
     transformers = importlib.import_module("transformers")
     transformers.utils.logging.disable_progress_bar()
-    read: Callable[..., Any] = getattr(transformers, kind).from_pretrained
+    return transformers
+
+
+def _load(kind: str, directory: Path, **options: Any) -> Any:
+    read: Callable[..., Any] = getattr(_transformers(), kind).from_pretrained
     return read(str(directory), trust_remote_code=False, local_files_only=True, **options)

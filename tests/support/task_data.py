@@ -60,9 +60,8 @@ def reduce_and_teach(task, data, tmp_path, *options, calibration):
     return json.loads(printed)
 
 
-def make_tokenizer():
-    """Return a tokenizer of whole words that frames texts as BERT does."""
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+def make_tokenizer(special=("[PAD]", "[UNK]", "[CLS]", "[SEP]")):
+    """Return a tokenizer of whole words that frames texts as BERT does; ``special`` are the first words."""
     vocabulary = {word: number for number, word in enumerate([*special, *POSITIVE, *NEGATIVE, *NEUTRAL, "."])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

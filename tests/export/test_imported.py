@@ -1,0 +1,223 @@
+"""Fine-tuned directories that the package transformers saves, from their import to an answer of the server."""
+
+import json
+import shutil
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+import tritonclient.grpc as triton
+from tokenizers import Tokenizer, normalizers
+
+from edge.bundles.bundle import Bundle
+from edge.bundles.image import ImagePreprocessor
+from edge.errors import GoldenError, UsageError
+from edge.launch import running_server
+from edge.runtimes.build import build
+from export.cli import export
+from export.errors import CheckpointError, DataError
+from export.imported.cli import import_
+from export.imported.directory import read_directory
+from export.imported.images import sample_images
+from export.reduction.cli import reduce
+from export.tasks.examples import Examples, split_holdout
+from export.tasks.imported import ImportedTask, answers
+from export.tasks.models import open_model
+from export.tasks.teacher import outputs_by_row
+from export.tasks.tokens import encode, load_tokenizer
+from tests.support.marks import with_rtx, with_transformers
+from tests.support.task_data import invoke, make_sentiment, make_tokenizer
+
+pytestmark = with_transformers
+
+ENCODER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+TEXT = ENCODER | {"vocab_size": 40, "max_position_embeddings": 66}
+DISTILBERT = {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, "vocab_size": 40, "max_position_embeddings": 64}
+NAMES = {0: "O", 1: "PERSON", 2: "PLACE"}
+#: Name to the class of transformers, its configuration, and options of the import.
+MODELS = {
+    "classes": ("BertForSequenceClassification", TEXT | {"id2label": {0: "bad", 1: "good"}}, ()),
+    "pairs": ("RobertaForSequenceClassification", TEXT | {"type_vocab_size": 1, "num_labels": 1}, ("--pair",)),
+    "distilled": ("DistilBertForSequenceClassification", DISTILBERT | {"num_labels": 3}, ()),
+    "tokens": ("BertForTokenClassification", TEXT | {"id2label": NAMES}, ()),
+    "questions": ("BertForQuestionAnswering", TEXT, ()),
+    "multilingual": ("XLMRobertaForTokenClassification", TEXT | {"type_vocab_size": 1, "id2label": NAMES}, ()),
+    "pictures": (
+        "ViTForImageClassification",
+        ENCODER | {"image_size": 16, "patch_size": 4, "num_channels": 3, "id2label": NAMES},
+        (),
+    ),
+}
+TEXTS = [text for text, _ in make_sentiment(120)]
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory):
+    """A file of texts, and one of pairs."""
+    root = tmp_path_factory.mktemp("texts")
+    (root / "texts.txt").write_text("\n".join(TEXTS))
+    (root / "pairs.tsv").write_text("\n".join(f"{one}\t{other}" for one, other in zip(TEXTS, TEXTS[1:], strict=False)))
+    return root
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory):
+    """Return a function that saves a random model of :data:`MODELS` once, with its tokenizer or image processor."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    root = tmp_path_factory.mktemp("saved")
+
+    @cache
+    def save(name):
+        kind, fields, _ = MODELS[name]
+        torch.manual_seed(0)
+        model_class = getattr(transformers, kind)
+        model = model_class(model_class.config_class(**fields))
+        for parameter in model.parameters():  # biases and normalisations are not random otherwise
+            torch.nn.init.normal_(parameter, std=0.2)
+        model.save_pretrained(root / name)
+        if name == "pictures":
+            size = {"height": 16, "width": 16}
+            transformers.ViTImageProcessorPil(size=size, image_mean=[0.4, 0.5, 0.6]).save_pretrained(root / name)
+        else:
+            # RoBERTa counts positions by the padding's number, 1.
+            first = ("[UNK]", "[PAD]") if "Roberta" in kind else ("[PAD]", "[UNK]")
+            tokenizer = make_tokenizer((*first, "[CLS]", "[SEP]"))
+            special = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+            reads = ["input_ids", "attention_mask", *(["token_type_ids"] if kind.startswith("Bert") else [])]
+            fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=reads, **special)
+            fast.save_pretrained(root / name)
+        return root / name
+
+    return save
+
+
+@pytest.fixture(scope="session")
+def imported(saved, texts, tmp_path_factory):
+    """Return a function that imports a model of :data:`MODELS` once, and returns its run and what was printed."""
+    root = tmp_path_factory.mktemp("imported")
+
+    @cache
+    def run(name):
+        shown = invoke(import_, saved(name), "--out", root / name, *MODELS[name][2], "--json")
+        return root / name, json.loads(shown)
+
+    return run
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_import_computes_what_transformers_computes(name, imported):
+    run, shown = imported(name)
+    assert shown["parity"]["library"].startswith("transformers ")
+    assert 0 < shown["parity"]["largest_difference"] < 1e-4
+    found = open_model(run)
+    assert (found.architecture.task, list(found.architecture.labels)) == (shown["task"], shown["labels"])
+
+
+@pytest.fixture(scope="session")
+def bundles(imported, texts, tmp_path_factory):
+    """Return a function that exports a model of :data:`MODELS` once; some with texts of ours, some with given ones."""
+    root = tmp_path_factory.mktemp("bundles")
+
+    @cache
+    def make(name):
+        data = {"pairs": ("--data", texts / "pairs.tsv"), "tokens": ("--data", texts / "texts.txt")}.get(name, ())
+        invoke(export, imported(name)[0], "--repository", root, "--name", name, *data)
+        return root / f"{name}-1"
+
+    return make
+
+
+SENTENCES = ["the film was good", "a cat sat on the awful mat", "nice"]
+INPUTS = {"pairs": ("text", "text_pair"), "tokens": ("text",), "questions": ("question", "context")}
+
+
+def asked(client, name, columns):
+    """Send columns of texts or images, and return the outputs by name."""
+    tensors = []
+    for tensor, column in columns.items():
+        tensors.append(triton.InferInput(tensor, [len(column), 1], "BYTES"))
+        tensors[-1].set_data_from_numpy(np.array([[one] for one in column], np.object_))
+    result = client.infer(name, tensors)
+    return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
+
+
+def test_a_stock_client_gets_the_answers_of_the_imported_models(imported, bundles, tmp_path):
+    paths = [bundles(name) for name in (*INPUTS, "pictures")]
+    with (
+        running_server(paths, cache=tmp_path / "cache") as ready,
+        triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
+    ):
+        found = {}
+        for name, inputs in INPUTS.items():
+            columns = [[text.encode() for text in texts] for texts in (SENTENCES, SENTENCES[::-1])]
+            found[name] = asked(client, name, dict(zip(inputs, columns, strict=False)))
+        step = open_model(imported("pictures")[0]).architecture.image
+        images = sample_images(step)[:3]
+        pictures = asked(client, "pictures", {"image": images})
+    for name, inputs in INPUTS.items():
+        run, _ = imported(name)
+        rows = (
+            tuple(zip(SENTENCES, SENTENCES[::-1], strict=True)) if len(inputs) == 2 else [(one,) for one in SENTENCES]
+        )
+        tokenizer = load_tokenizer(run)
+        encodings = [tokenizer.encode(*row) for row in rows]
+        examples = Examples(tuple(rows), np.zeros(len(rows)))
+        wanted = outputs_by_row(open_model(run).head, encode(tokenizer, examples, 64))
+        for row, (one, encoding) in enumerate(zip(wanted, encodings, strict=True)):
+            if name == "pairs":
+                assert found[name]["score"][row, 0] == pytest.approx(float(one.outputs[0]), abs=1e-4)
+                continue
+            length = len(encoding.ids)
+            assert found[name]["offsets"][row, :length].tolist() == [list(pair) for pair in encoding.offsets]
+            assert not found[name]["offsets"][row, length:].any()
+            outputs = [one.outputs] if name == "tokens" else one.outputs
+            for output, want in zip(open_model(run).head.outputs, outputs, strict=True):
+                np.testing.assert_allclose(found[name][output][row, :length], want.numpy(), atol=1e-4)
+            if name == "tokens":
+                want = [NAMES[number].encode() for number in one.outputs.argmax(dim=1).tolist()]
+                assert found[name]["labels"][row, :length].tolist() == want
+    pixels = np.stack([ImagePreprocessor(step).read(image, "image") for image in images])
+    with torch.no_grad():
+        logits = open_model(imported("pictures")[0]).head(torch.from_numpy(pixels)).numpy()
+    np.testing.assert_allclose(pictures["logits"], logits, atol=1e-4)
+    assert pictures["label"][:, 0].tolist() == [NAMES[number].encode() for number in logits.argmax(axis=1)]
+
+
+@with_rtx
+def test_imported_models_compile_with_fused_attention(bundles, tmp_path):
+    for name in ("tokens", "questions", "pictures"):
+        bundle = Bundle.open(bundles(name))
+        for tier in bundle.manifest.tiers:
+            built = build(bundle, "tensorrt-rtx:SM86", tmp_path, tier=tier.name)
+            assert built.record.engine.attention_fused, (name, tier.name)
+
+
+@pytest.fixture(scope="session")
+def reduced(imported, texts, tmp_path_factory):
+    """An imported classifier, a run that was reduced from it, and what the reduction printed."""
+    small = tmp_path_factory.mktemp("reduced") / "half"
+    options = ("--target-speedup", 1.3, "--tokens", 16, "--calibration", 64, "--json")
+    shown = invoke(reduce, imported("classes")[0], "--data", texts / "texts.txt", *options, "--out", small)
+    return imported("classes")[0], small, json.loads(shown)
+
+
+def test_a_reduced_run_is_measured_by_its_agreement_with_the_original(reduced, texts, tmp_path):
+    run, small, shown = reduced
+    (measure,) = shown["metrics"]["measures"]
+    assert (measure["metric"], measure["split"]) == ("agreement", "holdout")
+    original, smaller = open_model(run), open_model(small)
+    assert smaller.transformer.config.layers != original.transformer.config.layers
+    _, holdout = split_holdout(ImportedTask(original.architecture, original.head).items(texts / "texts.txt"))
+    rows = encode(load_tokenizer(run), holdout, 64)
+    ours, theirs = (answers(one.head, rows) for one in (smaller, original))
+    assert measure["value"] == pytest.approx((ours == theirs).mean())
+    assert measure["n"] == len(holdout.texts)
+    # The data that the reduction recorded serve the export.
+    invoke(export, run, small, "--repository", tmp_path, "--name", "both", "--tier-name", "x1", "--tier-name", "half")
+    manifest = Bundle.open(tmp_path / "both-1").manifest
+    assert [tier.name for tier in manifest.tiers] == ["x1", "x1-int8", "half", "half-int8"]
+    assert manifest.postprocess.labels == ("bad", "good")
+    assert manifest.measures[0].split == "holdout, tier half"
