@@ -1,24 +1,20 @@
 """Fine-tuned directories that the package transformers saves, from their import to an answer of the server."""
 
+import itertools
 import json
-import shutil
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
 import tritonclient.grpc as triton
-from tokenizers import Tokenizer, normalizers
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.image import ImagePreprocessor
-from edge.errors import GoldenError, UsageError
 from edge.launch import running_server
 from edge.runtimes.build import build
 from export.cli import export
-from export.errors import CheckpointError, DataError
 from export.imported.cli import import_
-from export.imported.directory import read_directory
 from export.imported.images import sample_images
 from export.reduction.cli import reduce
 from export.tasks.examples import Examples, split_holdout
@@ -57,7 +53,7 @@ def texts(tmp_path_factory):
     """A file of texts, and one of pairs."""
     root = tmp_path_factory.mktemp("texts")
     (root / "texts.txt").write_text("\n".join(TEXTS))
-    (root / "pairs.tsv").write_text("\n".join(f"{one}\t{other}" for one, other in zip(TEXTS, TEXTS[1:], strict=False)))
+    (root / "pairs.tsv").write_text("\n".join(f"{one}\t{other}" for one, other in itertools.pairwise(TEXTS)))
     return root
 
 
