@@ -173,7 +173,7 @@ def test_lists_of_modules_that_are_not_supported(embedder):
         read_directory(embedder)
     outside = [{"path": "../other", "type": "models.Transformer"}, {"path": "1_Pooling", "type": "models.Pooling"}]
     (embedder / "modules.json").write_text(json.dumps(outside))
-    with pytest.raises(CheckpointError, match="modules.json: got .*other.*, expected paths inside of the directory"):
+    with pytest.raises(CheckpointError, match=r"modules.json: got .*other.*, expected paths inside of the directory"):
         read_directory(embedder)
 
 
@@ -185,7 +185,7 @@ def test_options_that_do_not_fit(classifier, embedder, tmp_path):
     assert read_directory(classifier, max_length=20).architecture.max_length == 20
     change(classifier / "tokenizer_config.json", model_max_length=48)
     assert read_directory(classifier).architecture.max_length == 48
-    with pytest.raises(UsageError, match="--out .*: got the path of DIR"):
+    with pytest.raises(UsageError, match=r"--out .*: got the path of DIR"):
         invoke(import_, classifier, "--out", classifier)
 
 
@@ -197,9 +197,7 @@ def test_an_import_that_computes_something_else_is_refused(classifier):
     weights = safetensors.torch.load_file(classifier / "model.safetensors")
     weights["classifier.bias"] += 0.1
     safetensors.torch.save_file(weights, classifier / "model.safetensors")
-    with pytest.raises(
-        GoldenError, match=r"compared with transformers: got a difference of 0\.1, expected at most 0\.0"
-    ):
+    with pytest.raises(GoldenError, match=r"compared with transformers: got a difference of 0\.1, expected at most"):
         check_parity(classifier, found)
 
 
@@ -217,7 +215,7 @@ def test_texts_that_cannot_be_read(tmp_path):
             read_texts(path, pair)
     with pytest.raises(DataError, match=r"texts .*data.csv: got a .csv file, expected lines of text"):
         read_texts(tmp_path / "data.csv", False)
-    with pytest.raises(DataError, match="none.txt: got No such file or directory, expected a file"):
+    with pytest.raises(DataError, match=r"none.txt: got No such file or directory, expected a file"):
         read_texts(tmp_path / "none.txt", False)
     path.write_bytes("\ufeffone\n\ntwo\r\nthree".encode())
     assert read_texts(path, False) == (("one",), ("two",), ("three",))
