@@ -74,10 +74,8 @@ def open_cluster(address: str, logs: Path, *, gpu: bool) -> Iterator[Cluster]:
     try:
         number = int(ray.cluster_resources().get("GPU" if gpu else "CPU", 0))
         if not number:
-            given, fix = (
-                Literally(f"no {'GPU' if gpu else 'processor'}"),
-                "Add a node that has one, or leave --ray out.",
-            )
+            given = Literally("no GPU" if gpu else "no processor")
+            fix = "Add a node that has one, or leave --ray out."
             raise UsageError(subject, given=given, expected="one for each job", fix=fix)
         _check_nodes(ray, subject, logs)
         # No retries: the job would resume, but a job that takes too much memory would end its node again.
