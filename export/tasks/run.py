@@ -88,6 +88,8 @@ def finetune_run(
     _check_lengths(data, config)
     architecture = task.architecture(config, data.labels, max_length)
     model = with_head(found, architecture, seed).to(place)
+    model.transformer.set_dropout(recipe.dropout)
+    model.transformer.embeddings.requires_grad_(not recipe.frozen_embeddings)
     files = RunFiles(Path(directory), tensorboard)
     objective = TaskObjective(
         model,
