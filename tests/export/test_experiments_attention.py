@@ -33,7 +33,7 @@ from export.experiments.attention.summary import paired, row_of
 from export.intervals import interval
 from export.tasks.metrics import accuracy
 from export.tasks.objectives import outputs_of, task_loss
-from export.tasks.predictions import Predictions, predict
+from export.tasks.predictions import Predictions, encode_predictions, predict
 from tests.support.reduction_data import inputs, model
 from tests.support.task_data import invoke
 
@@ -47,11 +47,7 @@ def made(shared):
     return cache(lambda name: ALL[name].make(shared))
 
 
-#: One parameter for each mechanism; the one that times all its options is slow.
-EACH = [pytest.param(name, marks=pytest.mark.slow) if name == "ours" else name for name in ALL]
-
-
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", ALL)
 def test_a_mechanism_leaves_the_dense_model_alone_and_ignores_padding(name, shared, made):
     changed = made(name).model.eval()
     rows = inputs(seed=7)
@@ -65,7 +61,7 @@ def test_a_mechanism_leaves_the_dense_model_alone_and_ignores_padding(name, shar
     assert (float(differences.max()) < 1e-3) is (name in EXACT)
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", ALL)
 def test_a_mechanism_can_be_trained_in_every_part(name, shared, made):
     changed = made(name).model.train()
     batch = shared.batches()[0]
@@ -180,7 +176,7 @@ def test_a_record_explains_its_speeds_and_is_read_as_written(tmp_path):
     record = Record(name="full", what="", seed=0, smaller=True, parameters=1, **found)
     place = tmp_path / "full"
     assert read_record(place) is None
-    save_record(place, record, {"dev": Predictions(np.eye(3, dtype=np.float32), np.arange(3))})
+    save_record(place, record, encode_predictions({"dev": Predictions(np.eye(3, dtype=np.float32), np.arange(3))}))
     assert read_record(place) == record
     row = row_of([place], [place], "accuracy", ["dev"])
     assert (row.values, row.speeds, row.bounds, row.kept) == ({"dev": 1.0}, {8: 2.0}, {8: 2.1}, 0.75)

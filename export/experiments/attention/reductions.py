@@ -14,14 +14,11 @@ from export.adaptive.use import rows_of
 from export.experiments.attention.records import ChangedModel, Kept, SharedInputs
 from export.heads import SequenceClassifier
 from export.reduction.calibration import attention_statistics
-from export.reduction.latency import measure_times
 from export.reduction.plan import plan_of
 from export.reduction.reduce import LayerReport, apply_plan, measure_losses, reduce_model
 from export.reduction.search import Grid, grid_of, least_loss
 from export.reduction.states import after_feed_forward, embedded, gradient_importance, layers_of
 from export.reduction.sublayers import AttentionReducer
-
-_LATENCIES = "latency.json"
 
 
 def pruned_by_gradient(shared: SharedInputs) -> ChangedModel:
@@ -77,14 +74,14 @@ def whole_plan(shared: SharedInputs) -> ChangedModel:
     """Return the calibrated reduction of heads and hidden units at the target speed-up."""
     config = shared.dense.transformer.config
     dense, grid = config.layers[0], grid_of(config)
-    times, rest = measure_times(shared.dense, grid, shared.tokens, cache=shared.state / _LATENCIES)
+    assert shared.costs.times is not None
     reduced = reduce_model(
         shared.dense,
         shared.calibration,
         shared.target_speedup,
         grid=grid,
-        times=times,
-        rest=rest,
+        times=shared.costs.times,
+        rest=shared.costs.rest,
         state=shared.state / "whole",
     )
     assert isinstance(reduced.model, SequenceClassifier)
