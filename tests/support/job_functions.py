@@ -36,3 +36,7 @@ def end_itself(output):
 def sleep(output, process):
     Path(process).write_text(str(os.getpid()))
     time.sleep(600)
+
+
+def write_gpus(output):
+    Path(output).write_text(os.environ["CUDA_VISIBLE_DEVICES"])
