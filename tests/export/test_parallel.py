@@ -10,10 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from edge.errors import UsageError
 from export.errors import JobError
-from export.parallel.cluster import open_cluster
+from export.parallel import cluster
 from export.parallel.job import Job
 from export.parallel.process import run_in_process
 from export.parallel.run import run_all
@@ -129,6 +130,7 @@ def test_a_job_for_one_gpu_sees_no_other(tmp_path, monkeypatch):
     assert (tmp_path / "gpu").read_text() == "6"
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_gpus_are_refused_where_there_are_none(tmp_path):
     with pytest.raises(UsageError, match="--device: got none that torch finds, expected a GPU for each job"):
         run_all([job(tmp_path, "one")], logs=tmp_path / "logs", gpu=True)
@@ -148,11 +150,15 @@ def test_jobs_run_on_a_local_ray_cluster(tmp_path):
 
 @has_ray
 @pytest.mark.filterwarnings("ignore")
-def test_a_missing_cluster_and_one_without_gpus_are_refused(tmp_path):
+def test_clusters_that_cannot_run_the_jobs_are_refused(tmp_path, monkeypatch):
     with (
         pytest.raises(UsageError, match=r"--ray 127\.0\.0\.1:1: got .*expected local, auto, or the address"),
-        open_cluster("127.0.0.1:1", tmp_path, gpu=False),
+        cluster.open_cluster("127.0.0.1:1", tmp_path, gpu=False),
     ):
         pass
     with pytest.raises(UsageError, match="--ray local: got no GPU, expected one for each job"):
         run_all([job(tmp_path, "one")], logs=tmp_path / "logs", ray="local", gpu=True)
+    monkeypatch.setattr(cluster, "__version__", "0.0.1")
+    with pytest.raises(UsageError, match=r"--ray local: got node .*: Fewheads \d.*, expected Fewheads 0\.0\.1, and"):
+        run_all([job(tmp_path, "one")], logs=tmp_path / "logs", ray="local")
+    assert not (tmp_path / "one").exists()
