@@ -30,7 +30,7 @@ def run_in_process(call: bytes, log: Path, stop: threading.Event, *, gpu: int | 
     Returns:
         Why the job failed, in a line; None if it did not.
     """
-    command = [sys.executable, "-m", "export.parallel.child"]
+    command = [sys.executable, "-u", "-m", "export.parallel.child"]  # -u: all lines of the log in their order
     with open(log, "ab") as file:
         # In a session of its own: Ctrl-C reaches only the parent, which then ends the child.
         child = subprocess.Popen(

@@ -21,7 +21,7 @@ def meet(output, other):
 
 
 def fail(output):
-    print("about to fail", flush=True)
+    print("about to fail")
     raise UsageError("colour", given="blue", expected="red", fix="Paint it.")
 
 
