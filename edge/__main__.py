@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import re
 import sys
+from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points, requires
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import click
 
 from edge import __version__
-from edge.cli.groups import grouped
 from edge.errors import FewheadsError, Literally, UsageError
 
 _EPILOG = """Exit codes: 0 done, 1 failed, 2 wrong usage, 3 broken bundle, 4 golden check failed, 5 runtime missing or
@@ -19,6 +19,28 @@ refused, 6 server unreachable or failed, 7 request refused, 8 device lost, 9 run
 interrupted.
 
 Shell completion: eval "$(_FEWHEADS_COMPLETE=bash_source fewheads)" (or zsh_source, fish_source)."""
+
+
+#: The groups of commands in the help and in the README, in their order. They are names of entry points, because `edge`
+#: never imports `export`.
+GROUPS: Final = {
+    "Train and shrink": ("train", "finetune", "language", "reduce", "shapes", "plan"),
+    "Experiments": ("compare", "frontier", "route", "looped", "calculator"),
+    "Export and build": ("export", "estimate", "build", "profile"),
+    "Serve and ask": ("serve", "infer", "token"),
+    "Measure and inspect": ("bench", "goodput", "top", "info", "doctor"),
+}
+#: Heading of commands without a group, such as those of other packages.
+OTHER: Final = "Other"
+
+
+def grouped(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the commands by heading, in the order of the help; groups without any of them are left out."""
+    left = list(names)
+    groups = {heading: [name for name in group if name in left] for heading, group in GROUPS.items()}
+    known = {name for group in groups.values() for name in group}
+    groups[OTHER] = sorted(name for name in left if name not in known)
+    return {heading: group for heading, group in groups.items() if group}
 
 
 class _Commands(click.Group):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from deploy import device_table, push
 from edge import __version__
-from edge.cli.groups import GROUPS, grouped
+from edge.__main__ import GROUPS, grouped
 from export.reduction.plan import amdahl_bound, macs_per_token
 from export.transformer import LayerShape
 from tests.support.imports import ORDER
@@ -62,7 +62,7 @@ def test_every_command_of_the_readme_exists_and_the_other_way_round() -> None:
 
 def test_every_command_has_a_group_and_the_other_way_round() -> None:
     names = [name for group in GROUPS.values() for name in group]
-    assert sorted(names) == sorted(COMMANDS), "edge/cli/groups.py has the groups of the commands in pyproject.toml"
+    assert sorted(names) == sorted(COMMANDS), "edge/__main__.py has the groups of the commands in pyproject.toml"
 
 
 def test_the_make_targets_of_the_documents_exist() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from edge.errors import Literally, UsageError
 from export.parallel.process import run_in_process
 from export.processor import cores
 
-_LOOK_SECONDS = 0.5
+_LOOK_SECONDS, _CONNECT_SECONDS = 0.5, 10.0
 
 
 class Cluster(NamedTuple):
@@ -66,8 +67,9 @@ def open_cluster(address: str, logs: Path, *, gpu: bool) -> Iterator[Cluster]:
     own = {"num_cpus": cores(), "include_dashboard": False} if address == "local" else {}
     subject = f"--ray {address}"
     try:
+        _check_listener(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         expected = "local, auto, or the address of a running cluster"
         fix = "Start one with 'ray start --head', or give --ray local."
         raise UsageError(subject, given=Literally(_first_line(error)), expected=expected, fix=fix) from None
@@ -83,6 +85,13 @@ def open_cluster(address: str, logs: Path, *, gpu: bool) -> Iterator[Cluster]:
         yield Cluster(ray, task, number)
     finally:
         ray.shutdown()
+
+
+def _check_listener(address: str) -> None:
+    """Raise an OSError if nobody listens at an address; Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdecimal():
+        socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
 
 
 def _run_on_node(call: bytes, log: str, directory: str) -> str | None:

@@ -17,8 +17,8 @@ import grpc
 import pytest
 
 from edge import __version__
+from edge.__main__ import grouped
 from edge.bundles.bundle import Bundle
-from edge.cli.groups import grouped
 from edge.pb import inference_pb2
 from tests.support.commands import SECONDS, answer, closed_address, fewheads, python, refusal, run, shown
 from tests.support.models import ORACLE, ORACLE_BUNDLE

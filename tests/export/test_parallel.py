@@ -19,7 +19,7 @@ from export.parallel.job import Job
 from export.parallel.process import run_in_process
 from export.parallel.run import run_all
 from tests.support import job_functions
-from tests.support.commands import SECONDS
+from tests.support.commands import SECONDS, closed_address
 
 ROOT = Path(__file__).parents[2]
 has_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray (extra 'ray') is not installed")
@@ -152,8 +152,10 @@ def test_jobs_run_on_a_local_ray_cluster(tmp_path):
 @pytest.mark.filterwarnings("ignore")
 def test_clusters_that_cannot_run_the_jobs_are_refused(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with pytest.raises(UsageError, match=r"--ray auto: got .*, expected local, auto, or the address of a running"):
-        run_all([job(tmp_path, "one")], logs=tmp_path / "logs", ray="auto")
+    with closed_address() as closed:
+        for address in (closed, f"ray://{closed}", "auto"):
+            with pytest.raises(UsageError, match=f"--ray {address}: got .*, expected local, auto, or the address of"):
+                run_all([job(tmp_path, "one")], logs=tmp_path / "logs", ray=address)
     with pytest.raises(UsageError, match="--ray local: got no GPU, expected one for each job"):
         run_all([job(tmp_path, "one")], logs=tmp_path / "logs", ray="local", gpu=True)
     monkeypatch.setattr(cluster, "__version__", "0.0.1")
