@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @click.option(
     "--limit", type=click.IntRange(1), help="Train on at most so many examples; by default all, but 24,000 of SST-2."
 )
-@precision_option(default="bf16")
+@precision_option()
 @data_dir_option
 @out_option("Directory for all results; families with the same settings resume there, others are refused.")
 @click.option("--plots/--no-plots", default=True, show_default=True, help="Draw frontier.png; needs matplotlib.")
