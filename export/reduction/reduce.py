@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,6 +48,8 @@ from export.training.state import fingerprint, load_state, save_state
 from export.transformer import Layer
 
 _BATCH = 32
+#: Most inputs on which the losses of the options are measured: they take the longest, and need fewer than the weights.
+_LOSS_ROWS = 256
 _LOSSES = "losses.state"
 
 
@@ -214,8 +217,8 @@ def measure_losses(
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> list[Costs]:
     """Return the loss of each option for each layer; arguments and errors as :func:`reduce_model`."""
-    batches = calibration_batches(model, calibration)
-    saved = _Saved(state and state / _LOSSES, model, calibration, f"{grid} calibrated")
+    batches = calibration_batches(model, calibration, _LOSS_ROWS)
+    saved = _Saved(state and state / _LOSSES, model, calibration, f"{grid} {_LOSS_ROWS}")
     losses = [Costs(*pair) for pair in saved.value.get("losses", [])]
     layers = len(model.transformer.layers)
     if len(losses) == layers:
@@ -257,7 +260,7 @@ def apply_plan(
     check_plan(plan, model.transformer.config, "plan")
     batches = calibration_batches(model, calibration)
     asymmetric = asymmetric and method == "calibrated"
-    saved = _Saved(state and layers_state(state, plan), model, calibration, f"{plan} {method} {asymmetric}")
+    saved = _Saved(state and layers_state(state, plan, method), model, calibration, f"{plan} {method} {asymmetric}")
     weights: list[dict[str, Tensor]] = saved.value.get("weights", [])
     reports = msgspec.json.decode(saved.value.get("reports", "[]"), type=list[LayerReport])
     reduced = copy.deepcopy(model).eval()
@@ -293,9 +296,9 @@ def _wanted(layer: Layer, states: Sequence[Tensor], batches: Sequence[Padded]) -
     return wanted, after_feed_forward(layer, halfway)
 
 
-def layers_state(state: Path, plan: Plan) -> Path:
-    """Return the file for the layers of an unfinished plan; each plan has its own."""
-    return state / f"layers-{sha256(msgspec.json.encode(plan))[:12]}.state"
+def layers_state(state: Path, plan: Plan, method: Method = "calibrated") -> Path:
+    """Return the file for the layers of an unfinished plan; each plan and method has its own."""
+    return state / f"layers-{sha256(msgspec.json.encode((plan, method)))[:12]}.state"
 
 
 def check_weights(model: Head) -> None:
@@ -320,13 +323,19 @@ def check_original(model: Head) -> None:
         raise ReductionError("model", given=given, expected="layers of one shape, with heads and units", fix=fix)
 
 
-def calibration_batches(model: Head, calibration: Rows) -> list[Batch]:
+def calibration_batches(model: Head, calibration: Rows, most: int | None = None) -> list[Batch]:
     """Return calibration inputs in batches.
+
+    Args:
+        most: of the inputs; they have the same spread of lengths as all.
 
     Raises:
         ReductionError: there are too few tokens for this model.
     """
-    batches = [calibration.batch(rows) for rows in sorted_batches(calibration.lengths, _BATCH)]
+    rows = np.concatenate(sorted_batches(calibration.lengths, _BATCH))  # longest first
+    if most is not None and len(rows) > most:
+        rows = rows[np.linspace(0, len(rows) - 1, most).astype(int)]
+    batches = [calibration.batch(rows[first : first + _BATCH]) for first in range(0, len(rows), _BATCH)]
     check_calibration(model.transformer, batches)
     return batches
 
