@@ -10,6 +10,7 @@ from edge.errors import UsageError
 from edge.files import write_whole
 from export import processor
 from export.errors import CheckpointError, DataError
+from export.experiments.frontier import LATENCIES
 from export.experiments.frontier.cli import frontier
 from export.experiments.frontier.family import better_dense, family_directory
 from export.experiments.frontier.records import (
@@ -151,6 +152,7 @@ def experiment(tmp_path, monkeypatch):
     write_sst2(tmp_path / "data")
     write_model(tmp_path / "model", make_transformer())
     keep_settings(family_directory(tmp_path / "out", "SST-2", 0), written_family(tmp_path))
+    (tmp_path / "out" / LATENCIES).write_text("{}")
     return tmp_path
 
 
@@ -186,7 +188,7 @@ def test_a_family_of_other_options_or_another_model_or_data_is_not_mixed_in(expe
         )
         with pytest.raises(UsageError, match=message):
             command(experiment, *options)
-    assert [path.name for path in (experiment / "out").rglob("*.*")] == ["settings.json"]
+    assert [path.name for path in (experiment / "out").rglob("*.*")] == [LATENCIES, "settings.json"]
     assert check_settings(directory, written_family(experiment))
     with (experiment / "data" / "glue" / "SST-2" / "dev.tsv").open("a") as file:
         file.write("\na good cat\t1")

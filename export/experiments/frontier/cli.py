@@ -12,6 +12,7 @@ import msgspec
 from edge.cli.output import json_option, print_json, print_table, remark, working
 from edge.errors import Literally, UsageError
 from edge.files import write_whole
+from export.experiments.frontier import LATENCIES
 from export.figures import new_figure
 from export.loading import loading_torch
 from export.options import DIRECTORY, data_dir_option, out_option, plots_option, precision_option
@@ -80,7 +81,7 @@ def frontier(
             fix = "Give the directory of a BERT, or --report to sum up earlier records."
             raise UsageError("--model", given=Literally("nothing"), expected="a Hugging Face directory", fix=fix)
         inputs = {"--model": model, **{f"the data of {task} in": data_directory(task, data_dir) for task in tasks}}
-        check_workspace("--out", out, inputs, settings="*-seed*")
+        check_workspace("--out", out, inputs, settings=LATENCIES)
         changes = {"seeds": seeds, "epochs": epochs, "teacher_epochs": epochs, "limit": limit}
         given = {name: value for name, value in changes.items() if value}
         found = _measured(_families(path, given, tasks, precision, model, data_dir), model, data_dir, out, jobs, ray)
@@ -119,7 +120,7 @@ def _families(
 def _measured(
     families: list[FamilySettings], model: Path, data_dir: Path, out: Path, jobs: int | None, ray: str | None
 ) -> Frontier:
-    from export.experiments.frontier.family import family_directory, family_inputs
+    from export.experiments.frontier.family import family_directory, family_inputs, time_shapes
     from export.experiments.frontier.family_job import train_family
     from export.experiments.frontier.records import ANSWERED, TIMED, read_family
     from export.experiments.frontier.summary import frontier_of
@@ -132,6 +133,10 @@ def _measured(
     directories = [family_directory(out, family.task, family.seed) for family in families]
     for family, directory in zip(families, directories, strict=True):  # all of them, before the first is trained
         check_settings(directory, family)
+    if not all((directory / ANSWERED).exists() for directory in directories):
+        out.mkdir(parents=True, exist_ok=True)
+        with watching("shapes") as watch:
+            time_shapes(model, out, families[0].frontier.tokens, partial(watch.on_part, "shapes timed"))
     run_all(
         [
             Job(directory.name, train_family, (family, model, data_dir, directory), directory / ANSWERED)

@@ -6,6 +6,7 @@ dense model on the hold-out.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,12 +16,15 @@ from typing import NamedTuple
 import msgspec
 
 from edge.files import write_whole
+from export.experiments.frontier import LATENCIES
 from export.experiments.frontier.settings import DENSE, TEACHER, FamilySettings, control_name
 from export.reduction.controls import Strategy
+from export.reduction.latency import measure_layers
 from export.reduction.run import reduce_run
+from export.reduction.search import grid_of, widest
 from export.runs import WEIGHTS
 from export.tasks.glue import TASKS
-from export.tasks.models import open_tuned
+from export.tasks.models import open_model, open_tuned
 from export.tasks.predictions import read_predictions
 from export.tasks.recipe import Recipe
 from export.tasks.run import finetune_run, prepare
@@ -28,8 +32,6 @@ from export.tasks.task import HOLDOUT, Data, Reader, Task
 from export.tasks.teacher import Teacher
 from export.tasks.tokens import load_tokenizer
 from export.training.watch import Watch
-
-_LATENCIES = "latency.json"
 
 
 class FamilyInputs(NamedTuple):
@@ -47,6 +49,17 @@ def family_inputs(family: FamilySettings, model: Path, data_dir: Path) -> Family
     task, reader = TASKS[family.task], load_tokenizer(model)
     data = prepare(task, data_dir, reader, max_length=family.frontier.max_length, limit=family.own.limit)
     return FamilyInputs(task, model, reader, data_dir, data)
+
+
+def time_shapes(model: Path, out: Path, tokens: int, on_shape: Callable[[int, int], None]) -> None:
+    """Time the shapes of layers that reductions choose from, before anything else runs; one table serves all families.
+
+    Args:
+        out: the directory of the families; timings that are there are kept.
+    """
+    config = open_model(model).transformer.config
+    shapes = grid_of(config).beside(widest(config)).all()
+    measure_layers(config, shapes, [tokens], cache=out / LATENCIES, on_shape=on_shape)
 
 
 def family_directory(out: Path, task: str, seed: int) -> Path:
@@ -75,18 +88,44 @@ def stages(family: FamilySettings, inputs: FamilyInputs, directory: Path) -> Ite
         recipe = frontier.teaching(family.own)
         yield Stage(TEACHER, partial(teaching.tune, TEACHER, inputs.model, recipe, None))
     if missing(DENSE):
-        yield Stage(DENSE, partial(teaching.imitate, DENSE, directory / TEACHER))
-    lean: dict[str, tuple[float, Strategy]] = {tier: (speedup, "search") for tier, speedup in frontier.tiers.items()}
-    target = frontier.tiers[frontier.control_tier]
-    lean |= {control_name(frontier, control): (target, control) for control in family.controls}
-    for name, (speedup, strategy) in lean.items():
-        if not missing(name):
+        yield Stage(DENSE, partial(teaching.imitate, DENSE, directory / TEACHER, family.own.epochs))
+    for steps in _lean_runs(family):
+        if not missing(steps[-1].name):
             continue
-        reduced = directory / f"{name}-reduced"
-        if missing(reduced.name):
-            yield Stage(reduced.name, partial(_reduce, family, inputs, directory / TEACHER, reduced, speedup, strategy))
-        yield Stage(name, partial(teaching.imitate, name, reduced))
-        shutil.rmtree(reduced)  # half of a family's bytes, and nothing reads it again
+        for step in [step for step in steps if missing(step.name)]:
+            reduced = f"{step.name}-reduced"
+            if missing(reduced):
+                yield Stage(reduced, partial(_reduce, family, inputs, directory, step, reduced))
+            yield Stage(step.name, partial(teaching.imitate, step.name, directory / reduced, step.epochs))
+        for step in steps:  # half of a family's bytes, and nothing reads them again
+            for spent in {f"{step.name}-reduced", step.name} - {steps[-1].name}:
+                shutil.rmtree(directory / spent, ignore_errors=True)
+
+
+class _Step(NamedTuple):
+    """A reduction of the run ``source`` and the imitation that follows."""
+
+    name: str
+    source: str
+    speedup: float
+    strategy: Strategy
+    epochs: int
+
+
+def _lean_runs(family: FamilySettings) -> Iterator[tuple[_Step, ...]]:
+    """Yield the steps to each tier and control."""
+    frontier, epochs = family.frontier, family.own.epochs
+    for tier, speedup in frontier.tiers.items():
+        if frontier.gradual:
+            first, part = f"{tier}-first", math.sqrt(speedup)
+            yield (
+                _Step(first, TEACHER, part, "search", epochs // 2),
+                _Step(tier, first, part, "search", epochs - epochs // 2),
+            )
+        else:
+            yield (_Step(tier, TEACHER, speedup, "search", epochs),)
+    for control in family.controls:
+        yield (_Step(control_name(frontier, control), TEACHER, frontier.tiers[frontier.control_tier], control, epochs),)
 
 
 def better_dense(task: Task, directory: Path) -> str:
@@ -102,12 +141,12 @@ class _Teaching:
         self._family, self._inputs, self._directory = family, inputs, directory
         self._teacher: Teacher | None = None
 
-    def imitate(self, name: str, source: Path, watch: Watch) -> None:
+    def imitate(self, name: str, source: Path, epochs: int, watch: Watch) -> None:
         if self._teacher is None:
             model = open_tuned(self._directory / TEACHER, self._inputs.task.name)
             layers = range(len(model.transformer.layers))
             self._teacher = Teacher(model, self._inputs.data.train, layers, self._family.frontier.precision)
-        self.tune(name, source, self._family.frontier.imitating(self._family.own), self._teacher, watch)
+        self.tune(name, source, self._family.frontier.imitating(self._family.own, epochs), self._teacher, watch)
 
     def tune(self, name: str, source: Path, recipe: Recipe, teacher: Teacher | None, watch: Watch) -> None:
         inputs = self._inputs
@@ -127,30 +166,23 @@ class _Teaching:
 
 
 def _reduce(
-    family: FamilySettings,
-    inputs: FamilyInputs,
-    teacher: Path,
-    reduced: Path,
-    speedup: float,
-    strategy: Strategy,
-    watch: Watch,
+    family: FamilySettings, inputs: FamilyInputs, directory: Path, step: _Step, name: str, watch: Watch
 ) -> None:
-    # The time of a layer does not depend on the task, so that one table serves all families.
-    shared = reduced.parent.parent / _LATENCIES
-    own = reduced.parent / f".{teacher.name}.reduction" / _LATENCIES
-    if shared.exists() and not own.exists():
+    own = directory / f".{TEACHER}.reduction" / LATENCIES
+    if not own.exists():
         own.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(shared, own)
+        shutil.copyfile(directory.parent / LATENCIES, own)
     report = reduce_run(
-        teacher,
+        directory / step.source,
         inputs.data_dir,
-        reduced,
-        speedup,
+        directory / name,
+        step.speedup,
         tokens=family.frontier.tokens,
         examples=family.own.calibration,
-        strategy=strategy,
+        strategy=step.strategy,
         seed=family.seed,
+        asymmetric=family.frontier.asymmetric,
         on_shape=lambda done, shapes: watch.on_part("shapes timed", done, shapes),
         on_progress=lambda progress: watch.on_part(progress.stage, progress.done, progress.layers),
     )
-    write_whole(reduced.with_suffix(".json"), msgspec.json.format(msgspec.json.encode(report), indent=1))
+    write_whole(directory / f"{name}.json", msgspec.json.format(msgspec.json.encode(report), indent=1))

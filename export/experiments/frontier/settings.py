@@ -52,6 +52,8 @@ class FrontierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         tokens: the length of the input that reductions plan for.
         tiers: target speed-ups at that length; at the lengths of dev, leaner tiers are faster.
         control_tier: the tier whose speed the controls share.
+        asymmetric: whether a layer makes up for the reduced ones before it.
+        gradual: whether tiers of the search are reduced in two steps, each with half of the epochs after it.
     """
 
     tasks: dict[str, TaskSettings]
@@ -61,6 +63,8 @@ class FrontierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     tokens: int
     tiers: dict[str, float]
     control_tier: str
+    asymmetric: bool = True
+    gradual: bool = False
 
     def teaching(self, task: TaskSettings) -> Recipe:
         """Return the recipe of the teacher."""
@@ -71,10 +75,10 @@ class FrontierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             dropout=self.dropout,
         )
 
-    def imitating(self, task: TaskSettings) -> Recipe:
-        """Return the recipe of the others."""
+    def imitating(self, task: TaskSettings, epochs: int) -> Recipe:
+        """Return the recipe of the others, for all or some of their epochs."""
         return Recipe(
-            epochs=task.epochs,
+            epochs=epochs,
             peak_learning_rate=task.peak_learning_rate,
             precision=self.precision,
             frozen_embeddings=True,
