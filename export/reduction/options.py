@@ -13,6 +13,8 @@ from edge.cli.output import progress
 if TYPE_CHECKING:
     from export.reduction.reduce import Progress
 
+#: Ways to reduce a model, the product's first; see :data:`export.reduction.controls.Strategy`.
+STRATEGIES = ("search", "uniform", "first-layers", "gradient", "weights", "random")
 #: The defaults of --tokens and --calibration.
 TIMED_TOKENS, CALIBRATION_EXAMPLES = 32, 256
 

@@ -8,11 +8,13 @@ every layer; the same call resumes from it and ends with the same bits.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,12 +43,15 @@ from export.reduction.sublayers import (
     with_attention,
     with_feed_forward,
 )
-from export.tasks.objectives import Head
+from export.tasks.objectives import Head, imitation_loss, outputs_of
 from export.tasks.tokens import Batch, Rows, sorted_batches
 from export.training.state import fingerprint, load_state, save_state
 from export.transformer import Layer
 
 _BATCH = 32
+#: About how many tokens the losses of the options are measured on, in units of the widest layer's features: losses take
+#: the longest, and need fewer inputs than the weights.
+_LOSS_TOKENS = 2.5
 _LOSSES = "losses.state"
 
 
@@ -165,6 +170,7 @@ def reduce_model(
     rest: float = 0.0,
     strategy: Strategy = "search",
     seed: int = 0,
+    asymmetric: bool = True,
     state: Path | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> ReducedModel:
@@ -177,6 +183,7 @@ def reduce_model(
         rest: the time of embeddings and task head, in the same unit.
         strategy: see :data:`export.reduction.controls.Strategy`.
         seed: of a random choice.
+        asymmetric: whether a layer makes up for the reduced ones before it; only the search and ``uniform`` can.
         state: a directory for the state of an unfinished reduction. It also has the losses, which serve every target.
 
     Raises:
@@ -198,7 +205,9 @@ def reduce_model(
             shapes = choose_shapes(config.layers, grid, losses, times, rest, target_speedup)
         batches = calibration_batches(model, calibration)
         plan, method = chosen(strategy, plan_of(config, shapes), model, batches, seed)
-        reduced, reports = apply_plan(model, calibration, plan, state=state, on_progress=on_progress, method=method)
+        reduced, reports = apply_plan(
+            model, calibration, plan, state=state, on_progress=on_progress, method=method, asymmetric=asymmetric
+        )
         plan = msgspec.structs.replace(plan, layers=tuple(report.plan for report in reports))
     return ReducedModel(
         reduced, plan, reports, time_of(config.layers, grid, times, rest) / time_of(shapes, grid, times, rest)
@@ -214,8 +223,8 @@ def measure_losses(
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> list[Costs]:
     """Return the loss of each option for each layer; arguments and errors as :func:`reduce_model`."""
-    batches = calibration_batches(model, calibration)
-    saved = _Saved(state and state / _LOSSES, model, calibration, f"{grid} calibrated")
+    batches = calibration_batches(model, calibration, share=_loss_share(model, calibration))
+    saved = _Saved(state and state / _LOSSES, model, calibration, f"{grid} {_LOSS_TOKENS}")
     losses = [Costs(*pair) for pair in saved.value.get("losses", [])]
     layers = len(model.transformer.layers)
     if len(losses) == layers:
@@ -257,7 +266,7 @@ def apply_plan(
     check_plan(plan, model.transformer.config, "plan")
     batches = calibration_batches(model, calibration)
     asymmetric = asymmetric and method == "calibrated"
-    saved = _Saved(state and layers_state(state, plan), model, calibration, f"{plan} {method} {asymmetric}")
+    saved = _Saved(state and layers_state(state, plan, method), model, calibration, f"{plan} {method} {asymmetric}")
     weights: list[dict[str, Tensor]] = saved.value.get("weights", [])
     reports = msgspec.json.decode(saved.value.get("reports", "[]"), type=list[LayerReport])
     reduced = copy.deepcopy(model).eval()
@@ -293,9 +302,20 @@ def _wanted(layer: Layer, states: Sequence[Tensor], batches: Sequence[Padded]) -
     return wanted, after_feed_forward(layer, halfway)
 
 
-def layers_state(state: Path, plan: Plan) -> Path:
-    """Return the file for the layers of an unfinished plan; each plan has its own."""
-    return state / f"layers-{sha256(msgspec.json.encode(plan))[:12]}.state"
+def layers_state(state: Path, plan: Plan, method: Method = "calibrated") -> Path:
+    """Return the file for the layers of an unfinished plan; each plan and method has its own."""
+    return state / f"layers-{sha256(msgspec.json.encode((plan, method)))[:12]}.state"
+
+
+def divergence(model: Head, reduced: Head, rows: Rows) -> float:
+    """Return the mean divergence of a reduced model from the original; of a regression, the mean squared error."""
+    total = 0.0
+    with torch.no_grad():
+        for indices in sorted_batches(rows.lengths, _BATCH):
+            batch = rows.batch(indices)
+            outputs, wanted = (outputs_of(one, batch) for one in (reduced, model))
+            total += len(indices) * float(imitation_loss(model, outputs, wanted, temperature=1.0))
+    return total / len(rows.lengths)
 
 
 def check_weights(model: Head) -> None:
@@ -320,15 +340,26 @@ def check_original(model: Head) -> None:
         raise ReductionError("model", given=given, expected="layers of one shape, with heads and units", fix=fix)
 
 
-def calibration_batches(model: Head, calibration: Rows) -> list[Batch]:
+def calibration_batches(model: Head, calibration: Rows, share: float = 1.0) -> list[Batch]:
     """Return calibration inputs in batches.
+
+    Args:
+        share: of the inputs; they have the same spread of lengths as all.
 
     Raises:
         ReductionError: there are too few tokens for this model.
     """
-    batches = [calibration.batch(rows) for rows in sorted_batches(calibration.lengths, _BATCH)]
+    rows = np.concatenate(sorted_batches(calibration.lengths, _BATCH))  # longest first
+    rows = rows[np.linspace(0, len(rows) - 1, math.ceil(share * len(rows))).astype(int)]
+    batches = [calibration.batch(rows[first : first + _BATCH]) for first in range(0, len(rows), _BATCH)]
     check_calibration(model.transformer, batches)
     return batches
+
+
+def _loss_share(model: Head, calibration: Rows) -> float:
+    config = model.transformer.config
+    widest = max(max(shape.num_heads * shape.head_dim, shape.ffn_dim) for shape in config.layers)
+    return min(1.0, _LOSS_TOKENS * widest / float(calibration.lengths.sum()))
 
 
 class _Saved:

@@ -21,6 +21,7 @@ from export.reduction.reduce import (
     ReducedModel,
     calibration_batches,
     check_weights,
+    divergence,
     reduce_model,
 )
 from export.reduction.search import Costs, Grid, grid_of, widest
@@ -37,10 +38,18 @@ from export.transformer import LayerShape, TransformerConfig
 _CALLS = (60, 120, 240)
 
 
+class Divergence(msgspec.Struct, frozen=True):
+    """Divergence of a reduced model's outputs from the original's, on the calibration set and on the hold-out."""
+
+    calibration: float
+    holdout: float
+
+
 class Reduced(msgspec.Struct, frozen=True):
     """Result of a reduction.
 
     Attributes:
+        divergence: much larger on the hold-out if there are too few examples for the calibration.
         expected_speedup: by the sum of the layers' times, on the device of ``latency_key``.
         measured: both models in turns, on ONNX Runtime, one thread.
         bound: the largest speed-up that the removed multiplications allow, without the tolerance of
@@ -56,6 +65,7 @@ class Reduced(msgspec.Struct, frozen=True):
     dense: LayerShape
     layers: tuple[LayerReport, ...]
     metrics: RunMetrics
+    divergence: Divergence
     latency_key: dict[str, str]
     latency_label: str
 
@@ -104,6 +114,7 @@ def reduce_run(
     table_path: Path | None = None,
     strategy: Strategy = "search",
     seed: int = 0,
+    asymmetric: bool = True,
     on_shape: Callable[[int, int], None] = lambda done, shapes: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Reduced:
@@ -118,6 +129,7 @@ def reduce_run(
         table_path: a latency table of the device to plan for; None measures this machine.
         strategy: see :data:`export.reduction.controls.Strategy`.
         seed: of a random choice.
+        asymmetric: see :func:`export.reduction.reduce.reduce_model`.
 
     Raises:
         UsageError: the source is not a run on a task, or the latency table is of another model or lacks entries.
@@ -144,6 +156,7 @@ def reduce_run(
         rest=device.rest,
         strategy=strategy,
         seed=seed,
+        asymmetric=asymmetric,
         state=state,
         on_progress=on_progress,
     )
@@ -176,6 +189,7 @@ def reduce_run(
         widest(config),
         reduced.reports,
         metrics,
+        Divergence(*(divergence(model, reduced.model, rows) for rows in (data.train, data.holdout))),
         device.key,
         device.label,
     )

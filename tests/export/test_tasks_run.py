@@ -13,7 +13,7 @@ from edge.errors import UsageError
 from export import processor
 from export.errors import CheckpointError, DataError
 from export.experiments.attention.cli import compare
-from export.experiments.frontier_cli import frontier
+from export.experiments.frontier.cli import frontier
 from export.processor import Processor, described, features_of
 from export.runs import CONFIG, read_config
 from export.tasks.cli import finetune
