@@ -20,7 +20,6 @@ interrupted.
 
 Shell completion: eval "$(_FEWHEADS_COMPLETE=bash_source fewheads)" (or zsh_source, fish_source)."""
 
-
 #: The groups of commands in the help and in the README, in their order. They are names of entry points, because `edge`
 #: never imports `export`.
 GROUPS: Final = {
@@ -30,16 +29,14 @@ GROUPS: Final = {
     "Serve and ask": ("serve", "infer", "token"),
     "Measure and inspect": ("bench", "goodput", "top", "info", "doctor"),
 }
-#: Heading of commands without a group, such as those of other packages.
-OTHER: Final = "Other"
 
 
 def grouped(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the commands by heading, in the order of the help; groups without any of them are left out."""
-    left = list(names)
-    groups = {heading: [name for name in group if name in left] for heading, group in GROUPS.items()}
-    known = {name for group in groups.values() for name in group}
-    groups[OTHER] = sorted(name for name in left if name not in known)
+    """Return the commands by heading, in the order of the help; those without a group, of other packages, come last."""
+    known = {name for group in GROUPS.values() for name in group}
+    names = set(names)
+    groups = {heading: [name for name in group if name in names] for heading, group in GROUPS.items()}
+    groups["Other"] = sorted(names - known)
     return {heading: group for heading, group in groups.items() if group}
 
 

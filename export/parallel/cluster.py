@@ -69,9 +69,9 @@ def open_cluster(address: str, logs: Path, *, gpu: bool) -> Iterator[Cluster]:
     try:
         _check_listener(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
-    except (OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # of any class: a node that starts too slowly is a plain Exception
         expected = "local, auto, or the address of a running cluster"
-        fix = "Start one with 'ray start --head', or give --ray local."
+        fix = "Start one with 'ray start --head', give --ray local, or leave --ray out."
         raise UsageError(subject, given=Literally(_first_line(error)), expected=expected, fix=fix) from None
     try:
         number = int(ray.cluster_resources().get("GPU" if gpu else "CPU", 0))
