@@ -142,6 +142,7 @@ def test_lengths_are_measured_once(shared, tmp_path):
     assert len(measure_lengths(config, (16,), 2, path)) == 3
 
 
+@pytest.mark.timeout(900)
 def test_a_mechanism_is_trained_in_a_job_and_timed_later(place, tmp_path):
     run, mechanisms = place / "SST-2", [ALL["uniform"]]
     inputs = read_inputs(run, place, 64)
