@@ -1,4 +1,4 @@
-"""Processing on the device: text to tensors, so that clients may send text, and logits to labels and scores."""
+"""Processing on the device: text and images to tensors, so that clients may send these, and logits to labels."""
 
 from __future__ import annotations
 
@@ -26,6 +26,10 @@ from edge.errors import BackendError, BundleError, InvalidRequest, Literally
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+
+#: The output of a model with labels that is sent only to clients that ask for it.
+PROBABILITIES: Final = "probabilities"
 
 
 class Preprocessor(Protocol):
@@ -173,18 +177,33 @@ class Postprocessor(NamedTuple):
 
     output: TensorSpec
     reads: str  # the output of the graph, [N, columns], that ``compute`` takes
-    compute: Callable[[Array], Array]  # returns [N, 1]
+    compute: Callable[[Array], Array]  # returns [N, 1], of probabilities [N, columns]
 
 
-def postprocessor(manifest: Manifest) -> Postprocessor | None:
-    """Return the postprocessor that a manifest describes, if any."""
+def postprocessors(manifest: Manifest) -> tuple[Postprocessor, ...]:
+    """Return the postprocessors that a manifest describes: none, that of a score, or of a label and probabilities.
+
+    A graph's own output of the name ``probabilities`` stays as it is.
+    """
     config = manifest.postprocess
     if config is None:
-        return None
+        return ()
     if not isinstance(config, LabelPostprocess):  # the score is the logit itself
-        return Postprocessor(config.made, config.logits, lambda logits: logits)
+        return (Postprocessor(config.made, config.logits, lambda logits: logits),)
     labels = np.array([label.encode() for label in config.labels], np.object_)
-    return Postprocessor(config.made, config.logits, lambda logits: labels[logits.argmax(axis=1)][:, None])
+    label = Postprocessor(config.made, config.logits, lambda logits: labels[logits.argmax(axis=1)][:, None])
+    taken = {config.output, *(spec.name for spec in (*manifest.inputs, *manifest.outputs))}
+    if PROBABILITIES in taken or (manifest.preprocess and PROBABILITIES in map(_name, manifest.preprocess.inputs)):
+        return (label,)
+    spec = TensorSpec(PROBABILITIES, "FP32", (-1, len(labels)))
+    return (label, Postprocessor(spec, config.logits, softmax))
+
+
+def softmax(logits: Array) -> Array:
+    """Return the probabilities of classes, [N, classes], for their logits."""
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities: Array = powers / powers.sum(axis=1, keepdims=True)
+    return probabilities
 
 
 def load_tokenizer(definition: bytes, subject: str) -> Tokenizer:

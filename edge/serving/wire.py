@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from edge.datatypes import NUMPY_TYPES, WIRE_TYPES, Array, TensorSpec, byte_size
-from edge.errors import InvalidRequest, Literally, Unsupported
+from edge.errors import InvalidRequest, Literally
 from edge.pb import inference_pb2 as pb
 from edge.serving.shared_memory import SharedMemory, is_shared, no_shared_memory, window_of
 
@@ -153,15 +153,11 @@ def requested_outputs(
     """Return the names of the outputs to send, in the request's order; without any, all but those ``on_request``."""
     names: list[str] = []
     for output in request.outputs:
-        subject = f"output {output.name!r}"
         if output.name not in specs:
             expected = f"one of {sorted(specs)}"
             raise InvalidRequest("output name", given=output.name, expected=expected, fix=_METADATA_FIX)
         if output.name in names:
-            raise _repeated(subject)
-        if "classification" in output.parameters:
-            fix = "Request the output itself and rank it on the client."
-            raise Unsupported(subject, given="classification", expected="no such parameter", fix=fix)
+            raise _repeated(f"output {output.name!r}")
         names.append(output.name)
     return names or [name for name in specs if name not in on_request]
 
