@@ -23,13 +23,10 @@ from edge.bundles.manifest import (
 from edge.bundles.programs import GenerateProgram
 from edge.datatypes import Array, TensorSpec
 from edge.errors import BackendError, BundleError, InvalidRequest, Literally
+from edge.protocol import PROBABILITIES
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-
-#: The output of a model with labels that is sent only to clients that ask for it.
-PROBABILITIES: Final = "probabilities"
 
 
 class Preprocessor(Protocol):
@@ -192,8 +189,7 @@ def postprocessors(manifest: Manifest) -> tuple[Postprocessor, ...]:
         return (Postprocessor(config.made, config.logits, lambda logits: logits),)
     labels = np.array([label.encode() for label in config.labels], np.object_)
     label = Postprocessor(config.made, config.logits, lambda logits: labels[logits.argmax(axis=1)][:, None])
-    taken = {config.output, *(spec.name for spec in (*manifest.inputs, *manifest.outputs))}
-    if PROBABILITIES in taken or (manifest.preprocess and PROBABILITIES in map(_name, manifest.preprocess.inputs)):
+    if PROBABILITIES in (config.output, *(spec.name for spec in manifest.outputs)):
         return (label,)
     spec = TensorSpec(PROBABILITIES, "FP32", (-1, len(labels)))
     return (label, Postprocessor(spec, config.logits, softmax))

@@ -13,7 +13,7 @@ from edge.bundles.bundle import Bundle
 from edge.bundles.fields import Role
 from edge.bundles.golden import check_outputs
 from edge.bundles.manifest import LabelPostprocess, Serving
-from edge.bundles.preprocess import PROBABILITIES, postprocessors, preprocessor
+from edge.bundles.preprocess import postprocessors, preprocessor
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadBase, HeadProgram, LoopProgram
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, Literally
@@ -26,6 +26,7 @@ from edge.programs.loop import Loop, limits_of
 from edge.programs.program import AppliedHead, Options
 from edge.programs.sampling import sampling_of
 from edge.programs.session import IterativeProgram
+from edge.protocol import PROBABILITIES
 from edge.runtimes.build import Loaded
 from edge.scheduling.batching import BatchAssembler, nonfinite, within
 from edge.scheduling.job import UseCount

@@ -38,8 +38,8 @@ def requested_classes(request: pb.ModelInferRequest, specs: Mapping[str, TensorS
 def largest_classes(values: Array, count: int, labels: Sequence[str], rows: int) -> Array:
     """Return the largest values as ``VALUE:INDEX:LABEL``, the largest first, BYTES [rows, count].
 
-    Without ``labels`` the last part is left out; without ``rows``, of a model without a batch, the shape is [count]. There
-    are no more than there are values.
+    Without ``labels`` the last part is left out; without ``rows``, of a model without a batch, the shape is [count].
+    There are no more than there are values.
     """
     table = values.reshape(max(rows, 1), -1)
     order = np.argsort(-table.astype(np.float64), axis=1, kind="stable")[:, :count]

@@ -326,8 +326,9 @@ class InferenceService:
     def _finish_all(self) -> None:
         self._waking = False  # first, so that a later call wakes the loop again
         while self._preprocessed:
+            ready = self._preprocessed.popleft()
             try:
-                self._resume(self._preprocessed.popleft())
+                self._resume(ready)
             except Exception:  # must not affect other calls
                 log.exception("a preprocessed request cannot be queued or answered")
         while self._progressed:

@@ -35,7 +35,9 @@ class TextModel(NamedTuple):
 
 
 #: The protocol extensions that every server has.
-EXTENSIONS = ("binary_tensor_data", "classification", "model_configuration", "parameters", "schedule_policy", "statistics")
+EXTENSIONS = (
+    *("binary_tensor_data", "classification", "model_configuration", "parameters", "schedule_policy", "statistics"),
+)
 
 
 class Metadata:
