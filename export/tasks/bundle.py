@@ -29,9 +29,11 @@ from export.heads import SequenceClassifier
 from export.provenance import provenance
 from export.runs import TOKENIZER
 from export.runtimes import ExportedArtifact, export_tier
-from export.tasks.examples import limited, split_holdout
-from export.tasks.glue import TASKS, GlueTask, read
+from export.tasks.examples import limited
 from export.tasks.models import SCORE, Architecture, open_model
+from export.tasks.registry import task_of
+from export.tasks.sentences import SentenceTask
+from export.tasks.task import Task
 from export.tasks.tokens import load_tokenizer
 
 MAX_BATCH_SIZE = 32
@@ -42,14 +44,6 @@ _TEXTS = ("text", "text_pair")
 _IDS, _MASK, _SEGMENTS, _LOGITS = "input_ids", "attention_mask", "token_type_ids", "logits"
 #: Usual tokens of a text, which runtimes tune for.
 _USUAL_TOKENS = 32
-#: Names of the class numbers in the files (Wang et al. 2019).
-LABELS = {
-    "SST-2": ("negative", "positive"),
-    "CoLA": ("unacceptable", "acceptable"),
-    "MRPC": ("not_equivalent", "equivalent"),
-    "WNLI": ("not_entailment", "entailment"),
-    "QQP": ("not_duplicate", "duplicate"),
-}
 
 
 class _Source(NamedTuple):
@@ -57,6 +51,7 @@ class _Source(NamedTuple):
     path: Path
     model: SequenceClassifier
     architecture: Architecture
+    task: Task
     measures: tuple[Measure, ...]
 
 
@@ -100,11 +95,11 @@ def export_classifier(
         segments=_SEGMENTS if pair and first.architecture.transformer.segments else None,
     )
     tokenize = TokenizerPreprocessor(config, definition, str(first.path / TOKENIZER))
-    train, holdout = split_holdout(read(task, data_dir, "train"))
-    texts = _columns(limited(holdout, GOLDEN_ROWS).texts)
+    splits = task.examples(data_dir)
+    texts = _columns(limited(splits.holdout, GOLDEN_ROWS).texts)
     raw = {name: column.astype(np.bytes_) for name, column in zip(_TEXTS, texts, strict=False)}
     inputs = tokenize(*texts)
-    calibration = tokenize(*_columns(limited(train, CALIBRATION_ROWS).texts))
+    calibration = tokenize(*_columns(limited(splits.train, CALIBRATION_ROWS).texts))
     files = {TOKENIZER: definition}
     made: list[Tier] = []
     largest = 0.0
@@ -120,11 +115,11 @@ def export_classifier(
         largest = max(largest, *(one.largest_difference for one in exported))
     usual = min(_USUAL_TOKENS * len(task.texts), config.max_length)
     shape = Profile(min=(1, 1), opt=(1, usual), max=(MAX_BATCH_SIZE, config.max_length))
-    labels = LABELS.get(task.name, task.labels)
+    labels = task.class_names
     manifest = Manifest(
         name=name,
         version=version,
-        description=f"{task.name} of GLUE: {' or '.join(labels) or 'a score from 0 to 5'}",
+        description=task.description,
         inputs=tuple(TensorSpec(tensor, "INT64", (-1, -1)) for tensor in config.outputs),
         outputs=(TensorSpec(_LOGITS, "FP32", (-1, len(labels) or 1)),),
         max_batch_size=MAX_BATCH_SIZE,
@@ -132,7 +127,7 @@ def export_classifier(
         tiers=tuple(made),
         golden=f"{first.tier}.golden.npz",
         files={},
-        provenance=provenance(trainer=", ".join(run.name for run in runs), data=f"GLUE {task.name}", seed=None),
+        provenance=provenance(trainer=", ".join(run.name for run in runs), data=task.origin, seed=None),
         preprocess=config,
         postprocess=(
             LabelPostprocess(logits=_LOGITS, output="label", labels=labels)
@@ -154,17 +149,24 @@ def export_classifier(
 def _source(run: Path, tier: str) -> _Source:
     found = open_model(run)
     if found.architecture is None or not isinstance(found.head, SequenceClassifier):
-        fix = "Give runs of 'fewheads finetune' or 'fewheads reduce' on a task of GLUE."
+        fix = "Give runs of 'fewheads finetune' or 'fewheads reduce' on texts."
         raise UsageError(f"run {run}", given=Literally("no classifier"), expected="a classifier of texts", fix=fix)
-    return _Source(tier, run, found.head, found.architecture, found.metrics.measures if found.metrics else ())
+    measures = found.metrics.measures if found.metrics else ()
+    return _Source(tier, run, found.head, found.architecture, task_of(found, run), measures)
 
 
-def _one_task(sources: Sequence[_Source]) -> GlueTask:
-    names = sorted({source.architecture.task for source in sources})
-    if len(names) > 1 or names[0] not in TASKS:
-        fix = "Export runs of one task of these; runs of another become a bundle of their own."
-        raise UsageError("task of the runs", given=names, expected=f"one of {', '.join(TASKS)}", fix=fix)
-    return TASKS[names[0]]
+def _one_task(sources: Sequence[_Source]) -> SentenceTask:
+    names = sorted({source.task.name for source in sources})
+    task = sources[0].task
+    if len(names) > 1 or not isinstance(task, SentenceTask):
+        fix = "Export runs of one task; runs of another become a bundle of their own."
+        raise UsageError("task of the runs", given=names, expected="one task, of texts", fix=fix)
+    for source in sources[1:]:
+        if source.architecture.labels != sources[0].architecture.labels:
+            given, expected = (", ".join(one.architecture.labels) for one in (source, sources[0]))
+            fix = "Export runs with the same classes, in the same order."
+            raise UsageError(f"classes of run {source.path}", given=Literally(given), expected=expected, fix=fix)
+    return task
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[Array]:
