@@ -35,6 +35,7 @@ class Preprocessor(Protocol):
     inputs: tuple[TensorSpec, ...]  # texts, or encoded images
     outputs: tuple[str, ...]  # inputs of the graph
     largest: float | None  # absolute value in ``outputs`` of any text; None without a limit
+    tolerance: float  # by which ``outputs`` may differ between machines
     slow: bool  # takes milliseconds, so no event loop calls it; the shapes of ``outputs`` are then known before
 
     def __call__(self, *texts: Array) -> dict[str, Array]:
@@ -47,6 +48,7 @@ class ExpressionPreprocessor:
     ``tokenize`` takes texts and the largest operand and returns the outputs; ``code`` is the largest of its codes.
     """
 
+    tolerance = 0.0
     slow = False
 
     def __init__(
@@ -75,6 +77,7 @@ class TokenizerPreprocessor:
     text in the manifest's ``max_length``, a BackendError without the package ``tokenizers``.
     """
 
+    tolerance = 0.0
     slow = False
 
     def __init__(self, config: TokenizerPreprocess, definition: bytes, subject: str, *, cut: bool = True) -> None:
@@ -164,7 +167,8 @@ def preprocessor(bundle: Bundle) -> Preprocessor | None:
         raise BundleError(subject, given=Literally(error), expected="text to preprocess", fix=EXPORT_AGAIN) from None
     for name, array in made.items():
         expected = f"exactly the golden input {name!r} after preprocessing"
-        holds = np.array_equal(array, bundle.golden.inputs[name])
+        golden = bundle.golden.inputs[name]
+        holds = array.shape == golden.shape and np.allclose(array, golden, rtol=0, atol=step.tolerance)
         require(holds, subject, field, Literally("other values"), expected)
     return step
 
