@@ -130,8 +130,8 @@ class ImagePreprocessor:
             raise _refused(subject, "transparent pixels", "an opaque image", "Put it on a background.")
         plain = image.convert(self._mode)
         plain = plain.resize((width, height), self._filter, box=draft[1] if draft else None)
-        if turn := self._upright.get(_orientation(image)):
-            plain = plain.transpose(turn)
+        turn = self._upright.get(_orientation(image))
+        plain = plain if turn is None else plain.transpose(turn)
         left, top = (round((side - size) / 2) for side in plain.size)
         return np.asarray(plain.crop((left, top, left + size, top + size)))
 

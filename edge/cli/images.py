@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
 import numpy as np
 
 from edge.datatypes import Array
@@ -36,9 +36,8 @@ def are_images(client: Client, model: str, version: str, arguments: Sequence[str
 def read_images(paths: Sequence[str]) -> Array:
     """Return the contents of files, BYTES [files, 1]; ``-`` is stdin. Raise a UsageError if one cannot be read."""
     images = np.empty((len(paths), 1), np.object_)
-    stdin = click.get_binary_stream("stdin")
     try:
-        images[:, 0] = [stdin.read() if path == _STDIN else Path(path).read_bytes() for path in paths]
+        images[:, 0] = [sys.stdin.buffer.read() if path == _STDIN else Path(path).read_bytes() for path in paths]
     except OSError as error:
         fix = "Give paths of JPEG or PNG files, or - for stdin."
         raise UsageError("image", given=Literally(error), expected="a file", fix=fix) from None

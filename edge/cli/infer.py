@@ -186,8 +186,8 @@ def _inputs(
     if any(columns):
         names = [name for name, spec in specs.items() if spec.datatype == "BYTES"]
         _check(model, names, columns, specs)
-        read = read_images if images else text
-        inputs |= {name: read(column) for name, column in zip(names, columns, strict=False)}
+        for name, column in zip(names, columns, strict=False):
+            inputs[name] = read_images(column) if images else text(column)
     if not inputs:
         raise UsageError("input", given=Literally("none"), expected="TEXT or --input", fix=_example(model, specs))
     return inputs
@@ -236,12 +236,13 @@ def _show(model: str, columns: dict[str, tuple[str, ...]], result: InferResult, 
         facts |= {"tier_reason": result.tier_reason, "stopped": result.stopped, "server": result.call.server}
         print_json({**facts, "outputs": outputs, "times_ms": times_ms})
         return
-    texts = {"prompt" if name in outputs else name: column for name, column in columns.items() if column}
+    texts: dict[str, Sequence[object]] = {}
+    for name, column in columns.items():
+        if column:
+            texts["prompt" if name in outputs else name] = column
     if top:  # a line for each label
-        texts = {
-            name: [_cell(column, row) for row, of_row in enumerate(labels) for _ in of_row]
-            for name, column in texts.items()
-        }
+        places = [row for row, of_row in enumerate(labels) for _ in of_row]
+        texts = {name: [column[row] for row in places] for name, column in texts.items()}
         outputs = {key: [one[key] for of_row in labels for one in of_row] for key in ("label", "probability")}
     rows = max(len(values) for values in outputs.values())
     how = f", tier {result.tier} ({result.tier_reason})" if result.tier else ""
