@@ -1,38 +1,12 @@
-"""Triton's extension ``classification``: the largest values of an output as texts, with their index and label."""
+"""The largest values of an output as texts, with their index and label: Triton's extension ``classification``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Sequence
 
 import numpy as np
 
-from edge.datatypes import NUMPY_TYPES, Array, TensorSpec
-from edge.errors import InvalidRequest, Literally
-from edge.pb import inference_pb2 as pb
-
-_PARAMETER: Final = "classification"
-
-
-def requested_classes(request: pb.ModelInferRequest, specs: Mapping[str, TensorSpec]) -> dict[str, int]:
-    """Return how many of the largest values a request wants, by output; raise an InvalidRequest if that is no number.
-
-    ``specs`` contains the outputs that the request names.
-    """
-    classes: dict[str, int] = {}
-    for output in request.outputs:
-        if _PARAMETER not in output.parameters:
-            continue
-        subject, parameter = f"parameter {_PARAMETER!r} of output {output.name!r}", output.parameters[_PARAMETER]
-        if parameter.WhichOneof("parameter_choice") != "int64_param" or parameter.int64_param < 1:
-            given, fix = Literally(f"{parameter}".strip() or "nothing"), "Send the number of values to return."
-            raise InvalidRequest(subject, given=given, expected="an integer of 1 or more", fix=fix)
-        datatype = specs[output.name].datatype
-        if NUMPY_TYPES[datatype].kind not in "fiu":
-            fix = "Rank an output of numbers, such as the logits."
-            raise InvalidRequest(subject, given=Literally(f"it for {datatype}"), expected="it for numbers", fix=fix)
-        classes[output.name] = parameter.int64_param
-    return classes
+from edge.datatypes import Array
 
 
 def largest_classes(values: Array, count: int, labels: Sequence[str], rows: int) -> Array:

@@ -20,10 +20,9 @@ from edge.repository.model import Model
 from edge.repository.repository import Repository
 from edge.scheduling.batching import byte_size, within
 from edge.scheduling.job import BothUses, Use
-from edge.serving.classification import requested_classes
 from edge.serving.parameters import Parameters, parse, with_logprobs
 from edge.serving.shared_memory import SharedMemory, Window, output_windows
-from edge.serving.wire import decode_inputs, requested_outputs
+from edge.serving.wire import decode_inputs, requested_classes, requested_outputs
 
 #: A further form empties the cache.
 _MAX_FORMS: Final = 256

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -25,6 +25,7 @@ CONTENTS_FIELDS: dict[str, str] = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
+_CLASSIFICATION: Final = "classification"
 _METADATA_FIX = "ModelMetadata returns the names, datatypes and shapes."
 
 
@@ -160,6 +161,30 @@ def requested_outputs(
             raise _repeated(f"output {output.name!r}")
         names.append(output.name)
     return names or [name for name in specs if name not in on_request]
+
+
+def requested_classes(request: pb.ModelInferRequest, specs: Mapping[str, TensorSpec]) -> dict[str, int]:
+    """Return how many of the largest values a request wants, by output; raise an InvalidRequest if that is no number.
+
+    ``specs`` contains the outputs that the request names.
+    """
+    classes: dict[str, int] = {}
+    for output in request.outputs:
+        if _CLASSIFICATION not in output.parameters:
+            continue
+        subject, parameter = (
+            f"parameter {_CLASSIFICATION!r} of output {output.name!r}",
+            output.parameters[_CLASSIFICATION],
+        )
+        if parameter.WhichOneof("parameter_choice") != "int64_param" or parameter.int64_param < 1:
+            given, fix = Literally(f"{parameter}".strip() or "nothing"), "Send the number of values to return."
+            raise InvalidRequest(subject, given=given, expected="an integer of 1 or more", fix=fix)
+        datatype = specs[output.name].datatype
+        if NUMPY_TYPES[datatype].kind not in "fiu":
+            fix = "Rank an output of numbers, such as the logits."
+            raise InvalidRequest(subject, given=Literally(f"it for {datatype}"), expected="it for numbers", fix=fix)
+        classes[output.name] = parameter.int64_param
+    return classes
 
 
 def _repeated(subject: str) -> InvalidRequest:

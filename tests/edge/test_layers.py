@@ -88,8 +88,9 @@ def test_imports_by_name() -> None:
         for call in ast.walk(tree_of(path)):
             if isinstance(call, ast.Call):
                 name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
-                # Arrays and models are no modules.
-                if name in ways and not ast.unparse(call).startswith(("np.load(", "runtime.load(", "super().load(")):
+                # Arrays, models and images are no modules.
+                others = ("np.load(", "runtime.load(", "super().load(", "image.load(")
+                if name in ways and not ast.unparse(call).startswith(others):
                     found.add((name_of(path), ast.unparse(call)))
     assert found == {
         ("edge/runtimes/tensorrt_package.py", "import_module(flavor)"),
