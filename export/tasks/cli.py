@@ -25,6 +25,8 @@ from export.options import (
 )
 from export.outputs import check_run
 from export.tasks import DATA, NAMES, data_directory
+from export.tasks.options import distillation_of, distillation_options, epochs_option, rate_option
+from export.tasks.recipe import MAX_LENGTH, Recipe
 from export.training.watch import watching
 
 # torch takes seconds to import, so only the commands' bodies do it.
@@ -57,18 +59,19 @@ class _TaskName(click.Choice[str]):
 @click.option("--depth", type=click.IntRange(1), show_default="4", help="Layers of a new ViT.")
 @click.option("--heads", type=click.IntRange(1), show_default="4", help="Heads in each layer of a new ViT.")
 @data_dir_option
-@click.option("--epochs", type=click.IntRange(1), default=3, show_default=True, help="All run; the best one is kept.")
-@click.option(
-    "--lr", type=click.FloatRange(0, min_open=True), default=5e-5, show_default=True, help="Peak learning rate."
-)
+@epochs_option()
+@rate_option
 @click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Examples per step.")
-@precision_option(default="fp32")
+@precision_option()
 @device_option
-@click.option("--max-length", type=click.IntRange(8, 512), default=128, show_default=True, help="Tokens per text.")
+@click.option(
+    "--max-length", type=click.IntRange(8, 512), default=MAX_LENGTH, show_default=True, help="Tokens per text."
+)
 @seed_option("For new weights and the order of examples.")
 @seeds_option
 @click.option("--limit", type=click.IntRange(1), help="Train on at most so many examples; all by default.")
 @click.option("--teacher", type=DIRECTORY, help="A run on the same task as the teacher of a distillation.")
+@distillation_options
 @click.option("--name", help="Name of the run's directory.  [default: the task's name]")
 @runs_option("the run, which becomes OUT/NAME")
 @tensorboard_option
@@ -91,6 +94,7 @@ def finetune(
     seeds: int,
     limit: int | None,
     teacher: Path | None,
+    distillation: dict[str, float],
     name: str | None,
     out: Path,
     tensorboard: Path | None,
@@ -103,13 +107,13 @@ def finetune(
     command resumes an interrupted run.
     """
     name = task if name is None else _checked_name(name)
+    how = distillation_of(distillation, teacher)
     runs = {one: out / run for one, run in seeded(name, seed, seeds).items()}
     inputs = {"--model": model, "--teacher": teacher, "the data in": data_directory(task, data_dir)}
     for run in runs.values():
         check_run("--out", run, inputs, replace=replace, way_out="another --name or --out")
     with loading_torch("loading torch and data"):
         from export.intervals import pooled
-        from export.tasks.recipe import Recipe
         from export.tasks.registry import TASKS
         from export.tasks.run import finetune_run, prepare
 
@@ -117,7 +121,7 @@ def finetune(
         source = TASKS[task].source(model, {name: value for name, value in shape.items() if value is not None})
         reader = TASKS[task].reader(source)
         data = prepare(TASKS[task], data_dir, reader, max_length=max_length, limit=limit)
-    recipe = Recipe(epochs=epochs, batch_size=batch, peak_learning_rate=lr, precision=precision)
+    recipe = Recipe(epochs=epochs, batch_size=batch, peak_learning_rate=lr, precision=precision, distillation=how)
     trained = []
     for one, run in runs.items():
         with watching(run.name) as watch:
