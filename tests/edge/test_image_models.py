@@ -20,7 +20,9 @@ import tritonclient.http as triton_http
 from PIL import Image
 from tritonclient.utils import InferenceServerException
 
-from edge.errors import DeadlineExceeded, InvalidRequest, Overloaded
+from edge.bundles.preprocess import preprocessor
+from edge.cli.doctor import bundle_checks
+from edge.errors import BundleError, DeadlineExceeded, InvalidRequest, Overloaded
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.serving.wire import to_raw
@@ -121,6 +123,26 @@ def test_infer_takes_files_and_shows_the_likeliest_labels(server: dict[str, str]
     assert "expected a file. Give paths" in mistake("infer", *url, NAME, paths[0], tmp_path / "c.png", code=2)
     assert "got bytes that begin with b'c.png'" in mistake("infer", *url, NAME, "c.png", code=7)
     assert "--top: got calculator-oracle with" in mistake("infer", *url, ORACLE, "1", "--top", 1, code=2)
+
+
+def test_golden_images_must_give_the_golden_pixels_but_for_two_levels(tmp_path: Path) -> None:
+    level = 1 / 255 / 0.5
+    assert preprocessor(write_image_bundle(tmp_path / "near", 1.9 * level))
+    with pytest.raises(BundleError, match=r"golden raw 'image': got other values, expected exactly the golden input"):
+        preprocessor(write_image_bundle(tmp_path / "far", 2.1 * level))
+
+
+def test_doctor_and_info_name_the_step_and_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_image_bundle(tmp_path / NAME).path
+    text = " ".join(shown("info", path).split())
+    assert (
+        "step image: JPEG or PNG of at most 33554432 bytes and 20000000 pixels, grey, resized (bilinear): the" in text
+    )
+    good = next(bundle_checks(path, "onnxruntime", tmp_path / "cache"))
+    assert (good.name, good.status) == (f"{NAME} preprocess", "ok")
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    (check,) = bundle_checks(path, "onnxruntime", tmp_path / "cache")
+    assert (check.status, check.found[:7], check.advice) == ("failed", "pillow:", "Install the extra 'images'.")
 
 
 def images(*files: bytes) -> pb.ModelInferRequest:

@@ -53,7 +53,8 @@ def logits(files: Sequence[bytes]) -> Array:
     return result
 
 
-def write_image_bundle(directory: Path) -> Bundle:
+def write_image_bundle(directory: Path, difference: float = 0.0) -> Bundle:
+    """Write the bundle; its golden pixels differ by so much from those of its golden images."""
     graph = graph_of(
         f"""halves (float[batch, 1, {SIZE}, {SIZE}] pixels) => (float[batch, 2] logits) {{
             flat = Flatten<axis = 1>(pixels)
@@ -63,7 +64,8 @@ def write_image_bundle(directory: Path) -> Bundle:
     )
     files = [encoded(bright(200, 10)), encoded(bright(0, 90), "JPEG"), encoded(bright(40, 30, 20, 12))]
     raw = np.array([[file] for file in files], np.object_)
-    golden = Golden(ImagePreprocessor(STEP)(raw), {"logits": logits(files)}, {"image": raw})
+    pixels = ImagePreprocessor(STEP)(raw)["pixels"] + np.float32(difference)
+    golden = Golden({"pixels": pixels}, {"logits": pixels.reshape(len(files), -1) @ WEIGHTS}, {"image": raw})
     return write_bundle(directory, manifest(), {"model.onnx": serialized(graph), "golden.npz": golden.encode()})
 
 
