@@ -200,8 +200,9 @@ def postprocessors(manifest: Manifest) -> tuple[Postprocessor, ...]:
 
 
 def softmax(logits: Array) -> Array:
-    """Return the probabilities of classes, [N, classes], for their logits."""
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    """Return the probabilities of classes, [N, classes], for their logits; NaN for those of a row with an infinity."""
+    with np.errstate(invalid="ignore"):
+        powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities: Array = powers / powers.sum(axis=1, keepdims=True)
     return probabilities
 

@@ -26,7 +26,6 @@ from edge.programs.loop import Loop, limits_of
 from edge.programs.program import AppliedHead, Options
 from edge.programs.sampling import sampling_of
 from edge.programs.session import IterativeProgram
-from edge.protocol import PROBABILITIES
 from edge.runtimes.build import Loaded
 from edge.scheduling.batching import BatchAssembler, nonfinite, within
 from edge.scheduling.job import UseCount
@@ -119,7 +118,7 @@ class Model:
             self.by_token = tuple(spec.name for spec in BY_TOKEN)
             logits = bundle.manifest.tensors(bundle.manifest.tiers[0].artifacts[0]).outputs
             self._vocabulary = next(spec.shape[1] for spec in logits if spec.name == program.logits)
-        self.on_request = (*self.by_token, *(name for name in self.made if name == PROBABILITIES))
+        self.on_request = (*self.by_token, *(name for name in self.made if name in self.labels))  # probabilities
         self.executors = self._executors(options)
         default_policy = self._serving.policy or (ROUTER if self._cascade and self._cascade.default else PINNED)
         self.selector = TierSelector(self.name, self.executors, options.policy or default_policy)

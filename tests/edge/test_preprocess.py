@@ -148,6 +148,7 @@ def test_labels_probabilities_and_scores_are_made_from_logits() -> None:
     e = np.exp(1)
     expected = [[1 / (1 + e), e / (1 + e)], [e / (1 + e), 1 / (1 + e)], [0.5, 0.5], [1, 0]]
     np.testing.assert_allclose(probabilities.compute(logits), expected, rtol=1e-6)
+    assert np.isnan(probabilities.compute(np.array([[np.inf, 0], [np.nan, 0]], np.float32))[:, 0]).all()
     (score,) = postprocessors(text_pair_model.manifest())
     assert (score.output, score.reads) == (TensorSpec("score", "FP32", (-1, 1)), "logits")
     assert score.compute(logits[:, :1]).tolist() == [[0], [3], [5], [1000]]
