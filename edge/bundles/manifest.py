@@ -5,7 +5,7 @@ A decoded manifest must also pass :func:`edge.bundles.rules.check`, which holds 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
@@ -178,9 +178,59 @@ class TokenizerPreprocess(Struct, frozen=True, tag="tokenizer", tag_field="type"
         require(self.file in manifest.files, subject, field, Literally("nothing"), expected)
 
 
-#: The steps before a model, each implemented in :data:`edge.bundles.preprocess.STEPS`. A step states its text
-#: inputs (``inputs``) and the inputs of the graph that it computes (``outputs``), and checks its own rules (``check``).
-Preprocess = ExpressionPreprocess | ArithmeticPreprocess | TokenizerPreprocess
+class ImagePreprocess(Struct, frozen=True, tag="image", tag_field="type"):
+    """A JPEG or PNG image in ``input`` (BYTES) becomes pixels in ``output`` (FP32, [-1, channels, size, size]).
+
+    With ``resize`` of ``crop``, the shorter side becomes ``shorter_side`` pixels, by default ``size``, and the middle
+    square of ``size`` pixels is kept; with ``stretch``, both sides become ``size``. A value from 0 to 255 becomes
+    ``(value / 255 - mean) / std`` of its channel. Images of more than ``max_bytes``, or of more than ``max_pixels``
+    before or after the resize, are refused.
+    """
+
+    input: TensorName
+    output: TensorName
+    size: Annotated[int, msgspec.Meta(ge=1, le=4096)]
+    colours: Literal["rgb", "grey"]
+    mean: Annotated[tuple[float, ...], msgspec.Meta(min_length=1, max_length=3)]
+    std: Annotated[tuple[Annotated[float, msgspec.Meta(gt=0)], ...], msgspec.Meta(min_length=1, max_length=3)]
+    max_bytes: Positive
+    max_pixels: Positive
+    resize: Literal["crop", "stretch"] = "crop"
+    shorter_side: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The input of a client, an encoded image in each row."""
+        return (_text(self.input),)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The input of the graph that this step computes."""
+        return (self.output,)
+
+    @property
+    def channels(self) -> int:
+        """The number of channels in ``output``."""
+        return 3 if self.colours == "rgb" else 1
+
+    def check(self, manifest: Manifest, subject: str) -> None:
+        """Raise a BundleError unless mean, std and the shape of the graph's input fit size and colours."""
+        for name in ("mean", "std"):
+            values, expected = getattr(self, name), f"{self.channels} for {self.colours}"
+            require(len(values) == self.channels, subject, f"preprocess {name}", values, expected)
+        side, expected = self.shorter_side, f"none with {self.resize!r}, else {self.size}, the size, or more"
+        holds = side is None or (self.resize == "crop" and side >= self.size)
+        require(holds, subject, "preprocess shorter_side", side, expected)
+        spec = next(spec for spec in manifest.inputs if spec.name == self.output)
+        shape = (-1, self.channels, self.size, self.size)
+        holds, given = spec.datatype == "FP32" and spec.shape == shape, Literally(f"{spec.datatype} {list(spec.shape)}")
+        require(holds, subject, f"preprocess output {self.output!r}", given, f"FP32 {list(shape)}")
+
+
+#: The steps before a model, each implemented in :data:`edge.bundles.preprocess.STEPS`. A step states the inputs of a
+#: client (``inputs``) and those of the graph that it computes (``outputs``), and checks its own rules (``check``).
+Preprocess = ExpressionPreprocess | ArithmeticPreprocess | TokenizerPreprocess | ImagePreprocess
 
 
 class LabelPostprocess(Struct, frozen=True, tag="label", tag_field="type"):

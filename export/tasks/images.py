@@ -7,14 +7,17 @@ import gzip
 import importlib
 import zlib
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import torch
 
+from edge.bundles.image import ImagePreprocessor
+from edge.bundles.manifest import ImagePreprocess
 from edge.datatypes import Array
-from edge.errors import Literally, UsageError
+from edge.errors import InvalidRequest, Literally, UsageError
 from export.errors import DataError
 from export.tasks.tokens import Batch
 from export.transformer import LayerShape, TransformerConfig
@@ -25,6 +28,24 @@ _MNIST_FIX = "Get the files of MNIST, t10k-images-idx3-ubyte.gz and so on, into 
 _FOLDER_FIX = "Give a directory with a directory of images for each class."
 _ENDINGS = (".jpg", ".jpeg", ".png")
 _UNSIGNED_BYTES = 8
+#: Larger files are scaled down to this longer side for a golden set, which is in memory while a bundle is opened.
+_LARGE_FILE_BYTES, _SIDE = 128 * 1024, 512
+#: Above the files of most phones and cameras, of 12 to 24 megapixels.
+_MAX_IMAGE_BYTES, _MAX_PIXELS = 16 * 2**20, 25_000_000
+
+
+def image_step(size: int, channels: int) -> ImagePreprocess:
+    """Return how images are read for training, and by bundles of what was trained: from -1 to 1, as for ViT."""
+    return ImagePreprocess(
+        input="image",
+        output="pixels",
+        size=size,
+        colours="rgb" if channels == 3 else "grey",
+        mean=(0.5,) * channels,
+        std=(0.5,) * channels,
+        max_bytes=_MAX_IMAGE_BYTES,
+        max_pixels=_MAX_PIXELS,
+    )
 
 
 class Images(msgspec.Struct, frozen=True):
@@ -50,6 +71,18 @@ class Images(msgspec.Struct, frozen=True):
     def batch(self, rows: Array) -> Batch:
         """Return images by their indices."""
         return Batch(torch.from_numpy(self.pixels[rows]), None, None, torch.from_numpy(self.targets[rows]))
+
+    def files(self, rows: Array) -> list[bytes]:
+        """Return images by their indices as PNG files."""
+        from PIL import Image
+
+        files = []
+        for pixels in self.pixels[rows]:
+            levels = np.rint((pixels + 1) * (255 / 2)).astype(np.uint8)
+            file = BytesIO()
+            Image.fromarray(levels.transpose(1, 2, 0).squeeze()).save(file, "PNG")
+            files.append(file.getvalue())
+        return files
 
 
 def has_mnist(data_dir: str | Path, part: str) -> bool:
@@ -108,7 +141,7 @@ def digits() -> Images:
 class ImageFolder:
     """Images on disk in ImageNet's layout, ``CLASS/NAME.jpg``, read when a batch needs them.
 
-    The shorter side is resized to ``size`` pixels, the middle square is kept, and colours are from -1 to 1 as for ViT.
+    They are read by the step of :func:`image_step`, as a server reads them.
 
     Args:
         directory: contains a directory for each class; they are numbered in the order of their names.
@@ -116,15 +149,12 @@ class ImageFolder:
         classes: those of another folder, for the same numbers; None numbers the classes of this folder.
 
     Raises:
-        DataError: Pillow is not installed, there are no images, or one is of an unknown class.
+        BackendError: Pillow is not installed.
+        DataError: there are no images, or one is of an unknown class.
     """
 
     def __init__(self, directory: str | Path, size: int, classes: tuple[str, ...] | None = None) -> None:
-        try:
-            self._pillow = importlib.import_module("PIL.Image")
-        except ImportError as error:
-            fix = "Install it with 'pip install pillow'."
-            raise DataError("images", given=Literally(error), expected="Pillow", fix=fix) from None
+        self._step = ImagePreprocessor(image_step(size, channels=3))
         directory = Path(directory)
         found = sorted(path for path in directory.glob("*/*") if path.suffix.lower() in _ENDINGS)
         if not found:
@@ -139,7 +169,6 @@ class ImageFolder:
                 raise DataError(
                     f"{directory}", given=name, expected=expected, fix="Give both folders the same classes."
                 )
-        self._size = size
         self._keep(found, np.array([numbers[path.parent.name] for path in found], dtype=np.int64))
 
     def _keep(self, paths: Sequence[Path], targets: Array) -> None:
@@ -162,19 +191,26 @@ class ImageFolder:
         pixels = np.stack([self._read(self._paths[row]) for row in rows])
         return Batch(torch.from_numpy(pixels), None, None, torch.from_numpy(self.targets[rows]))
 
+    def files(self, rows: Array) -> list[bytes]:
+        """Return images by their indices as files, the large ones scaled down."""
+        from PIL import Image
+
+        files = []
+        for row in rows:
+            data = self._paths[row].read_bytes()
+            if len(data) > _LARGE_FILE_BYTES:
+                image, file = Image.open(BytesIO(data)).convert("RGB"), BytesIO()
+                image.thumbnail((_SIDE, _SIDE))
+                image.save(file, "JPEG", quality=90)
+                data = file.getvalue()
+            files.append(data)
+        return files
+
     def _read(self, path: Path) -> Array:
-        size = self._size
         try:
-            with self._pillow.open(path) as image:
-                scale = size / min(image.size)
-                # At least the size: rounding must not leave a black edge.
-                width, height = (max(size, round(scale * side)) for side in image.size)
-                resized = image.convert("RGB").resize((width, height), self._pillow.Resampling.BILINEAR)
-                left, top = (width - size) // 2, (height - size) // 2
-                square = np.asarray(resized.crop((left, top, left + size, top + size)))
-        except (OSError, SyntaxError) as error:  # Pillow calls a broken PNG a syntax error
+            return self._step.read(path.read_bytes(), f"{path}")
+        except (OSError, InvalidRequest) as error:
             raise DataError(f"{path}", given=Literally(error), expected="an image", fix=_FOLDER_FIX) from None
-        return _centred(square.transpose(2, 0, 1), 255)
 
 
 def vit(

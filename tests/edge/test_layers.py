@@ -35,7 +35,7 @@ from tests.support.imports import (
     tree_of,
 )
 
-HEAVY = ("torch", "tensorrt", "tensorrt_rtx", "onnxruntime", "onnx", "pycuda", "opentelemetry", "matplotlib")
+HEAVY = ("torch", "tensorrt", "tensorrt_rtx", "onnxruntime", "onnx", "pycuda", "opentelemetry", "matplotlib", "PIL")
 #: Package to the only parts of edge/ that may import it. TensorRT is imported by import_module only, see below.
 OWNERS: dict[str, tuple[str, ...]] = {
     "grpc": (
@@ -55,6 +55,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "matplotlib": ("edge/load/plot.py",),
     "click": ("edge/__main__.py", "edge/cli/"),
     "rich": ("edge/cli/",),
+    "PIL": ("edge/bundles/image.py",),
     **dict.fromkeys(("tensorrt", "tensorrt_rtx", "torch", "onnx", "tritonclient", "export", "tests"), ()),
 }
 #: The packages that see the protocol's messages; others get tensors and plain values.
@@ -87,8 +88,9 @@ def test_imports_by_name() -> None:
         for call in ast.walk(tree_of(path)):
             if isinstance(call, ast.Call):
                 name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
-                # Arrays and models are no modules.
-                if name in ways and not ast.unparse(call).startswith(("np.load(", "runtime.load(", "super().load(")):
+                # Arrays, models and images are no modules.
+                others = ("np.load(", "runtime.load(", "super().load(", "image.load(")
+                if name in ways and not ast.unparse(call).startswith(others):
                     found.add((name_of(path), ast.unparse(call)))
     assert found == {
         ("edge/runtimes/tensorrt_package.py", "import_module(flavor)"),

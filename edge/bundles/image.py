@@ -1,0 +1,156 @@
+"""JPEG and PNG images to the pixels that a graph reads. Only this file imports Pillow, when a model needs it."""
+
+from __future__ import annotations
+
+import re
+from io import BytesIO
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from edge.bundles.manifest import ImagePreprocess
+from edge.datatypes import Array
+from edge.errors import BackendError, InvalidRequest, Literally
+
+if TYPE_CHECKING:
+    from PIL.ImageFile import ImageFile
+
+_JPEG, _PNG = "JPEG", "PNG"
+#: How files of each format begin. All but the first two are only named in errors.
+_BEGINNINGS: Final = {
+    _JPEG: re.compile(rb"\xff\xd8\xff"),
+    _PNG: re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "GIF": re.compile(rb"GIF8[79]a"),
+    "WebP": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
+    "BMP": re.compile(rb"BM.{4}\0{4}", re.DOTALL),
+    "TIFF": re.compile(rb"II\*\0|MM\0\*"),
+    "HEIC or AVIF": re.compile(rb".{4}ftyp", re.DOTALL),
+    "SVG or XML": re.compile(rb"\s*<(svg|\?xml)"),
+}
+_SHOWN_BYTES: Final = 16
+#: Offset in a PNG of the number of bits of each channel.
+_PNG_BITS: Final = 24
+#: The tag of EXIF that says how a camera was held.
+_ORIENTATION: Final = 0x0112
+#: A JPEG is decoded at an eighth, a quarter or half of its size where this many times the wanted size is left.
+_DRAFT_MARGIN: Final = 2
+#: Difference of a value that other releases of the decoder may make: two of 255 levels.
+_TOLERANCE: Final = 2 / 255
+#: What Pillow raises for files that break their format.
+_BROKEN: Final = (OSError, SyntaxError, ValueError, EOFError, OverflowError, IndexError, TypeError, KeyError)
+
+
+class ImagePreprocessor:
+    """Images (BYTES, [-1, 1]) to pixels (FP32, [-1, channels, size, size]); see :class:`ImagePreprocess`.
+
+    Resizing and normalising compute what torchvision's ``Resize``, ``CenterCrop``, ``ToTensor`` and ``Normalize`` do on
+    Pillow images. Images are turned upright by their EXIF orientation; CMYK becomes RGB as in Pillow's ``convert``.
+    Refused are other formats, broken files, animations, 16 bits in a channel, and pixels that are not opaque.
+
+    Raises:
+        BackendError: Pillow is not installed.
+    """
+
+    largest: float | None = None
+    slow = True
+
+    def __init__(self, config: ImagePreprocess) -> None:
+        try:
+            from PIL import Image, JpegImagePlugin, PngImagePlugin
+        except ImportError as error:
+            fix = "Install the extra 'images'."
+            raise BackendError("pillow", given=Literally(error), expected="an importable package", fix=fix) from None
+        self.inputs, self.outputs = config.inputs, config.outputs
+        # JPEG does not define its decoder to the last bit.
+        self.tolerance = _TOLERANCE / min(config.std)
+        self._config = config
+        # The classes, because Image.open would check the size against a limit of its own.
+        self._readers: dict[str, type[ImageFile]] = {
+            _JPEG: JpegImagePlugin.JpegImageFile,
+            _PNG: PngImagePlugin.PngImageFile,
+        }
+        self._filter = Image.Resampling[config.interpolation.upper()]
+        turns = Image.Transpose
+        self._upright = {
+            2: turns.FLIP_LEFT_RIGHT,
+            3: turns.ROTATE_180,
+            4: turns.FLIP_TOP_BOTTOM,
+            5: turns.TRANSPOSE,
+            6: turns.ROTATE_270,
+            7: turns.TRANSVERSE,
+            8: turns.ROTATE_90,
+        }
+        self._mode = "RGB" if config.colours == "rgb" else "L"
+        self._mean, self._std = (np.array(values, np.float32)[:, None, None] for values in (config.mean, config.std))
+
+    def __call__(self, *images: Array) -> dict[str, Array]:
+        """Return the pixels of images; raise an InvalidRequest that names the row of the first that is refused."""
+        rows, name = images[0].ravel().tolist(), self.inputs[0].name
+        place = f"image in input {name!r}"
+        pixels = [self.read(data, f"{place} row {row}" if len(rows) > 1 else place) for row, data in enumerate(rows, 1)]
+        return {self.outputs[0]: np.stack(pixels)}
+
+    def read(self, data: bytes, subject: str) -> Array:
+        """Return the pixels of one image, [channels, size, size]; raise an InvalidRequest about ``subject``."""
+        if len(data) > self._config.max_bytes:
+            given, expected = f"{len(data)} bytes", f"at most {self._config.max_bytes}"
+            raise _refused(subject, given, expected, "Scale it down, or compress it more.")
+        kind = next((name for name, beginning in _BEGINNINGS.items() if beginning.match(data)), "")
+        if kind not in self._readers:
+            given = kind or f"bytes that begin with {data[:_SHOWN_BYTES]!r}"
+            raise _refused(subject, given, "JPEG or PNG", "Convert the image, and send the bytes of its file.")
+        try:
+            image = self._readers[kind](BytesIO(data))
+            self._check(image, data, subject)
+            square = self._square(image, subject)
+        except _BROKEN as error:
+            raise _refused(subject, f"{error}", f"a complete {kind}", "Send the file's bytes unchanged.") from None
+        planes = square.reshape(*square.shape[:2], -1).transpose(2, 0, 1)
+        return np.ascontiguousarray((np.divide(planes, 255, dtype=np.float32) - self._mean) / self._std)
+
+    def _check(self, image: ImageFile, data: bytes, subject: str) -> None:
+        """Refuse by the header, before any pixel is decoded."""
+        most = self._config.max_pixels
+        for what, (width, height) in (("", image.size), (" after the resize", self._resized(image.size))):
+            if width * height > most:
+                given, expected = f"{width} x {height} pixels{what}", f"at most {most} pixels"
+                raise _refused(subject, given, expected, "Scale it down, or crop it.")
+        if getattr(image, "is_animated", False):
+            raise _refused(subject, "an animated PNG", "a single picture", "Send one of its frames.")
+        if image.format == _PNG and data[_PNG_BITS] == 16:
+            raise _refused(subject, "16 bits in a channel", "at most 8", "Convert it to 8 bits.")
+
+    def _square(self, image: ImageFile, subject: str) -> Array:
+        """Return an image in its final size, uint8 [size, size] or [size, size, channels]."""
+        size, (width, height) = self._config.size, self._resized(image.size)
+        least = _DRAFT_MARGIN * min(width, height)
+        draft = image.draft(None, (least, least))  # of a JPEG only
+        image.load()
+        if image.has_transparency_data and image.convert("RGBA").getchannel("A").getextrema()[0] != 255:
+            raise _refused(subject, "transparent pixels", "an opaque image", "Put it on a background.")
+        plain = image.convert(self._mode)
+        plain = plain.resize((width, height), self._filter, box=draft[1] if draft else None)
+        turn = self._upright.get(_orientation(image))
+        plain = plain if turn is None else plain.transpose(turn)
+        left, top = (round((side - size) / 2) for side in plain.size)
+        return np.asarray(plain.crop((left, top, left + size, top + size)))
+
+    def _resized(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return width and height after the resize, before the crop."""
+        if self._config.resize == "stretch":
+            return self._config.size, self._config.size
+        side, shorter = self._config.shorter_side or self._config.size, min(size)
+        width, height = (side * other // shorter for other in size)
+        return width, height
+
+
+def _orientation(image: ImageFile) -> int:
+    """Return the EXIF orientation, 1 to 8; 1, upright, if there is none that can be read."""
+    try:
+        return int(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # a broken EXIF raises many types, and browsers show such images as they are stored
+        return 1
+
+
+def _refused(subject: str, given: str, expected: str, fix: str) -> InvalidRequest:
+    return InvalidRequest(subject, given=Literally(given), expected=expected, fix=fix)
