@@ -41,7 +41,9 @@ def data_directory(task: str, data_dir: Path) -> Path | None:
 
 
 def data_of(config: RunConfig | None, data_dir: Path) -> Path | None:
-    """Return the directory with the data of a run; None if its task reads no files, or is unknown."""
+    """Return the path of the data of a run; None if its task reads no files, or is unknown."""
+    if config and config.own_data:
+        return Path(config.own_data.path)
     return data_directory(config.arguments.get("task", ""), data_dir) if config else None
 
 

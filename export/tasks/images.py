@@ -6,8 +6,10 @@ import copy
 import gzip
 import importlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,7 +25,8 @@ from export.transformer import LayerShape, TransformerConfig
 TRAIN, TEST = "train", "t10k"
 _MNIST_FIX = "Get the files of MNIST, t10k-images-idx3-ubyte.gz and so on, into mnist/ of --data-dir."
 _FOLDER_FIX = "Give a directory with a directory of images for each class."
-_ENDINGS = (".jpg", ".jpeg", ".png")
+#: Of the files in a folder of images.
+ENDINGS = (".jpg", ".jpeg", ".png")
 _UNSIGNED_BYTES = 8
 
 
@@ -125,8 +128,8 @@ class ImageFolder:
         except ImportError as error:
             fix = "Install it with 'pip install pillow'."
             raise DataError("images", given=Literally(error), expected="Pillow", fix=fix) from None
-        directory = Path(directory)
-        found = sorted(path for path in directory.glob("*/*") if path.suffix.lower() in _ENDINGS)
+        self.directory = directory = Path(directory)
+        found = sorted(path for path in directory.glob("*/*") if path.suffix.lower() in ENDINGS)
         if not found:
             given = Literally("no images")
             raise DataError(f"{directory}", given=given, expected="CLASS/NAME.jpg or .png", fix=_FOLDER_FIX)
@@ -143,38 +146,54 @@ class ImageFolder:
         self._keep(found, np.array([numbers[path.parent.name] for path in found], dtype=np.int64))
 
     def _keep(self, paths: Sequence[Path], targets: Array) -> None:
-        self._paths, self.targets = paths, targets
+        self.paths, self.targets = tuple(paths), targets
         self.lengths = np.ones(len(paths), dtype=np.int64)
 
     @property
     def keys(self) -> tuple[str, ...]:
         """Class and name of each image, the key for draws and hold-outs."""
-        return tuple(f"{path.parent.name}/{path.name}" for path in self._paths)
+        return tuple(f"{path.parent.name}/{path.name}" for path in self.paths)
 
     def take(self, rows: Array) -> ImageFolder:
         """Return the images with these indices, or of a mask [n]."""
         taken = copy.copy(self)
-        taken._keep([self._paths[row] for row in np.arange(len(self._paths))[rows]], self.targets[rows])
+        taken._keep([self.paths[row] for row in np.arange(len(self.paths))[rows]], self.targets[rows])
         return taken
 
     def batch(self, rows: Array) -> Batch:
         """Read images by their indices: pixels [N, 3, size, size]."""
-        pixels = np.stack([self._read(self._paths[row]) for row in rows])
+        pixels = np.stack([self._read(self.paths[row]) for row in rows])
         return Batch(torch.from_numpy(pixels), None, None, torch.from_numpy(self.targets[rows]))
+
+    def shorter_side(self, row: int) -> int:
+        """Decode an image by its index; return the pixels of its shorter side.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        with self._opened(self.paths[row]) as image:
+            image.load()
+            return int(min(image.size))
 
     def _read(self, path: Path) -> Array:
         size = self._size
+        with self._opened(path) as image:
+            scale = size / min(image.size)
+            # At least the size: rounding must not leave a black edge.
+            width, height = (max(size, round(scale * side)) for side in image.size)
+            resized = image.convert("RGB").resize((width, height), self._pillow.Resampling.BILINEAR)
+            left, top = (width - size) // 2, (height - size) // 2
+            square = np.asarray(resized.crop((left, top, left + size, top + size)))
+        return _centred(square.transpose(2, 0, 1), 255)
+
+    @contextmanager
+    def _opened(self, path: Path) -> Iterator[Any]:
         try:
             with self._pillow.open(path) as image:
-                scale = size / min(image.size)
-                # At least the size: rounding must not leave a black edge.
-                width, height = (max(size, round(scale * side)) for side in image.size)
-                resized = image.convert("RGB").resize((width, height), self._pillow.Resampling.BILINEAR)
-                left, top = (width - size) // 2, (height - size) // 2
-                square = np.asarray(resized.crop((left, top, left + size, top + size)))
+                yield image
         except (OSError, SyntaxError) as error:  # Pillow calls a broken PNG a syntax error
-            raise DataError(f"{path}", given=Literally(error), expected="an image", fix=_FOLDER_FIX) from None
-        return _centred(square.transpose(2, 0, 1), 255)
+            fix = f"Repair or remove it. {_FOLDER_FIX}"
+            raise DataError(f"{path}", given=Literally(error), expected="an image", fix=fix) from None
 
 
 def vit(

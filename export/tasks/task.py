@@ -13,6 +13,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from edge.errors import Literally, UsageError
+from export.own_data import OwnData
 from export.tasks.models import Architecture, Source
 from export.tasks.objectives import Head
 from export.tasks.predictions import Predicted
@@ -59,7 +60,11 @@ class Task(Protocol):
 
     @property
     def name(self) -> str:
-        """A name in :data:`export.tasks.NAMES`."""
+        """A name in :data:`export.tasks.NAMES`, or of own data."""
+
+    @property
+    def own_data(self) -> OwnData | None:
+        """A user's own data; None for a task of Fewheads."""
 
     @property
     def origin(self) -> str:
@@ -98,6 +103,7 @@ class TextTask(msgspec.Struct, frozen=True, kw_only=True):
     """Base of tasks on text, which start from a trained model and its tokenizer."""
 
     name: str
+    own_data: OwnData | None = None
 
     def source(self, model: Path | None, shape: Mapping[str, int]) -> Source:
         """Return the directory of a model; see :meth:`Task.source`."""
