@@ -9,6 +9,9 @@ import msgspec
 from edge.errors import Literally
 from export.errors import DataError
 
+#: In a description; a data set may have hundreds.
+_MOST_FILES = 8
+
 
 class DataFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A file of tables, or a folder of images.
@@ -68,6 +71,12 @@ class OwnData(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def name(self) -> str:
         """The name of the task: that of the file, or of the directory with a slash, which no other task has."""
         return Path(self.path).name + ("" if Path(self.path).suffix else "/")
+
+    @property
+    def origin(self) -> str:
+        """The files with their hashes, the first ones of many, for a provenance."""
+        shown = [f"{file.name} (SHA-256 {file.sha256})" for file in self.files[:_MOST_FILES]]
+        return f"own data: {', '.join(shown)}{', …' * (len(self.files) > _MOST_FILES)}"
 
     def located(self, data_dir: str | Path) -> OwnData:
         """Return the data with the paths where they are now: as recorded, or else below another directory.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,7 +34,7 @@ def training_curve(metrics: RunMetrics, headline: str) -> str:
     scores.legend()
     for axes in (losses, scores):
         axes.grid(alpha=0.3)
-        axes.locator_params(axis="x", integer=True)
+        axes.set_xticks(epochs[:: math.ceil(len(epochs) / 10)])
     return _svg(figure)
 
 
@@ -42,8 +43,8 @@ def reliability(classes: Classes) -> str:
     figure = new_figure(4.2, 4)
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color="0.6", linewidth=1)
-    x, y = ([value(one) for one in classes.bins] for value in (lambda b: b.confidence, lambda b: b.accuracy.value))
-    low, high = (np.array([one.accuracy.interval[side] for one in classes.bins]) for side in (0, 1))
+    x, y = np.array([(one.confidence, one.accuracy.value) for one in classes.bins]).T
+    low, high = np.array([one.accuracy.interval for one in classes.bins]).T
     axes.errorbar(x, y, yerr=np.maximum([y - low, high - y], 0), fmt="o", capsize=3)
     axes.set(xlabel="probability of the answer", ylabel="share of right answers", xlim=(0, 1.02), ylim=(0, 1.02))
     axes.grid(alpha=0.3)
@@ -97,7 +98,6 @@ def picture(colours: Array) -> str:
 
 def _svg(figure: Figure) -> str:
     data = io.StringIO()
-    # Without a date, the same report has the same bytes.
-    figure.savefig(data, format="svg", metadata={"Date": None})
+    figure.savefig(data, format="svg")
     text = data.getvalue()
     return text[text.index("<svg") :]

@@ -31,7 +31,7 @@ def image_task(data: OwnData) -> ImageTask:
     """Return the task of data that :func:`describe` returned."""
     return ImageTask(
         name=data.name,
-        origin=f"own images, {', '.join(f'{file.name} (SHA-256 {file.sha256})' for file in data.files)}",
+        origin=data.origin,
         shape=ImageShape(data.image_size, 3),
         patch_size=_patch_size(data.image_size),
         read=partial(_read, data),

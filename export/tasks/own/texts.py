@@ -43,7 +43,7 @@ class OwnTextTask(SentenceTask, frozen=True, kw_only=True):
     @property
     def origin(self) -> str:
         """See :class:`export.tasks.sentences.SentenceTask`, as for the following."""
-        return f"own data, {', '.join(f'{file.name} (SHA-256 {file.sha256})' for file in self.own_data.files)}"
+        return self.own_data.origin
 
     @property
     def description(self) -> str:
