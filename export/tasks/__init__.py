@@ -1,4 +1,4 @@
-"""Tasks to fine-tune on: GLUE, SQuAD and images, with their official metrics.
+"""Tasks to fine-tune on: GLUE, SQuAD and images with their official metrics, and a user's own data (``own``).
 
 Data are not part of the project. :data:`DATA` has the files of each task below ``--data-dir``, and their sources. If
 the training file is missing, dev is a quarter of XQuAD's articles for SQuAD, and a fifth of ``t10k`` for MNIST.

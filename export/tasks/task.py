@@ -1,6 +1,6 @@
 """The interface of a task: from data to rows, and from predictions to metrics.
 
-GLUE, SQuAD and images each implement :class:`Task` in a file of their own; :mod:`export.tasks.registry` lists them.
+GLUE, SQuAD, images and own data each implement :class:`Task`; :mod:`export.tasks.registry` finds them.
 """
 
 from __future__ import annotations

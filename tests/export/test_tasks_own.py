@@ -22,7 +22,7 @@ ROWS = [
 def write(path, columns, rows, delimiter=","):
     lines = [delimiter.join(columns), *(delimiter.join(map(str, row)) for row in rows)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n")
+    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
     return path
 
 
@@ -57,7 +57,7 @@ def test_every_format_gives_the_same_examples(name, tmp_path):
 def test_a_saved_data_set_has_its_splits_and_class_names_and_its_unlabelled_split_is_left_out():
     pytest.importorskip("pyarrow")
     data, splits = read(MADE / "saved")
-    assert (data.name, data.labels, list(splits.dev)) == ("saved/", ("bad", "good"), ["validation"])
+    assert (data.name, data.labels, list(splits.dev)) == ("saved/", ("good", "bad"), ["validation"])
     assert [(file.split, file.name.split("/")[0], file.rows) for file in data.files] == [
         ("train", "train", 20),
         ("train", "train", 20),
@@ -65,7 +65,7 @@ def test_a_saved_data_set_has_its_splits_and_class_names_and_its_unlabelled_spli
         ("", "test", 4),
     ]
     assert splits.dev["validation"].texts[1] == ("the film 1 was good",)
-    assert splits.dev["validation"].targets.tolist() == [0, 1] * 6
+    assert splits.dev["validation"].targets.tolist() == [1, 0] * 6
     in_train = set(splits.train.texts) & set(splits.dev["validation"].texts)
     assert [(one.name, one.in_train) for one in data.splits] == [
         ("train", None),
@@ -103,6 +103,13 @@ def test_the_label_column_decides_between_classes_and_values(tmp_path):
     (name,) = (texts[0] for texts in splits.train.texts[:1])
     assert splits.train.targets[0] == int(name.split()[1]) % 2
     assert read(table("words.csv", [row[1] for row in ROWS]), labels=("good", "bad"))[0].values == ("good", "bad")
+
+
+def test_cells_of_tsv_are_taken_as_they_are(tmp_path):
+    odd = [(f'" the \u2028 film\r was "good {row}', "good") for row in range(20)]
+    _, splits = read(write(tmp_path / "odd.tsv", ("text", "label"), [*odd, *ROWS], "\t"))
+    texts = {texts[0] for one in (splits.train, *splits.measured.values()) for texts in one.texts}
+    assert texts == {text for text, _ in (*odd, *ROWS)}
 
 
 def test_columns_of_pairs_and_own_names(tmp_path):
@@ -145,6 +152,12 @@ GOOD = "".join(f"{text},{label}\n" for text, label in ROWS)
         ("x.csv", "text,text,label\na,b,c\n", {}, "heading: got 'text', expected it once"),
         ("x.csv", HEAD, {}, "got no rows, expected one at least, below the heading"),
         ("x.csv", HEAD + "a,yes\n" * 9, {}, "column label: got the one class 'yes' in 9 rows"),
+        (
+            "x.csv",
+            HEAD + "a,good\nb,bad\n" * 9,
+            {},
+            r"class 'bad': got no examples left to train on, .*held out together",
+        ),
         ("x.csv", HEAD + GOOD + "a,god\n", {}, "column label: got 'god' 1 times, expected 5 or more for each class"),
         (
             "x.csv",

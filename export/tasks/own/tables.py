@@ -65,46 +65,46 @@ def _read_csv(path: Path) -> Table:
     text = _text(path)
     # Spreadsheets write semicolons where the comma is the decimal point; a heading has no commas of its own then.
     heading = text.partition("\n")[0]
-    return _delimited(path, text, ";" if heading.count(";") > heading.count(",") else ",", csv.QUOTE_MINIMAL)
+    delimiter = ";" if heading.count(";") > heading.count(",") else ","
+    return _with_heading(path, _csv_records(path, text, delimiter), "Quote cells that hold the delimiter.")
 
 
 def _read_tsv(path: Path) -> Table:
-    return _delimited(path, _text(path), "\t", csv.QUOTE_NONE)
+    # Not splitlines(), and no text mode: cells may hold U+2028 or a lone "\r".
+    lines = (line.removesuffix("\r") for line in _text(path).split("\n"))
+    records = ((number, line.split("\t")) for number, line in enumerate(lines, 1) if line)
+    return _with_heading(path, records, "Quotes mean nothing in .tsv.")
 
 
-def _delimited(path: Path, text: str, delimiter: str, quoting: Any) -> Table:
-    names: list[str] = []
-    columns: list[list[str]] = []
-    lines = []
-    for line, cells in _records(path, text, delimiter, quoting):
-        if not names:
-            names = [cell.strip() for cell in cells]
-            _check_names(path, names)
-            columns = [[] for _ in names]
-            continue
-        if len(cells) != len(names):
-            quotes = "Quotes mean nothing in .tsv." if quoting == csv.QUOTE_NONE else "Quote cells with a delimiter."
-            given, expected = Literally(f"{len(cells)} cells"), f"{len(names)}, as in the heading"
-            raise DataError(f"{path} line {line}", given=given, expected=expected, fix=f"Repair the line. {quotes}")
-        lines.append(line)
-        for column, cell in zip(columns, cells, strict=True):
-            column.append(cell)
-    return _checked(Table(path, dict(zip(names, columns, strict=True)), lines, {}))
-
-
-def _records(path: Path, text: str, delimiter: str, quoting: Any) -> Iterator[tuple[int, list[str]]]:
+def _csv_records(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the line where each record begins, and its cells; empty lines are left out."""
-    # newline="": a lone "\r" or U+2028 is a part of its cell, and quoted cells keep their line ends.
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting, strict=True)
+    # newline="": quoted cells keep their line ends.
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     line = 1
     try:
         for cells in reader:
-            if cells and cells != [""]:
+            if cells:
                 yield line, cells
             line = reader.line_num + 1
     except csv.Error as error:
         fix = "Repair it: a quote within a quoted cell is doubled, and a quoted cell must end."
         raise DataError(f"{path} line {line}", given=Literally(error), expected="a row of CSV", fix=fix) from None
+
+
+def _with_heading(path: Path, records: Iterator[tuple[int, list[str]]], rule: str) -> Table:
+    """Return the table of records, of which the first has the names of the columns; ``rule`` is for the message."""
+    names = [cell.strip() for cell in next(records, (1, []))[1]]
+    _check_names(path, names)
+    columns: list[list[str]] = [[] for _ in names]
+    lines = []
+    for line, cells in records:
+        if len(cells) != len(names):
+            given, expected = Literally(f"{len(cells)} cells"), f"{len(names)}, as in the heading"
+            raise DataError(f"{path} line {line}", given=given, expected=expected, fix=f"Repair the line. {rule}")
+        lines.append(line)
+        for column, cell in zip(columns, cells, strict=True):
+            column.append(cell)
+    return _checked(Table(path, dict(zip(names, columns, strict=True)), lines, {}))
 
 
 def _read_jsonl(path: Path) -> Table:

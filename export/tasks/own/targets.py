@@ -31,7 +31,7 @@ class Targets(NamedTuple):
     labels: tuple[str, ...]
 
 
-def targets_of(rows: Rows, column: str, names: Sequence[str], regression: bool | None, known: bool) -> Targets:
+def targets_of(rows: Rows, column: str, names: Sequence[str], regression: bool | None, known: Sequence[str]) -> Targets:
     """Decide what a label column holds.
 
     Numbers are values if one of them is not whole, or if there are more than twenty distinct ones; all else is classes.
@@ -40,7 +40,7 @@ def targets_of(rows: Rows, column: str, names: Sequence[str], regression: bool |
         names: of the classes in the order of their numbers, as given; for the classes 0, 1, … other names. Empty sorts
             those in the data.
         regression: as given; None decides.
-        known: whether the file itself names the classes.
+        known: classes in the order of their numbers, as the file names them; empty where it does not.
 
     Raises:
         DataError: numbers and text are mixed, there is one class, or a class has too few examples.
@@ -61,7 +61,8 @@ def targets_of(rows: Rows, column: str, names: Sequence[str], regression: bool |
         if len(counts) < 2:
             _refuse_one(column, rows)
         return Targets((), ())
-    values = tuple(sorted(counts, key=lambda value: (numbers.get(value, math.inf), value)))
+    ordered = known or sorted(counts, key=lambda value: (numbers.get(value, math.inf), value))
+    values = tuple(value for value in ordered if value in counts)
     labels = tuple(names) or values
     if names:
         numbered = values == tuple(map(str, range(len(names)))) and not set(names) & set(values)
@@ -71,22 +72,22 @@ def targets_of(rows: Rows, column: str, names: Sequence[str], regression: bool |
     return Targets(values, labels)
 
 
-def check_classes(counts: Mapping[str, int], subject: str, fewest: int = _FEWEST) -> None:
-    """Raise a DataError for a single class, for too many, or for one with fewer than ``fewest`` examples."""
+def check_classes(counts: Mapping[str, int], subject: str) -> None:
+    """Raise a DataError for a single class, for too many, or for one with fewer than :data:`_FEWEST` examples."""
     total = sum(counts.values())
     if len(counts) < 2:
         given, expected = Literally(f"the one class {next(iter(counts))!r} in {total} rows"), "two classes or more"
         raise DataError(subject, given=given, expected=expected, fix="Give data with several classes.")
-    rare = sorted((value for value in counts if counts[value] < fewest), key=lambda value: counts[value])
+    rare = sorted((value for value in counts if counts[value] < _FEWEST), key=lambda value: counts[value])
     if len(counts) > _MOST_CLASSES or len(rare) > len(counts) / 2:
         given = Literally(f"{len(counts):,} distinct labels in {total:,} rows")
-        expected = f"at most {_MOST_CLASSES:,} classes with {fewest} examples or more each"
+        expected = f"at most {_MOST_CLASSES:,} classes with {_FEWEST} examples or more each"
         fix = "Name the column of the classes with --label, or give --regression for numbers to predict."
         raise DataError(subject, given=given, expected=expected, fix=fix)
     if rare:
         shown = ", ".join(f"{value!r} {counts[value]} times" for value in rare[:5]) + ", …" * (len(rare) > 5)
         fix = "Give more examples, remove these rows, or correct the labels if they are misspelt."
-        raise DataError(subject, given=Literally(shown), expected=f"{fewest} or more for each class", fix=fix)
+        raise DataError(subject, given=Literally(shown), expected=f"{_FEWEST} or more for each class", fix=fix)
 
 
 def class_numbers(rows: Rows, column: str, values: Sequence[str]) -> Array:

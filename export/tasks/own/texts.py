@@ -17,7 +17,7 @@ from export.tasks.examples import DEV_SEED, DEV_SHARE, Examples, held_out, split
 from export.tasks.own.columns import Columns, Rows, columns_of, rows_of
 from export.tasks.own.files import DEV, Found, find
 from export.tasks.own.tables import Table, read_table
-from export.tasks.own.targets import check_classes, class_numbers, targets_of, values_of
+from export.tasks.own.targets import class_numbers, targets_of, values_of
 from export.tasks.sentences import TRAIN, SentenceTask, Splits
 
 
@@ -96,13 +96,15 @@ def describe(data: OwnData, choices: Choices) -> OwnData:
             fix = "Give labelled data, or name another column with --label."
             expected = f"labels in the column {columns.label}"
             raise DataError(f"{tables[name][0].path}", given=Literally("none"), expected=expected, fix=fix)
-    known = columns.label in tables[TRAIN][0].classes
+    known = tables[TRAIN][0].classes.get(columns.label, ())
     targets = targets_of(rows[TRAIN], columns.label, choices.labels, choices.regression, known)
     splits = _splits(rows, columns.label, targets.values)
-    if targets.values:
-        counts = np.bincount(splits.train.targets, minlength=len(targets.values)).tolist()
-        left = dict(zip(targets.values, counts, strict=True))
-        check_classes(left, f"column {columns.label} without what is held out", fewest=1)
+    counts = np.bincount(splits.train.targets, minlength=len(targets.values)) if targets.values else ()
+    for value, count in zip(targets.values, counts, strict=True):
+        if not count:
+            given, expected = Literally("no examples left to train on"), "some beside those that are held out"
+            fix = "Give more examples of it, with texts that differ: rows with equal texts are held out together."
+            raise DataError(f"{data.path} class {value!r}", given=given, expected=expected, fix=fix)
     return msgspec.structs.replace(
         data,
         texts=columns.texts,
