@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -97,7 +98,12 @@ def picture(colours: Array) -> str:
 
 
 def _svg(figure: Figure) -> str:
+    from matplotlib import rc_context
+
     data = io.StringIO()
-    figure.savefig(data, format="svg")
+    # The browser's fonts have letters that matplotlib's lacks, which it warns of while it arranges the figure.
+    with rc_context({"svg.fonttype": "none"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")
+        figure.savefig(data, format="svg")
     text = data.getvalue()
     return text[text.index("<svg") :]

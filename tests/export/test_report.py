@@ -6,8 +6,10 @@ import pytest
 import sklearn.metrics
 
 from edge.errors import UsageError
+from export.intervals import Mean
 from export.report.cli import report
-from export.report.numbers import calibration_error
+from export.report.figures import confusion
+from export.report.numbers import Classes, ClassRow, calibration_error
 from export.runs import REPORT, is_run
 from export.tasks.predictions import read_predictions
 from tests.support.task_data import invoke
@@ -50,6 +52,15 @@ def test_the_report_of_a_run_on_glue_has_the_numbers_of_its_predictions(place, t
     assert len(re.findall("<svg", page)) == 5  # the curve, and confusion and calibration of both splits
     assert not re.findall(r"<script|(?:src|href)=\"(?!data:|#)", page)
     assert "also in the training set" in invoke(report, run, "--data-dir", place, "--out", out, "--replace")
+
+
+def test_labels_of_any_script_are_escaped_in_figures():
+    rows = tuple(ClassRow(label, 1, 1, 1, None, None, 0.0) for label in ("<b>&", "日本", "$x"))
+    drawn = confusion(
+        Classes("日本", Mean(0, (0, 0)), rows, ((1, 0, 0), (0, 1, 0), (0, 1, 0)), Mean(0, (0, 0)), (), ())
+    )
+    assert "&lt;b&gt;&amp;</text>" in drawn
+    assert drawn.count("日本</text>") == drawn.count("$x</text>") == 2
 
 
 def test_pages_are_not_replaced_or_written_into_other_files_of_a_run(place, tmp_path):

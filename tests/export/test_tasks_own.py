@@ -156,7 +156,7 @@ GOOD = "".join(f"{text},{label}\n" for text, label in ROWS)
             "x.csv",
             HEAD + "a,good\nb,bad\n" * 9,
             {},
-            r"class 'bad': got no examples left to train on, .*held out together",
+            r"class 'bad': got no examples left to train on, .*held out",
         ),
         ("x.csv", HEAD + GOOD + "a,god\n", {}, "column label: got 'god' 1 times, expected 5 or more for each class"),
         (
