@@ -63,31 +63,43 @@ def test_a_run_on_own_data_has_a_report_with_escaped_texts_and_duplicates(tuned)
     assert found["splits"][1]["classes"]["majority"] in ("dislike", "like")
 
 
-def test_a_run_on_own_data_is_reduced_planned_compared_exported_and_routed(tuned):
-    run = tuned / "reviews"
-    plans = json.loads(invoke(plan, run, *CALIBRATION, "--json"))["plans"]
-    invoke(reduce, run, *CALIBRATION, "--out", tuned / "lean")
+@pytest.fixture(scope="module")
+def taught(tuned):
+    """The directory of that run with a smaller one, ``taught``, that had it as its teacher."""
+    invoke(reduce, tuned / "reviews", *CALIBRATION, "--out", tuned / "lean")
     data = ("--data", tuned / "reviews.csv", "--dev", tuned / "dev.csv", "--label", "stars")
-    teaching = ("--teacher", run, "--model", tuned / "lean", "--epochs", 1, "--name", "taught")
+    teaching = ("--teacher", tuned / "reviews", "--model", tuned / "lean", "--epochs", 1, "--name", "taught")
     invoke(finetune, *data, *teaching, "--out", tuned, *TUNING, "--no-report")
-    assert not (tuned / "taught" / REPORT).exists()
-    small = open_model(tuned / "taught").transformer.config.layers
-    assert small == open_model(tuned / "lean").transformer.config.layers
-    assert len(plans[0]["layers"]) == len(small)
+    return tuned
+
+
+def test_a_run_on_own_data_is_planned_reduced_and_taught(taught):
+    assert not (taught / "taught" / REPORT).exists()
+    small, lean, full = (open_model(taught / name).transformer.config for name in ("taught", "lean", "reviews"))
+    assert small.layers == lean.layers != full.layers
+    assert read_config(taught / "lean").own_data == read_config(taught / "reviews").own_data
+    plans = json.loads(invoke(plan, taught / "reviews", *CALIBRATION, "--json"))["plans"]
+    assert [layer["ffn_dim"] for layer in plans[0]["layers"]] == [shape.ffn_dim for shape in lean.layers]
+
+
+def test_runs_on_own_data_are_exported_with_their_labels_and_texts_and_routed(taught):
+    runs = (taught / "reviews", taught / "taught")
     tiers = ("--tier-name", "x1", "--tier-name", "lean", "--artifacts", "onnxruntime")
-    invoke(export, run, tuned / "taught", "--repository", tuned / "models", "--name", "reviews", *tiers)
-    bundle = Bundle.open(tuned / "models" / "reviews-1")
+    invoke(export, *runs, "--repository", taught / "models", "--name", "reviews", *tiers)
+    bundle = Bundle.open(taught / "models" / "reviews-1")
     assert bundle.manifest.postprocess.labels == ("dislike", "like")
     assert bundle.manifest.description == "reviews.csv: dislike or like"
     assert "reviews.csv (SHA-256 " in bundle.manifest.provenance.data
-    texts = {text for text, _ in make_sentiment(360)}
-    golden = [text.decode() for text in bundle.golden.raw["text"].ravel()]
-    assert set(golden) <= texts
-    routed = json.loads(invoke(route, run, tuned / "taught", "--cost-ratio", 0.5, "--json"))
-    assert [split["items"] for split in routed["splits"]][1] == 62
-    options = ("--only", "literal", "--epochs", 1, "--seeds", 1, "--limit", 200, "--calls", 5, "--no-plots")
-    compared = json.loads(invoke(compare, run, "--out", tuned / "compared", *options, "--no-lengths", "--json"))
-    assert compared["settings"]["task"] == "reviews.csv"
+    golden = {text.decode() for text in bundle.golden.raw["text"].ravel()}
+    assert golden <= {text for text, _ in make_sentiment(360)}
+    routed = json.loads(invoke(route, *runs, "--cost-ratio", 0.5, "--json"))
+    assert (routed["task"], routed["splits"][1]["items"]) == ("reviews.csv", 62)
+
+
+def test_mechanisms_are_compared_on_own_data(tuned):
+    options = ("--only", "literal", "--epochs", 1, "--limit", 200, "--calls", 5, "--no-plots", "--no-lengths")
+    compared = json.loads(invoke(compare, tuned / "reviews", "--out", tuned / "compared", *options, "--json"))
+    assert (compared["settings"]["task"], compared["metric"]) == ("reviews.csv", "macro_f1")
 
 
 def test_values_and_pairs(tuned, tmp_path):
