@@ -11,6 +11,7 @@ from typing import Any, cast
 import click
 
 from edge import __version__
+from edge.cli.groups import grouped
 from edge.errors import FewheadsError, Literally, UsageError
 
 _EPILOG = """Exit codes: 0 done, 1 failed, 2 wrong usage, 3 broken bundle, 4 golden check failed, 5 runtime missing or
@@ -31,7 +32,20 @@ class _Commands(click.Group):
             ctx.exit(130)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [point.name for point in entry_points(group="fewheads.commands")]
+        groups = grouped(point.name for point in entry_points(group="fewheads.commands"))
+        return [name for group in groups.values() for name in group]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        names = self.list_commands(ctx)
+        widest = max(map(len, names))
+        limit = formatter.width - widest - 4  # the columns' indent and gap
+        for heading, group in grouped(names).items():
+            commands = [(name, self.get_command(ctx, name)) for name in group]
+            with formatter.section(heading):
+                # Names as wide as the widest, so that the descriptions of all groups are aligned.
+                formatter.write_dl(
+                    [(f"{name:{widest}}", each.get_short_help_str(limit)) for name, each in commands if each]
+                )
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         points = entry_points(group="fewheads.commands", name=cmd_name)

@@ -26,7 +26,9 @@ from export.options import (
 from export.outputs import check_run
 from export.report.cli import write_reports
 from export.tasks import DATA, NAMES, data_directory
+from export.tasks.options import distillation_of, distillation_options, epochs_option, rate_option
 from export.tasks.own.options import OwnOptions, own_data_options
+from export.tasks.recipe import MAX_LENGTH, Recipe
 from export.training.watch import watching
 
 # torch takes seconds to import, so only the commands' bodies do it.
@@ -60,18 +62,19 @@ class _TaskName(click.Choice[str]):
 @click.option("--depth", type=click.IntRange(1), show_default="4", help="Layers of a new ViT.")
 @click.option("--heads", type=click.IntRange(1), show_default="4", help="Heads in each layer of a new ViT.")
 @data_dir_option
-@click.option("--epochs", type=click.IntRange(1), default=3, show_default=True, help="All run; the best one is kept.")
-@click.option(
-    "--lr", type=click.FloatRange(0, min_open=True), default=5e-5, show_default=True, help="Peak learning rate."
-)
+@epochs_option()
+@rate_option
 @click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Examples per step.")
-@precision_option(default="fp32")
+@precision_option()
 @device_option
-@click.option("--max-length", type=click.IntRange(8, 512), default=128, show_default=True, help="Tokens per text.")
+@click.option(
+    "--max-length", type=click.IntRange(8, 512), default=MAX_LENGTH, show_default=True, help="Tokens per text."
+)
 @seed_option("For new weights and the order of examples.")
 @seeds_option
 @click.option("--limit", type=click.IntRange(1), help="Train on at most so many examples; all by default.")
 @click.option("--teacher", type=DIRECTORY, help="A run on the same task as the teacher of a distillation.")
+@distillation_options
 @click.option("--name", help="Name of the run's directory.  [default: the name of the task, or of the data]")
 @runs_option("the run, which becomes OUT/NAME")
 @tensorboard_option
@@ -101,6 +104,7 @@ def finetune(
     seeds: int,
     limit: int | None,
     teacher: Path | None,
+    distillation: dict[str, float],
     name: str | None,
     out: Path,
     tensorboard: Path | None,
@@ -115,6 +119,7 @@ def finetune(
     """
     chosen = _chosen(task, own)
     name = _checked_name(name if name is not None else chosen if isinstance(chosen, str) else chosen.resolve().stem)
+    how = distillation_of(distillation, teacher)
     runs = {one: out / run for one, run in seeded(name, seed, seeds).items()}
     place = data_directory(chosen, data_dir) if isinstance(chosen, str) else chosen
     inputs = {"--model": model, "--teacher": teacher, "the data in": place, "--dev": own.dev}
@@ -123,7 +128,6 @@ def finetune(
     with loading_torch():
         from export.intervals import pooled
         from export.tasks.own.task import own_task
-        from export.tasks.recipe import Recipe
         from export.tasks.registry import TASKS
         from export.tasks.run import finetune_run, prepare
     on = TASKS[chosen] if isinstance(chosen, str) else own_task(own.describe(chosen))
@@ -132,7 +136,7 @@ def finetune(
         source = on.source(model, {name: value for name, value in shape.items() if value is not None})
         reader = on.reader(source)
         data = prepare(on, data_dir, reader, max_length=max_length, limit=limit)
-    recipe = Recipe(epochs=epochs, batch_size=batch, peak_learning_rate=lr, precision=precision)
+    recipe = Recipe(epochs=epochs, batch_size=batch, peak_learning_rate=lr, precision=precision, distillation=how)
     trained = []
     for one, run in runs.items():
         with watching(run.name) as watch:

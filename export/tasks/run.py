@@ -22,6 +22,7 @@ from export.tasks.objectives import Head
 from export.tasks.predictions import Predicted, encode_predictions
 from export.tasks.recipe import Recipe
 from export.tasks.task import Data, Reader, Task
+from export.tasks.teacher import Teacher
 from export.training.device import DeviceName, device_of
 from export.training.observer import SILENT, Observer
 from export.training.recipe import Precision
@@ -61,7 +62,7 @@ def finetune_run(
     seed: int,
     max_length: int,
     data_dir: str | Path | None = None,
-    teacher: str | Path | None = None,
+    teacher: str | Path | Teacher | None = None,
     device: DeviceName = "cpu",
     tensorboard: Path | None = None,
     observer: Observer = SILENT,
@@ -75,7 +76,7 @@ def finetune_run(
         directory: path of the new run; an earlier run there is replaced when this one is done.
         seed: of new weights and of the order of the examples.
         data_dir: recorded in the run, so that later commands find the data.
-        teacher: a run on the same task, for distillation.
+        teacher: a run on the same task, for distillation; or its outputs on the same data, for several students.
         tensorboard: a directory for TensorBoard's events.
 
     Raises:
@@ -88,6 +89,8 @@ def finetune_run(
     _check_lengths(data, config)
     architecture = task.architecture(config, data.labels, max_length)
     model = with_head(found, architecture, seed).to(place)
+    model.transformer.set_dropout(recipe.dropout)
+    model.transformer.embeddings.requires_grad_(not recipe.frozen_embeddings)
     files = RunFiles(Path(directory), tensorboard)
     objective = TaskObjective(
         model,
@@ -96,7 +99,7 @@ def finetune_run(
         seed=seed,
         evaluate=lambda: task.predict(model, data.holdout).score(task.headline),
         metric=task.headline,
-        teacher=_teacher(task, teacher, model, data.labels).to(place) if teacher else None,
+        teacher=_teacher(task, teacher, model, data.labels).to(place) if isinstance(teacher, (str, Path)) else teacher,
     )
     tuned = train(objective, recipe, seed=seed, state=files.state, log=files.log, observer=observer)
     predictions = predict_splits(task, model, data)

@@ -61,8 +61,8 @@ OWNERS: dict[str, tuple[str, ...]] = {
 USERS_OF_MESSAGES = {"serving", "telemetry", "rpc", "rest", "client", "load"}
 #: The parts of edge/ that the workstation uses: it writes bundles, and neither serves nor calls a server.
 FOR_EXPORT = {
-    *("", "__version__", "errors", "datatypes", "files", "runner", "bundles", "runtimes", "instruments", "profiling"),
-    *("programs", "protocol", "cli"),
+    *("", "__version__", "errors", "datatypes", "files", "child", "runner", "bundles", "runtimes", "instruments"),
+    *("profiling", "programs", "protocol", "cli"),
 }
 
 
@@ -108,7 +108,8 @@ def test_few_files_read_the_environment() -> None:
         or (isinstance(node, ast.ImportFrom) and {alias.name for alias in node.names} & names)
     }
     script = "export/language/generate_mathematics.py"  # it starts itself again with a fixed seed of hashes
-    assert readers == {"edge/runtimes/cache.py", "edge/health/systemd.py", "edge/cli/checks.py", script}
+    jobs = "export/parallel/process.py"  # each has one thread, and may have a GPU of its own
+    assert readers == {"edge/runtimes/cache.py", "edge/health/systemd.py", "edge/cli/checks.py", script, jobs}
 
 
 def test_no_part_of_edge_imports_a_later_one() -> None:

@@ -17,6 +17,8 @@ from export.outputs import check_workspace
 from export.processor import described
 from export.runs import data_dir_of, recorded
 from export.tasks import data_of
+from export.tasks.options import epochs_option, rate_option
+from export.tasks.recipe import Recipe
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
@@ -35,9 +37,9 @@ _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 @click.option("--only", "names", multiple=True, help="Compare only this mechanism with 'full'; repeatable.")
 @click.option("--ablations", is_flag=True, help="Also compare widths of the scorer and weights of the loss.")
 @click.option("--limit", type=click.IntRange(1), help="Train each on at most so many examples; all by default.")
-@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Length of each training.")
-@click.option("--lr", type=click.FloatRange(0, min_open=True), default=1e-4, show_default=True, help="Peak rate.")
-@precision_option(default="fp32")
+@epochs_option(1)  # RUN is fine-tuned already
+@rate_option
+@precision_option()
 @click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each, seeds from 0 on.")
 @click.option("--distil", is_flag=True, help="Train all of them with RUN as the teacher.")
 @click.option(
@@ -102,7 +104,6 @@ def compare(
         from export.experiments.attention import compare as comparison
         from export.experiments.attention.compare import settings_of
         from export.experiments.attention.mechanisms import ABLATIONS, MECHANISMS
-        from export.tasks.recipe import Recipe
         from export.training.watch import watching_each
 
         mechanisms = _chosen(names, MECHANISMS | ABLATIONS, list(MECHANISMS) + list(ABLATIONS) * ablations)

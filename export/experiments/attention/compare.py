@@ -22,7 +22,7 @@ from export.experiments.attention.stopwatch import Stopwatch
 from export.experiments.attention.summary import Row, row_of
 from export.experiments.settings import keep_settings
 from export.heads import SequenceClassifier
-from export.reduction.reduce import calibration_batches, check_model
+from export.reduction.reduce import calibration_batches, check_original
 from export.runs import WEIGHTS
 from export.tasks.models import open_model
 from export.tasks.registry import task_of
@@ -99,7 +99,7 @@ def compare(
         ReductionError: the model cannot be reduced, or there are too few examples for calibration.
     """
     if any(mechanism.calibrated for mechanism in mechanisms):  # before the first mechanisms are trained
-        check_model(dense)
+        check_original(dense)
         calibration_batches(dense, calibration_of(data, settings))
     keep_settings(directory, settings)
     watch = Stopwatch(dense, (settings.tokens, settings.long), settings.calls)

@@ -17,6 +17,7 @@ from export.errors import CheckpointError
 from export.experiments.attention.stopwatch import Speed
 from export.heads import SequenceClassifier
 from export.processor import Processor
+from export.reduction.options import CALIBRATION_EXAMPLES
 from export.runs import PREDICTIONS
 from export.tasks.predictions import Predicted, encode_predictions
 from export.tasks.recipe import Recipe
@@ -86,7 +87,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     long: int
     calls: int
-    calibration: int = 256
+    calibration: int = CALIBRATION_EXAMPLES
     stop_points: float = 0.5
 
 
