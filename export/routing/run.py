@@ -12,7 +12,6 @@ import numpy as np
 from edge.datatypes import Array
 from edge.errors import Literally, UsageError
 from edge.programs.cascade import margins
-from export.errors import CheckpointError
 from export.exported import FULL
 from export.heads import SequenceClassifier
 from export.intervals import Difference, interval
@@ -24,7 +23,7 @@ from export.runs import read_config
 from export.targets import speed_name
 from export.tasks.examples import Examples, held_out
 from export.tasks.models import Architecture, open_model, open_tuned
-from export.tasks.predictions import Predictions, read_predictions
+from export.tasks.predictions import Predictions, read_matching
 from export.tasks.registry import task_of
 from export.tasks.sentences import SentenceTask
 from export.tasks.task import HOLDOUT
@@ -141,7 +140,7 @@ def route_run(full: str | Path, lean: str | Path, data_dir: str | Path, cost_rat
 
     def prepared(split: str, examples: Examples) -> _Split:
         rows = encode(tokenizer, examples, architecture.max_length)
-        ours, theirs = (_predictions(run, split, examples) for run in (lean, full))
+        ours, theirs = (read_matching(run, split, examples.targets) for run in (lean, full))
         cost = np.ones(len(examples.targets))
         items = Items(_right(ours), _right(theirs), cost_ratio * cost, cost)
         differing = ours.answers != theirs.answers
@@ -192,16 +191,6 @@ def _classifier(run: Path) -> tuple[SequenceClassifier, Architecture, SentenceTa
         expected = "a classifier of texts"
         raise UsageError(f"run {run}", given=Literally("no classifier"), expected=expected, fix=fix)
     return head, architecture, task
-
-
-def _predictions(run: Path, split: str, examples: Examples) -> Predictions:
-    predictions = read_predictions(run, split)
-    if not np.array_equal(predictions.targets, examples.targets):
-        fix = "Give the --data-dir that the run was trained with."
-        given = Literally(f"{len(predictions.targets)} items with other targets")
-        expected = f"the {len(examples.targets)} items of the data"
-        raise CheckpointError(f"{run} split {split}", given=given, expected=expected, fix=fix)
-    return predictions
 
 
 def _right(predictions: Predictions) -> Array:

@@ -1,4 +1,4 @@
-"""Tasks to fine-tune on: GLUE, SQuAD and images, with their official metrics.
+"""Tasks to fine-tune on: GLUE, SQuAD and images with their official metrics, and a user's own data (``own``).
 
 Data are not part of the project. :data:`DATA` has the files of each task below ``--data-dir``, and their sources. If
 the training file is missing, dev is a quarter of XQuAD's articles for SQuAD, and a fifth of ``t10k`` for MNIST.
@@ -41,7 +41,9 @@ def data_directory(task: str, data_dir: Path) -> Path | None:
 
 
 def data_of(config: RunConfig | None, data_dir: Path) -> Path | None:
-    """Return the directory with the data of a run; None if its task reads no files, or is unknown."""
+    """Return the path of the data of a run; None if its task reads no files, or is unknown."""
+    if config and config.own_data:
+        return Path(config.own_data.path)
     return data_directory(config.arguments.get("task", ""), data_dir) if config else None
 
 

@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from edge.errors import Literally
+from edge.files import sha256
 from export.errors import DataError
+from export.own_data import DataFile
 from export.tasks.examples import Examples, split_holdout
-from export.tasks.sentences import SentenceTask, Splits
+from export.tasks.sentences import TRAIN, SentenceTask, Splits
 
 _FIX = "Get the task's files from gluebenchmark.com/tasks, and name the directory above glue/ with --data-dir."
 _LARGEST_SCORE = 5.0
@@ -63,6 +65,14 @@ class GlueTask(SentenceTask, frozen=True, kw_only=True):
         """Read the task's files, and hold a part of the training set out."""
         train, holdout = split_holdout(read(self, data_dir, "train"))
         return Splits(train, holdout, {split: read(self, data_dir, split) for split in self.dev})
+
+    def files(self, data_dir: str | Path) -> tuple[DataFile, ...]:
+        """Return the file of each split."""
+        return tuple(
+            DataFile(split, path.name, len(read(self, data_dir, split).texts), sha256(path.read_bytes()))
+            for split in (TRAIN, *self.dev)
+            for path in [_path(self, data_dir, split)]
+        )
 
 
 _PAIR = ("sentence1", "sentence2")
@@ -116,7 +126,7 @@ def read(task: GlueTask, data_dir: str | Path, split: str) -> Examples:
     Raises:
         DataError: the file is missing, is not UTF-8, or has a malformed line.
     """
-    path = Path(data_dir) / "glue" / task.name / f"{split}.tsv"
+    path = _path(task, data_dir, split)
     lines = _lines(path)
     columns: Sequence[str] = task.header
     first_line = 1
@@ -142,6 +152,10 @@ def read(task: GlueTask, data_dir: str | Path, split: str) -> Examples:
     if not texts:
         raise DataError(f"{path}", given=Literally("no examples"), expected="one on each line", fix=_FIX)
     return Examples(tuple(texts), np.array(targets, dtype=np.int64 if task.labels else np.float32))
+
+
+def _path(task: GlueTask, data_dir: str | Path, split: str) -> Path:
+    return Path(data_dir) / "glue" / task.name / f"{split}.tsv"
 
 
 def _lines(path: Path) -> list[str]:

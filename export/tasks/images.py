@@ -26,7 +26,8 @@ from export.transformer import LayerShape, TransformerConfig
 TRAIN, TEST = "train", "t10k"
 _MNIST_FIX = "Get the files of MNIST, t10k-images-idx3-ubyte.gz and so on, into mnist/ of --data-dir."
 _FOLDER_FIX = "Give a directory with a directory of images for each class."
-_ENDINGS = (".jpg", ".jpeg", ".png")
+#: Of the files in a folder of images.
+ENDINGS = (".jpg", ".jpeg", ".png")
 _UNSIGNED_BYTES = 8
 #: Larger files are scaled down to this longer side for a golden set, which is in memory while a bundle is opened.
 _LARGE_FILE_BYTES, _SIDE = 128 * 1024, 512
@@ -155,8 +156,8 @@ class ImageFolder:
 
     def __init__(self, directory: str | Path, size: int, classes: tuple[str, ...] | None = None) -> None:
         self._step = ImagePreprocessor(image_step(size, channels=3))
-        directory = Path(directory)
-        found = sorted(path for path in directory.glob("*/*") if path.suffix.lower() in _ENDINGS)
+        self.directory = directory = Path(directory)
+        found = sorted(path for path in directory.glob("*/*") if path.suffix.lower() in ENDINGS)
         if not found:
             given = Literally("no images")
             raise DataError(f"{directory}", given=given, expected="CLASS/NAME.jpg or .png", fix=_FOLDER_FIX)
@@ -172,23 +173,23 @@ class ImageFolder:
         self._keep(found, np.array([numbers[path.parent.name] for path in found], dtype=np.int64))
 
     def _keep(self, paths: Sequence[Path], targets: Array) -> None:
-        self._paths, self.targets = paths, targets
+        self.paths, self.targets = tuple(paths), targets
         self.lengths = np.ones(len(paths), dtype=np.int64)
 
     @property
     def keys(self) -> tuple[str, ...]:
         """Class and name of each image, the key for draws and hold-outs."""
-        return tuple(f"{path.parent.name}/{path.name}" for path in self._paths)
+        return tuple(f"{path.parent.name}/{path.name}" for path in self.paths)
 
     def take(self, rows: Array) -> ImageFolder:
         """Return the images with these indices, or of a mask [n]."""
         taken = copy.copy(self)
-        taken._keep([self._paths[row] for row in np.arange(len(self._paths))[rows]], self.targets[rows])
+        taken._keep([self.paths[row] for row in np.arange(len(self.paths))[rows]], self.targets[rows])
         return taken
 
     def batch(self, rows: Array) -> Batch:
         """Read images by their indices: pixels [N, 3, size, size]."""
-        pixels = np.stack([self._read(self._paths[row]) for row in rows])
+        pixels = np.stack([self._read(self.paths[row]) for row in rows])
         return Batch(torch.from_numpy(pixels), None, None, torch.from_numpy(self.targets[rows]))
 
     def files(self, rows: Array) -> list[bytes]:
@@ -197,7 +198,7 @@ class ImageFolder:
 
         files = []
         for row in rows:
-            data = self._paths[row].read_bytes()
+            data = self.paths[row].read_bytes()
             if len(data) > _LARGE_FILE_BYTES:
                 image, file = Image.open(BytesIO(data)).convert("RGB"), BytesIO()
                 image.thumbnail((_SIDE, _SIDE))
@@ -211,6 +212,18 @@ class ImageFolder:
             return self._step.read(path.read_bytes(), f"{path}")
         except (OSError, InvalidRequest) as error:
             raise DataError(f"{path}", given=Literally(error), expected="an image", fix=_FOLDER_FIX) from None
+
+    def shorter_side(self, row: int) -> int:
+        """Decode an image by its index; return the pixels of its shorter side.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        from PIL import Image
+
+        self._read(self.paths[row])
+        with Image.open(self.paths[row]) as image:
+            return int(min(image.size))
 
 
 def vit(

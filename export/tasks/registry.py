@@ -1,4 +1,4 @@
-"""All tasks by name. A new kind of task is one file and one line here."""
+"""All tasks by name, and those on own data. A new kind of task is one file and one line here."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from edge.errors import Literally, UsageError
 from export.tasks import glue
 from export.tasks.models import OpenedModel
+from export.tasks.own.task import own_task
 from export.tasks.questions import SQUAD
 from export.tasks.task import Task
 from export.tasks.vision import DIGITS, IMAGENET, MNIST
@@ -16,8 +17,12 @@ TASKS: Mapping[str, Task] = {**glue.TASKS, **{task.name: task for task in (SQUAD
 
 def task_of(found: OpenedModel, directory: object) -> Task:
     """Return the task that a model was fine-tuned on; ``directory`` is for the message."""
+    if found.config is not None and found.config.own_data is not None:
+        return own_task(found.config.own_data)
     if found.architecture is None or found.architecture.task not in TASKS:
         fix = "Fine-tune the model first: fewheads finetune TASK --model MODEL."
         given = Literally("a model without a task")
-        raise UsageError(f"{directory}", given=given, expected=f"a run on one of {', '.join(TASKS)}", fix=fix)
+        raise UsageError(
+            f"{directory}", given=given, expected=f"a run on one of {', '.join(TASKS)}, or on own data", fix=fix
+        )
     return TASKS[found.architecture.task]

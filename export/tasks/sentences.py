@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
+from export.own_data import DataFile, SplitRows
 from export.tasks.examples import Examples, limited
 from export.tasks.models import SCORE, Architecture
 from export.tasks.objectives import Head
@@ -14,6 +15,9 @@ from export.tasks.predictions import Predictions, predict
 from export.tasks.task import HOLDOUT, Data, Reader, TextTask
 from export.tasks.tokens import Rows, encode
 from export.transformer import TransformerConfig
+
+#: Name of the split to train on.
+TRAIN = "train"
 
 
 class Splits(NamedTuple):
@@ -27,6 +31,18 @@ class Splits(NamedTuple):
     def measured(self) -> dict[str, Examples]:
         """The splits on which a run is measured, by name."""
         return {HOLDOUT: self.holdout, **self.dev}
+
+    @property
+    def rows(self) -> tuple[SplitRows, ...]:
+        """The size of each split, and how many of its texts are in the training set, too."""
+        known = set(self.train.texts)
+        return (
+            SplitRows(TRAIN, len(self.train.texts)),
+            *(
+                SplitRows(name, len(one.texts), sum(texts in known for texts in one.texts))
+                for name, one in self.measured.items()
+            ),
+        )
 
 
 class SentenceTask(TextTask, frozen=True, kw_only=True):
@@ -66,6 +82,10 @@ class SentenceTask(TextTask, frozen=True, kw_only=True):
         Raises:
             DataError: a file is missing or malformed.
         """
+        raise NotImplementedError
+
+    def files(self, data_dir: str | Path) -> tuple[DataFile, ...]:
+        """Return the files that :meth:`examples` reads, with their hashes."""
         raise NotImplementedError
 
     def prepare(self, data_dir: str | Path, reader: Reader, *, max_length: int, limit: int | None) -> Data:

@@ -94,7 +94,7 @@ def test_a_teacher_is_imitated_and_must_be_of_the_same_task(place, common, tmp_p
     tune("SST-2", "--model", place / "model", "--out", tmp_path, "--epochs", 1, "--replace", *common)
     assert not np.array_equal(read_predictions(tmp_path / "SST-2", "dev").logits, followed)
     for wrong in (place / "model", teacher):
-        with pytest.raises(UsageError, match="finetune RTE"):
+        with pytest.raises(UsageError, match="'fewheads finetune' on RTE"):
             open_tuned(wrong, "RTE")
 
 
@@ -105,7 +105,7 @@ def test_unknown_tasks_absent_data_and_broken_runs_are_rejected(place, tmp_path)
         open_model(run)
     with pytest.raises(CheckpointError, match="expected predictions on test"):
         read_predictions(run, "test")
-    expected = r"TASK: got 'my\.csv', expected one of SST-2, .*glue/SST-2: train\.tsv and dev\.tsv;.*other files cannot"
+    expected = r"TASK: got 'my\.csv', expected one of SST-2, .*glue/SST-2: train\.tsv and dev\.tsv;.*give --data"
     with pytest.raises(UsageError, match=expected):
         tune("my.csv", "--model", tmp_path)
     with pytest.raises(DataError, match=r"gluebenchmark\.com/tasks"):
