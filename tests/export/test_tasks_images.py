@@ -190,7 +190,7 @@ def test_teachers_that_see_something_else(place, tmp_path):
     source = msgspec.structs.replace(MNIST.source(None, {"dim": 16, "heads": 2}), patch_size=14)
     reader, options = MNIST.reader(source), {"seed": 0, "max_length": 1, "teacher": place / "MNIST"}
     data = prepare(MNIST, place, reader, max_length=1, limit=16)
-    with pytest.raises(UsageError, match=r"in patches of 7 and 10 outputs, expected .* in patches of 14"):
+    with pytest.raises(UsageError, match=r"in patches of 7 and 10 outputs: 0, .*, expected .* in patches of 14"):
         finetune_run(MNIST, source, data, reader, tmp_path / "run", Recipe(), **options)
     with pytest.raises(UsageError, match=r"got 'MNIST', expected digits"):
         open_tuned(place / "MNIST", "digits")
