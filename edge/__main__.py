@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import re
 import sys
+from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points, requires
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import click
 
@@ -18,6 +19,25 @@ refused, 6 server unreachable or failed, 7 request refused, 8 device lost, 9 run
 interrupted.
 
 Shell completion: eval "$(_FEWHEADS_COMPLETE=bash_source fewheads)" (or zsh_source, fish_source)."""
+
+#: The groups of commands in the help and in the README, in their order. They are names of entry points, because `edge`
+#: never imports `export`.
+GROUPS: Final = {
+    "Train and shrink": ("train", "import", "finetune", "report", "language", "reduce", "shapes", "plan"),
+    "Experiments": ("compare", "frontier", "route", "looped", "calculator"),
+    "Export and build": ("export", "estimate", "build", "profile"),
+    "Serve and ask": ("serve", "infer", "token"),
+    "Measure and inspect": ("bench", "goodput", "top", "info", "doctor"),
+}
+
+
+def grouped(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the commands by heading, in the order of the help; those without a group, of other packages, come last."""
+    known = {name for group in GROUPS.values() for name in group}
+    names = set(names)
+    groups = {heading: [name for name in group if name in names] for heading, group in GROUPS.items()}
+    groups["Other"] = sorted(names - known)
+    return {heading: group for heading, group in groups.items() if group}
 
 
 class _Commands(click.Group):
@@ -31,7 +51,20 @@ class _Commands(click.Group):
             ctx.exit(130)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [point.name for point in entry_points(group="fewheads.commands")]
+        groups = grouped(point.name for point in entry_points(group="fewheads.commands"))
+        return [name for group in groups.values() for name in group]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        names = self.list_commands(ctx)
+        widest = max(map(len, names))
+        limit = formatter.width - widest - 4  # the columns' indent and gap
+        for heading, group in grouped(names).items():
+            commands = [(name, self.get_command(ctx, name)) for name in group]
+            with formatter.section(heading):
+                # Names as wide as the widest, so that the descriptions of all groups are aligned.
+                formatter.write_dl(
+                    [(f"{name:{widest}}", each.get_short_help_str(limit)) for name, each in commands if each]
+                )
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         points = entry_points(group="fewheads.commands", name=cmd_name)

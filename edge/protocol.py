@@ -11,6 +11,10 @@ TELEMETRY: Final = "fewheads.telemetry.v1.Telemetry"
 RETRY_AFTER_MS: Final = "retry-after-ms"
 #: The same as a parameter of a response in a stream, which has no trailers of its own.
 STREAM_RETRY_AFTER_MS: Final = "retry_after_ms"
+#: The output of a model with labels that is sent only to clients that ask for it.
+PROBABILITIES: Final = "probabilities"
+#: The parameter of a model's configuration that names the step before it, such as ``image``.
+PREPROCESS: Final = "preprocess"
 #: The parameter of the last response to a request of a stream.
 FINAL_RESPONSE: Final = "triton_final_response"
 #: The parameter of a request of a stream that asks for an answer after each step, too.

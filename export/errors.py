@@ -23,3 +23,7 @@ class ReductionError(FewheadsError):
 
 class PlanError(FewheadsError):
     """A plan of reduction does not fit, cannot be met, or cannot explain a speed-up."""
+
+
+class JobError(FewheadsError):
+    """A job in a process of its own failed, and its log says why."""

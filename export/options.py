@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from edge.cli.output import remark
+from edge.errors import Literally, UsageError
+from export.loading import loading_torch
 from export.processor import processor
 
 #: Exists where the driver of a GPU is loaded; importing torch to find out would take seconds.
@@ -53,37 +54,63 @@ def replace_option(what: str) -> Callable[[F], F]:
 
 
 def usable_precision(context: click.Context, option: object, precision: Any) -> Any:
-    """Return fp32, with a warning, where bf16 is given and the processor that trains has no instructions for it.
+    """Return fp32 or bf16: for auto, bf16 where the device that trains has instructions for it.
 
-    Training took 12 times as long in emulated bfloat16 as in FP32. A processor whose flags are unknown trains in the
-    precision given.
+    Training took 12 times as long in emulated bfloat16 as in FP32. A processor whose flags are unknown trains in FP32
+    unless bf16 is given.
+
+    Raises:
+        UsageError: bf16 is given, and the device has no instructions for it.
     """
-    here = processor()
-    on_gpu = context.params.get("device", "cpu") != "cpu" and _GPU_DRIVER.exists()
-    if precision != "bf16" or on_gpu or here.features is None or "BF16" in here.features:
+    if precision == "fp32" or context.resilient_parsing:
         return precision
-    remark(
-        f"--precision: got bf16, expected a processor with BF16 instructions; this one has: {here.described}. "
-        "Trains in fp32, which is faster here; give --precision fp32 to leave this warning out."
-    )
-    return "fp32"
+    gpu = _gpu() if context.params.get("device", "cpu") != "cpu" and _GPU_DRIVER.exists() else None
+    here = processor()
+    has_bf16 = gpu.has_bf16 if gpu else here.features and "BF16" in here.features
+    if has_bf16 or (precision == "bf16" and gpu is None and here.features is None):
+        return "bf16"
+    if precision == "auto":
+        return "fp32"
+    if gpu:
+        given, expected = f"bf16 on {gpu.name}", "a GPU of compute capability 8.0 or later"
+    else:
+        given = f"bf16 on a processor with these features: {here.described}"
+        expected = "one with BF16, which are AVX512_BF16 or AMX_BF16 on x86 and bf16 on Arm"
+    fix = "Leave --precision out: without it, this device trains in fp32, which is faster here."
+    raise UsageError("--precision", given=Literally(given), expected=expected, fix=fix)
+
+
+class _Gpu(NamedTuple):
+    name: str
+    has_bf16: bool
+
+
+def _gpu() -> _Gpu | None:
+    with loading_torch():
+        import torch
+
+        if not torch.cuda.is_available():
+            return None
+        major, minor = torch.cuda.get_device_capability()
+        return _Gpu(f"{torch.cuda.get_device_name()} of compute capability {major}.{minor}", major >= 8)
 
 
 precision_option = partial(
     click.option,
     "--precision",
-    type=click.Choice(["fp32", "bf16"]),
+    type=click.Choice(["auto", "fp32", "bf16"]),
+    default="auto",
     show_default=True,
     callback=usable_precision,
-    help="Precision of the multiplications in training; bf16 takes half the time on processors with BF16 "
-    "instructions and becomes fp32 on others.",
+    help="Precision of the multiplications in training; auto is bf16, which takes half the time, where the device has "
+    "instructions for it, else fp32.",
 )
 device_option = click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "cuda"]),
     default="auto",
     show_default=True,
-    is_eager=True,  # the precision's warning depends on it
+    is_eager=True,  # the precision depends on it
     help="Device to train on; auto is the GPU where torch has one.",
 )
 tensorboard_option = click.option(

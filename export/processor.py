@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -49,6 +50,17 @@ def described(processors: Iterable[Processor | None]) -> tuple[str, ...]:
 def processor() -> Processor:
     """Return the processor of this machine."""
     return Processor(cpu_name(), features_of(read_text(CPUINFO, _LONGEST_BYTES)))
+
+
+def cores() -> int:
+    """Return the physical cores that this process may use, with the limit of its container."""
+    siblings = {
+        read_text(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")) or str(cpu)
+        for cpu in os.sched_getaffinity(0)
+    }
+    quota, _, period = read_text(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
+    limit = int(quota) // int(period) if quota.isdigit() and period.isdigit() else len(siblings)
+    return max(1, min(len(siblings), limit))
 
 
 def features_of(cpuinfo: str) -> tuple[str, ...] | None:

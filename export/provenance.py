@@ -10,7 +10,7 @@ from pathlib import Path
 from edge import __version__
 from edge.bundles.manifest import Provenance
 
-_PACKAGES = ("torch", "onnx", "onnxscript", "numpy")
+_PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime", "numpy")
 
 
 def provenance(*, trainer: str, data: str, seed: int | None) -> Provenance:
@@ -21,8 +21,13 @@ def provenance(*, trainer: str, data: str, seed: int | None) -> Provenance:
         data=data,
         seed=seed,
         git_commit=_git_commit(),
-        versions={"fewheads": __version__, **{package: version(package) for package in _PACKAGES}},
+        versions=versions(),
     )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that train and convert models."""
+    return {"fewheads": __version__, **{package: version(package) for package in _PACKAGES}}
 
 
 def _git_commit() -> str | None:

@@ -2,7 +2,7 @@
 
 A run directory contains ``weights.safetensors``, ``config.json`` and ``metrics.json``; that of a text model also
 ``tokenizer.json``, that of a fine-tuned one ``predictions.npz``, from which its metrics were computed, and that of a
-trained one ``log.jsonl``, the losses on the way.
+trained one ``log.jsonl``, the losses on the way. ``report.html`` is what ``fewheads report`` says of it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import msgspec
 from edge.bundles.manifest import Measure, Provenance
 from edge.errors import Literally
 from export.errors import CheckpointError, DataError
+from export.own_data import OwnData
 from export.processor import Processor
 
 WEIGHTS, CONFIG, METRICS = "weights.safetensors", "config.json", "metrics.json"
-TOKENIZER, PREDICTIONS, LOG = "tokenizer.json", "predictions.npz", "log.jsonl"
+TOKENIZER, PREDICTIONS, LOG, REPORT = "tokenizer.json", "predictions.npz", "log.jsonl", "report.html"
 TRAIN_AGAIN = "Train the model again."
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
@@ -45,6 +46,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         speedup: over the model that it was reduced from; None for a model that was never reduced.
         precision: ``fp32`` or ``bf16``, which the multiplications in training really had; None without training.
         processor: that trained or reduced it. Runs of earlier versions record neither.
+        own_data: the data of ``--data``; None for a task of Fewheads.
     """
 
     model: str
@@ -54,6 +56,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     speedup: Speedup | None = None
     precision: str | None = None
     processor: Processor | None = None
+    own_data: OwnData | None = None
 
 
 class RunMetrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,7 +80,8 @@ def is_run(directory: Path) -> bool:
     """Return whether a directory contains the files of a run and no others."""
     if not directory.is_dir():
         return False
-    return {entry.name for entry in directory.iterdir()} - {TOKENIZER, PREDICTIONS, LOG} == {WEIGHTS, CONFIG, METRICS}
+    found = {entry.name for entry in directory.iterdir()}
+    return found - {TOKENIZER, PREDICTIONS, LOG, REPORT} == {WEIGHTS, CONFIG, METRICS}
 
 
 def read_config(directory: str | Path) -> RunConfig:

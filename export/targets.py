@@ -98,7 +98,7 @@ def _own_name(config: RunConfig) -> str | None:
 def _trained_name(run: Path, config: RunConfig) -> str:
     name = _own_name(config)
     if name is None:
-        example = str(config.arguments.get("task", "my-model")).lower()
+        example = Path(config.arguments.get("task", "my-model")).stem.lower()
         fix = f"Give --name, for example --name {example}; all runs become tiers of that bundle."
         given, expected = Literally("a fine-tuned run without --name"), "--name, the name of its bundle"
         raise UsageError(f"run {run}", given=given, expected=expected, fix=fix)

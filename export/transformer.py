@@ -3,12 +3,13 @@
 - token, position and segment embeddings, or image patches with a summary token
 - attention with separate projections, h heads of width r; h * r need not be the model's width
 - feed-forward of width f; without heads or hidden units, a layer lacks that sub-layer and its cost
-- learned positions, exact or tanh GELU, biases, no dropout, because the models are fine-tuned for few epochs
+- learned positions, exact or tanh GELU, biases
+- dropout in training, where BERT has it, except on attention weights
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -99,7 +100,7 @@ class Layer(nn.Module):
 
     def __init__(self, config: TransformerConfig, shape: LayerShape) -> None:
         super().__init__()
-        self.pre_norm = config.pre_norm
+        self.pre_norm, self.dropout = config.pre_norm, 0.0
         self.attention = (
             MultiHeadAttention(config.dim, shape.num_heads, shape.head_dim, causal=config.causal, scale=shape.scale)
             if shape.num_heads
@@ -134,15 +135,13 @@ class Layer(nn.Module):
         if self.attention is None:
             assert self.attention_constant is not None
             return self.attention_constant
-        attended: Tensor = self.attention(x, mask)[0]
-        return attended
+        return _dropped(self, self.attention(x, mask)[0])
 
     def _feed(self, x: Tensor) -> Tensor:
         if self.feed_forward is None:
             assert self.feed_forward_constant is not None
             return self.feed_forward_constant
-        fed: Tensor = self.feed_forward(x)
-        return fed
+        return _dropped(self, self.feed_forward(x))
 
 
 class TextEmbeddings(nn.Module):
@@ -154,6 +153,7 @@ class TextEmbeddings(nn.Module):
         self.position = nn.Embedding(config.max_positions, config.dim)
         self.segment = nn.Embedding(config.segments, config.dim) if config.segments else None
         self.norm = None if config.pre_norm else nn.LayerNorm(config.dim, eps=config.norm_eps)
+        self.dropout = 0.0
 
     def forward(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
         """Return [N, T, d] for tokens [N, T]; segments [N, T] are all 0 when None."""
@@ -161,8 +161,7 @@ class TextEmbeddings(nn.Module):
         if self.segment is not None:
             alone = segments is None or self.segment.num_embeddings == 1  # RoBERTa has one, whatever its tokenizer says
             x = x + (self.segment.weight[0] if alone else self.segment(segments))
-        normalised: Tensor = x if self.norm is None else self.norm(x)
-        return normalised
+        return _dropped(self, x if self.norm is None else self.norm(x))
 
 
 class ImageEmbeddings(nn.Module):
@@ -173,12 +172,13 @@ class ImageEmbeddings(nn.Module):
         self.patch = nn.Conv2d(config.channels, config.dim, config.patch_size, stride=config.patch_size)
         self.summary = nn.Parameter(torch.zeros(1, 1, config.dim))
         self.position = nn.Embedding((config.image_size // config.patch_size) ** 2 + 1, config.dim)
+        self.dropout = 0.0
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return [N, patches + 1, d] for pixels [N, channels, size, size]."""
         patches = self.patch(pixels).flatten(2).transpose(1, 2)  # [N, patches, d]
         summary = self.summary.expand(pixels.shape[0], -1, -1)
-        return torch.cat([summary, patches], dim=1) + self.position.weight
+        return _dropped(self, torch.cat([summary, patches], dim=1) + self.position.weight)
 
 
 class Transformer(nn.Module):
@@ -190,6 +190,11 @@ class Transformer(nn.Module):
         self.embeddings: nn.Module = ImageEmbeddings(config) if config.architecture == "vit" else TextEmbeddings(config)
         self.layers = nn.ModuleList(Layer(config, shape) for shape in config.layers)
         self.final_norm = nn.LayerNorm(config.dim, eps=config.norm_eps) if config.pre_norm else None
+
+    def set_dropout(self, probability: float) -> None:
+        """Set the dropout in training of the embeddings, and of each sub-layer's output; it is 0 in a new model."""
+        for module in (self.embeddings, *self.layers):
+            module.dropout = probability
 
     def forward(self, inputs: Tensor, mask: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
         """Return the hidden states [N, T, d].
@@ -204,3 +209,8 @@ class Transformer(nn.Module):
             x = layer(x, mask)
         hidden: Tensor = x if self.final_norm is None else self.final_norm(x)
         return hidden
+
+
+def _dropped(module: Any, x: Tensor) -> Tensor:
+    """Return x after its module's dropout; in evaluation x itself, so that exported graphs have no trace of it."""
+    return functional.dropout(x, module.dropout) if module.training and module.dropout else x

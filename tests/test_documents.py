@@ -9,6 +9,7 @@ from pathlib import Path
 
 from deploy import device_table, push
 from edge import __version__
+from edge.__main__ import GROUPS, grouped
 from export.reduction.plan import amdahl_bound, macs_per_token
 from export.transformer import LayerShape
 from tests.support.imports import ORDER
@@ -52,8 +53,16 @@ def test_every_file_that_the_readme_names_exists() -> None:
 
 
 def test_every_command_of_the_readme_exists_and_the_other_way_round() -> None:
-    table = README.split("## Commands")[1].split("##")[0]
-    assert set(re.findall(r"^\| `fewheads (\w+)", table, re.MULTILINE)) == COMMANDS.keys()
+    """In the groups of the help, and in their order."""
+    section = README.split("## Commands")[1].split("##")[0]
+    tables = re.findall(r"^\| ([A-Z][\w ]+) \| \|\n((?:\|.*\n)+)", section, re.MULTILINE)
+    found = {heading: re.findall(r"^\| `fewheads (\w+)", table, re.MULTILINE) for heading, table in tables}
+    assert {heading: list(dict.fromkeys(names)) for heading, names in found.items()} == grouped(COMMANDS)
+
+
+def test_every_command_has_a_group_and_the_other_way_round() -> None:
+    names = [name for group in GROUPS.values() for name in group]
+    assert sorted(names) == sorted(COMMANDS), "edge/__main__.py has the groups of the commands in pyproject.toml"
 
 
 def test_the_make_targets_of_the_documents_exist() -> None:

@@ -34,6 +34,8 @@ _PNG_BITS: Final = 24
 _ORIENTATION: Final = 0x0112
 #: A JPEG is decoded at an eighth, a quarter or half of its size where this many times the wanted size is left.
 _DRAFT_MARGIN: Final = 2
+#: Difference of a value that other releases of the decoder may make: two of 255 levels.
+_TOLERANCE: Final = 2 / 255
 #: What Pillow raises for files that break their format.
 _BROKEN: Final = (OSError, SyntaxError, ValueError, EOFError, OverflowError, IndexError, TypeError, KeyError)
 
@@ -59,6 +61,8 @@ class ImagePreprocessor:
             fix = "Install the extra 'images'."
             raise BackendError("pillow", given=Literally(error), expected="an importable package", fix=fix) from None
         self.inputs, self.outputs = config.inputs, config.outputs
+        # JPEG does not define its decoder to the last bit.
+        self.tolerance = _TOLERANCE / min(config.std)
         self._config = config
         # The classes, because Image.open would check the size against a limit of its own.
         self._readers: dict[str, type[ImageFile]] = {
@@ -126,8 +130,8 @@ class ImagePreprocessor:
             raise _refused(subject, "transparent pixels", "an opaque image", "Put it on a background.")
         plain = image.convert(self._mode)
         plain = plain.resize((width, height), self._filter, box=draft[1] if draft else None)
-        if turn := self._upright.get(_orientation(image)):
-            plain = plain.transpose(turn)
+        turn = self._upright.get(_orientation(image))
+        plain = plain if turn is None else plain.transpose(turn)
         left, top = (round((side - size) / 2) for side in plain.size)
         return np.asarray(plain.crop((left, top, left + size, top + size)))
 

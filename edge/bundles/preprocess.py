@@ -1,4 +1,4 @@
-"""Processing on the device: text to tensors, so that clients may send text, and logits to labels and scores."""
+"""Processing on the device: text and images to tensors, so that clients may send these, and logits to labels."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from edge.bundles.manifest import (
 from edge.bundles.programs import GenerateProgram
 from edge.datatypes import Array, TensorSpec
 from edge.errors import BackendError, BundleError, InvalidRequest, Literally
+from edge.protocol import PROBABILITIES
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -35,6 +36,7 @@ class Preprocessor(Protocol):
     inputs: tuple[TensorSpec, ...]  # texts, or encoded images
     outputs: tuple[str, ...]  # inputs of the graph
     largest: float | None  # absolute value in ``outputs`` of any text; None without a limit
+    tolerance: float  # by which ``outputs`` may differ between machines
     slow: bool  # takes milliseconds, so no event loop calls it; the shapes of ``outputs`` are then known before
 
     def __call__(self, *texts: Array) -> dict[str, Array]:
@@ -47,6 +49,7 @@ class ExpressionPreprocessor:
     ``tokenize`` takes texts and the largest operand and returns the outputs; ``code`` is the largest of its codes.
     """
 
+    tolerance = 0.0
     slow = False
 
     def __init__(
@@ -75,6 +78,7 @@ class TokenizerPreprocessor:
     text in the manifest's ``max_length``, a BackendError without the package ``tokenizers``.
     """
 
+    tolerance = 0.0
     slow = False
 
     def __init__(self, config: TokenizerPreprocess, definition: bytes, subject: str, *, cut: bool = True) -> None:
@@ -170,7 +174,8 @@ def preprocessor(bundle: Bundle) -> Preprocessor | None:
         raise BundleError(subject, given=Literally(error), expected="text to preprocess", fix=EXPORT_AGAIN) from None
     for name, array in made.items():
         expected = f"exactly the golden input {name!r} after preprocessing"
-        holds = np.array_equal(array, bundle.golden.inputs[name])
+        golden = bundle.golden.inputs[name]
+        holds = array.shape == golden.shape and np.allclose(array, golden, rtol=0, atol=step.tolerance)
         require(holds, subject, field, Literally("other values"), expected)
     return step
 
@@ -180,20 +185,35 @@ class Postprocessor(NamedTuple):
 
     output: TensorSpec
     reads: str  # the output of the graph, [N, columns] or [N, tokens, columns], that ``compute`` takes
-    compute: Callable[[Array], Array]  # returns [N, 1] or [N, tokens]
+    compute: Callable[[Array], Array]  # returns [N, 1] or [N, tokens], of probabilities [N, columns]
 
 
-def postprocessor(manifest: Manifest) -> Postprocessor | None:
-    """Return the postprocessor that a manifest describes, if any."""
+def postprocessors(manifest: Manifest) -> tuple[Postprocessor, ...]:
+    """Return the postprocessors that a manifest describes: none, that of a score, or of a label and probabilities.
+
+    A graph's own output of the name ``probabilities`` stays as it is.
+    """
     config = manifest.postprocess
     if config is None:
-        return None
+        return ()
     if isinstance(config, ScorePostprocess):  # the score is the logit itself
-        return Postprocessor(config.made, config.logits, lambda logits: logits)
+        return (Postprocessor(config.made, config.logits, lambda logits: logits),)
     labels = np.array([label.encode() for label in config.labels], np.object_)
     if isinstance(config, TokenLabelPostprocess):
-        return Postprocessor(config.made, config.logits, lambda logits: labels[logits.argmax(axis=2)])
-    return Postprocessor(config.made, config.logits, lambda logits: labels[logits.argmax(axis=1)][:, None])
+        return (Postprocessor(config.made, config.logits, lambda logits: labels[logits.argmax(axis=2)]),)
+    label = Postprocessor(config.made, config.logits, lambda logits: labels[logits.argmax(axis=1)][:, None])
+    if PROBABILITIES in (config.output, *(spec.name for spec in manifest.outputs)):
+        return (label,)
+    spec = TensorSpec(PROBABILITIES, "FP32", (-1, len(labels)))
+    return (label, Postprocessor(spec, config.logits, softmax))
+
+
+def softmax(logits: Array) -> Array:
+    """Return the probabilities of classes, [N, classes], for their logits; NaN for those of a row with an infinity."""
+    with np.errstate(invalid="ignore"):
+        powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities: Array = powers / powers.sum(axis=1, keepdims=True)
+    return probabilities
 
 
 def load_tokenizer(definition: bytes, subject: str) -> Tokenizer:

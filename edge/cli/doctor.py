@@ -13,6 +13,7 @@ import click
 
 from edge import __version__
 from edge.bundles.bundle import Bundle
+from edge.bundles.preprocess import preprocessor
 from edge.cli.checks import Check, installed, jetson_checks
 from edge.cli.options import PATH, cache_option, target_option
 from edge.cli.output import json_option, print_fields, print_json
@@ -88,6 +89,8 @@ def bundle_checks(path: Path, target: str, cache: Path | None) -> Iterator[Check
     name = bundle_name = path.absolute().name
     try:
         bundle = Bundle.open(path)
+        if preprocessor(bundle):
+            yield Check(f"{name} preprocess", "ok", "the golden inputs are reproduced")
         for tier in bundle.manifest.tiers:
             name = f"{bundle_name} {tier.name}"
             with closing(load_tier(bundle, target, cache, tier=tier.name)) as program:

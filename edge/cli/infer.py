@@ -11,11 +11,13 @@ import click
 import numpy as np
 
 from edge.cli.generation import print_as_it_comes, sampling_options, streams
+from edge.cli.images import are_images, labels_of, read_images, top_options
 from edge.cli.options import connection_options
 from edge.cli.output import json_option, print_json, print_table
 from edge.cli.tensors import read_tensors
 from edge.datatypes import Array, TensorSpec
 from edge.errors import Literally, UsageError, printable
+from edge.protocol import PROBABILITIES
 
 if TYPE_CHECKING:
     from edge.client import InferResult
@@ -30,13 +32,14 @@ _EPILOG = """\b
 Examples:
   fewheads infer calculator-gate "3 - -4 + 2"
   fewheads infer sts-b "A man plays." --text-pair "Somebody plays."
-  fewheads infer digits --input image=@image.npy
+  fewheads infer digits picture.png --top 3
   fewheads infer feedback "a delightful film" --policy deadline --deadline-ms 5
   fewheads infer looped-linear --input @prompt.json --max-loops 12
   fewheads infer writer "1, 2, 3," --max-tokens 40 --temperature 0.8 --stop . --stream
   fewheads infer writer "1, 2, 3," --head writer-head --alpha 0.5
 
 TEXT may begin with a minus and a number, a space or a parenthesis. Text that looks like an option goes after --.
+For a model that takes images, TEXT is the path of a JPEG or PNG file, or - for stdin.
 
 \b
 A model with several tiers also returns tier_reason, the reason for its choice of a tier:
@@ -110,6 +113,7 @@ class _TextCommand(click.Command):
     type=click.FloatRange(0, min_open=True),
     help="Residual at which a row of a looped model ends.  [default: the model's]",
 )
+@click.option("--top", type=click.IntRange(1), help="Only the likeliest labels, so many, with their probabilities.")
 @sampling_options
 @click.option(
     "--stream/--no-stream", default=None, help="Print a generated text as it comes.  [default: on a terminal]"
@@ -138,6 +142,7 @@ def infer(
     policy: str,
     max_loops: int | None,
     tolerance: float | None,
+    top: int | None,
     sampling: dict[str, Any],
     stream: bool | None,
     deadline_ms: float | None,
@@ -146,14 +151,15 @@ def infer(
     credentials: Credentials | None,
     as_json: bool,
 ) -> None:
-    """Send TEXT, pairs of texts, or tensors to MODEL, and show the outputs and the time of each stage."""
+    """Send TEXT, pairs of texts, images, or tensors to MODEL, and show the outputs and the time of each stage."""
     from edge.client import Client, InferRequest
 
     with Client(urls, timeout, credentials=credentials) as client:
         specs, outputs = client.metadata(model, model_version)
-        inputs = _inputs(model, {spec.name: spec for spec in specs}, [texts, pairs], tensors)
+        images = are_images(client, model, model_version, texts)
+        inputs = _inputs(model, {spec.name: spec for spec in specs}, [texts, pairs], tensors, images=images)
         options: dict[str, Any] = {"tier": tier, "policy": policy, "max_loops": max_loops, "tolerance": tolerance}
-        options |= sampling
+        options |= sampling | top_options(model, [spec.name for spec in outputs], top)
         if streams(model, outputs, stream, as_json):
             limit = deadline_ms / 1e3 if deadline_ms else None
             request = InferRequest(model, inputs, version=model_version, timeout_seconds=limit, **options)
@@ -163,11 +169,16 @@ def infer(
         # The first request warms up a server; the second, at the same server, is measured and has the deadline.
         server = call().call.server
         result = call(timings=True, timeout_seconds=deadline_ms / 1e3 if deadline_ms else None, server=server)
-    _show(model, [texts, pairs], result, as_json)
+    _show(model, {"image" if images else "text": texts, "text_pair": pairs}, result, top, as_json)
 
 
 def _inputs(
-    model: str, specs: dict[str, TensorSpec], columns: Sequence[tuple[str, ...]], tensors: tuple[str, ...]
+    model: str,
+    specs: dict[str, TensorSpec],
+    columns: Sequence[tuple[str, ...]],
+    tensors: tuple[str, ...],
+    *,
+    images: bool,
 ) -> dict[str, Array]:
     from edge.client import text
 
@@ -175,7 +186,8 @@ def _inputs(
     if any(columns):
         names = [name for name, spec in specs.items() if spec.datatype == "BYTES"]
         _check(model, names, columns, specs)
-        inputs |= {name: text(column) for name, column in zip(names, columns, strict=False)}
+        for name, column in zip(names, columns, strict=False):
+            inputs[name] = read_images(column) if images else text(column)
     if not inputs:
         raise UsageError("input", given=Literally("none"), expected="TEXT or --input", fix=_example(model, specs))
     return inputs
@@ -209,8 +221,11 @@ def _check(model: str, names: list[str], columns: Sequence[tuple[str, ...]], spe
         raise UsageError(subject, given=given, expected="as many of both", fix=fix)
 
 
-def _show(model: str, columns: Sequence[tuple[str, ...]], result: InferResult, as_json: bool) -> None:
+def _show(model: str, columns: dict[str, tuple[str, ...]], result: InferResult, top: int | None, as_json: bool) -> None:
     outputs = {name: np.atleast_1d(_plain(array)).tolist() for name, array in result.outputs.items()}
+    labels = labels_of(result.outputs[PROBABILITIES]) if top else []
+    if top:
+        outputs = {PROBABILITIES: labels}
     # Other servers send no stage times, so all of the time counts as transport.
     stages_ns = {stage: result.timings_ns[stage] for stage in _STAGES if stage in result.timings_ns}
     times_ms = {stage.removesuffix("_ns"): duration / 1e6 for stage, duration in stages_ns.items()}
@@ -221,9 +236,15 @@ def _show(model: str, columns: Sequence[tuple[str, ...]], result: InferResult, a
         facts |= {"tier_reason": result.tier_reason, "stopped": result.stopped, "server": result.call.server}
         print_json({**facts, "outputs": outputs, "times_ms": times_ms})
         return
+    texts: dict[str, Sequence[object]] = {}
+    for name, column in columns.items():
+        if column:
+            texts["prompt" if name in outputs else name] = column
+    if top:  # a line for each label
+        places = [row for row, of_row in enumerate(labels) for _ in of_row]
+        texts = {name: [column[row] for row in places] for name, column in texts.items()}
+        outputs = {key: [one[key] for of_row in labels for one in of_row] for key in ("label", "probability")}
     rows = max(len(values) for values in outputs.values())
-    first = "prompt" if "text" in outputs else "text"
-    texts = {name: column for name, column in zip((first, "text_pair"), columns, strict=True) if column}
     how = f", tier {result.tier} ({result.tier_reason})" if result.tier else ""
     how += f", stopped by its {result.stopped}" if result.stopped else ""
     print_table(

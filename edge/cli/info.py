@@ -9,7 +9,8 @@ import click
 
 from edge.bundles import manifest as manifests
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import Manifest
+from edge.bundles.manifest import ImagePreprocess, Manifest
+from edge.bundles.preprocess import postprocessors
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
 from edge.cli.options import PATH, connection_options
 from edge.cli.output import json_option, print_json, print_table, remark
@@ -55,11 +56,12 @@ def info(
 
 def _bundle(path: Path, manifest: Manifest) -> None:
     click.echo(f"{manifest.name} version {manifest.version} in {path}\n{manifest.description}")
+    image = isinstance(manifest.preprocess, ImagePreprocess)
     tensors = [
-        ("text for inputs", manifest.preprocess.inputs if manifest.preprocess else ()),
+        (f"{'image' if image else 'text'} for inputs", manifest.preprocess.inputs if manifest.preprocess else ()),
         ("input", manifest.inputs),
         ("output", manifest.outputs),
-        ("made of outputs", (manifest.postprocess.made,) if manifest.postprocess else ()),
+        ("made of outputs", [made.output for made in postprocessors(manifest)]),
     ]
     tiers: list[list[object]] = []
     for tier in manifest.tiers:
@@ -72,12 +74,25 @@ def _bundle(path: Path, manifest: Manifest) -> None:
     print_table("tensors", ["role", "name", "datatype", "shape"], rows)
     columns = ["tier", "role", "file", "runtime", "precision", "opset", "bytes", "golden tolerance"]
     print_table("tiers", columns, tiers)
+    if isinstance(manifest.preprocess, ImagePreprocess):
+        _image_step(manifest.preprocess)
     _program(manifest.program)
     if manifest.measures:
         measures = [[m.metric, m.split, m.value, _interval(m.interval), m.n, m.seeds] for m in manifest.measures]
         print_table("measured", ["metric", "split", "value", "95 % interval", "n", "seeds"], measures)
     made = manifest.provenance
     click.echo(f"made {made.created} by {made.trainer} from {made.data}, seed {made.seed}, commit {made.git_commit}")
+
+
+def _image_step(step: ImagePreprocess) -> None:
+    """Print what becomes of an image."""
+    sides = f"both sides to {step.size}"
+    if step.resize == "crop":
+        sides = f"the shorter side to {step.shorter_side or step.size}, the middle {step.size} x {step.size} kept"
+    click.echo(
+        f"step image: JPEG or PNG of at most {step.max_bytes} bytes and {step.max_pixels} pixels, {step.colours}, "
+        f"resized ({step.interpolation}): {sides}; mean {list(step.mean)}, std {list(step.std)}"
+    )
 
 
 def _program(program: CascadeProgram | LoopProgram | GenerateProgram | HeadProgram | None) -> None:

@@ -31,6 +31,7 @@ class InferRequest:
         inputs: input tensors by name; text as arrays of ``bytes`` or ``str``, see :func:`text`.
         version: of the model; empty for the highest.
         outputs: names of the outputs to return; none for all of them.
+        top: of each of ``outputs``, return so many of the largest values, as texts VALUE:INDEX:LABEL; 0 for the values.
         request_id: returned with the answer, and written to the server's log.
         priority: from 1, the highest, to 10; 0 for the server's default.
         tier: name of the tier to compute on; empty for the server's choice.
@@ -62,6 +63,7 @@ class InferRequest:
     _: KW_ONLY
     version: str = ""
     outputs: Sequence[str] = ()
+    top: int = 0
     request_id: str = ""
     priority: int = 0
     tier: str = ""
@@ -181,7 +183,9 @@ def encode(request: InferRequest, *, in_stream: bool = False) -> pb.ModelInferRe
         message.inputs.add(name=name, datatype=datatype, shape=array.shape)
         message.raw_input_contents.append(to_raw(array, datatype))
     for name in request.outputs:
-        message.outputs.add(name=name)
+        output = message.outputs.add(name=name)
+        if request.top:
+            output.parameters["classification"].int64_param = request.top
     parameters = message.parameters
     if request.priority:
         parameters["priority"].int64_param = request.priority

@@ -18,7 +18,7 @@ from edge.client.inference import CallInfo, InferFailure, InferRequest, InferRes
 from edge.datatypes import TensorSpec
 from edge.pb import inference_pb2 as pb
 from edge.pb import telemetry_pb2
-from edge.protocol import FINAL_RESPONSE
+from edge.protocol import FINAL_RESPONSE, PREPROCESS
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -84,6 +84,17 @@ def metadata(model: str, version: str = "", *, server: str = "") -> Rpc[Specs]:
         request=pb.ModelMetadataRequest(name=model, version=version),
         subject=f"model {model!r}",
         read=lambda response, call: (_specs(response.inputs), _specs(response.outputs)),
+        server=server,
+    )
+
+
+def preprocess(model: str, version: str = "", *, server: str = "") -> Rpc[str]:
+    """Return the type of the step that reads a model's texts or images, such as ``image``; empty without one."""
+    return Rpc(
+        method="ModelConfig",
+        request=pb.ModelConfigRequest(name=model, version=version),
+        subject=f"model {model!r}",
+        read=lambda response, call: str(response.config.parameters[PREPROCESS].string_value),
         server=server,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
@@ -33,9 +34,8 @@ def times_in_turns(runners: Mapping[K, Runner], feeds: Mapping[str, Array], call
 
 
 def turns(keys: Sequence[K], number: int) -> Sequence[K]:
-    """Return the keys rotated by ``number``, so that each takes its turn as the first, which finds cold caches."""
-    first = number % len(keys)
-    return [*keys[first:], *keys[:first]]
+    """Return the keys in a random order that depends on ``number``, so that none always follows the same other one."""
+    return random.Random(number).sample(keys, len(keys))
 
 
 def compared(dense: Array, other: Array) -> Comparison:

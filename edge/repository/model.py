@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +12,8 @@ import numpy as np
 from edge.bundles.bundle import Bundle
 from edge.bundles.fields import Role
 from edge.bundles.golden import check_outputs
-from edge.bundles.manifest import Serving
-from edge.bundles.preprocess import postprocessor, preprocessor
+from edge.bundles.manifest import LabelPostprocess, Serving
+from edge.bundles.preprocess import postprocessors, preprocessor
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadBase, HeadProgram, LoopProgram
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, Literally
@@ -38,10 +39,15 @@ _MOST_ALPHA = 1000
 
 
 class Feeds(NamedTuple):
-    """The inputs of the graph for one request, and their number of rows."""
+    """The inputs of the graph for one request, and their number of rows.
+
+    Those that a slow step computes are zeros of the right shape, which ``preprocess`` returns on any thread, or raises
+    an InvalidRequest.
+    """
 
     inputs: dict[str, Array]
     rows: int
+    preprocess: Callable[[], dict[str, Array]] | None = None
 
 
 class Model:
@@ -50,10 +56,13 @@ class Model:
     Attributes:
         tiers: the runner and golden report of each tier by name, the full one first; of a loop, those of its step.
         executors: the tiers, and the router under ``auto``, as the scheduler sees them.
-        inputs: the tensors that a client may send, by name: the graph's inputs and the text that replaces some of them.
+        inputs: the tensors that a client may send, by name: the graph's inputs, and the texts or images that replace
+            some of them.
         outputs: the tensors that a client may request, by name.
         on_request: those of them that are sent only to clients that ask for them.
-        made: computes a further output, such as a label or a score; None without one.
+        by_token: those of them that have a value for each token.
+        made: computes further outputs, such as a label, a score or probabilities, by name.
+        labels: the names of the classes by the outputs that have a column for each.
         largest: the limit of the numbers' size, by the inputs that have one.
         optional: the inputs of which a client chooses one or the other.
         chooses: whether the selector decides on requests that name neither a tier nor a policy.
@@ -84,12 +93,16 @@ class Model:
         self.load_memory_bytes = 0
         self.loaded_at = int(time.time())
         self._preprocess = preprocessor(bundle)
-        self.made = postprocessor(bundle.manifest)
+        self.made = {made.output.name: made for made in postprocessors(bundle.manifest)}
+        label = bundle.manifest.postprocess
+        self.labels: dict[str, tuple[str, ...]] = {}
+        if isinstance(label, LabelPostprocess):
+            self.labels = {name: label.labels for name in (label.logits, *self.made) if name != label.output}
         texts, computed = (self._preprocess.inputs, self._preprocess.outputs) if self._preprocess else ((), ())
-        made = [self.made.output] if self.made else []
+        made = [made.output for made in self.made.values()]
         self.inputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*texts, *bundle.manifest.inputs)}
         self.outputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*bundle.manifest.outputs, *made)}
-        self.on_request: tuple[str, ...] = ()
+        self.by_token: tuple[str, ...] = ()
         step = self._preprocess
         limit = None if step is None or step.largest is None else np.float32(step.largest)
         self.largest: dict[str, np.float32] = {} if limit is None else dict.fromkeys(computed, limit)
@@ -102,9 +115,10 @@ class Model:
         self._vocabulary = 0
         if isinstance(program, GenerateProgram):
             self.outputs |= {spec.name: spec for spec in BY_TOKEN}
-            self.on_request = tuple(spec.name for spec in BY_TOKEN)
+            self.by_token = tuple(spec.name for spec in BY_TOKEN)
             logits = bundle.manifest.tensors(bundle.manifest.tiers[0].artifacts[0]).outputs
             self._vocabulary = next(spec.shape[1] for spec in logits if spec.name == program.logits)
+        self.on_request = (*self.by_token, *(name for name in self.made if name in self.labels))  # probabilities
         self.executors = self._executors(options)
         default_policy = self._serving.policy or (ROUTER if self._cascade and self._cascade.default else PINNED)
         self.selector = TierSelector(self.name, self.executors, options.policy or default_policy)
@@ -165,7 +179,7 @@ class Model:
         return executors
 
     def prepare(self, arrays: Mapping[str, Array]) -> Feeds:
-        """Check a request's tensors against the batch limit and the profile, and preprocess them.
+        """Check a request's tensors against the batch limit and the profile, and preprocess them unless that is slow.
 
         Raises:
             InvalidRequest: an input is missing or superfluous, the batch is too large or uneven, a shape is outside
@@ -174,7 +188,7 @@ class Model:
         rows = self._rows(arrays)
         self._check_points(arrays)
         inputs = dict(arrays)
-        step = self._preprocess
+        step, preprocess = self._preprocess, None
         texts = [spec.name for spec in step.inputs] if step else []
         together = " and ".join(map(repr, texts))
         sent = [name for name in texts if name in inputs]
@@ -185,7 +199,13 @@ class Model:
             if missing := [name for name in texts if name not in inputs]:
                 fix = f"This model reads them together; add {missing[0]!r}."
                 raise self._invalid("inputs", Literally(f"only {sent[0]!r}"), together, fix)
-            inputs.update(step(*(inputs.pop(name) for name in texts)))
+            columns = [inputs.pop(name) for name in texts]
+            if step.slow:
+                preprocess = partial(step, *columns)
+                shapes = {spec.name: (len(columns[0]), *spec.shape[1:]) for spec in self.manifest.inputs}
+                inputs.update({name: np.broadcast_to(np.float32(0), shapes[name]) for name in step.outputs})
+            else:
+                inputs.update(step(*columns))
         for spec in self.manifest.inputs:
             if spec.name not in inputs:
                 alternative = f" (or {together})" if step and spec.name in step.outputs else ""
@@ -198,7 +218,7 @@ class Model:
                 raise self._invalid(what, list(shape), expected, fix)
         if error := self.wrong_values(inputs):
             raise error
-        return Feeds(inputs, rows)
+        return Feeds(inputs, rows, preprocess)
 
     def apply_head(self, options: Options, head: Model, alpha: float | None) -> Options:
         """Return options that apply a head; no alpha is the head's own.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Iterable
 from itertools import chain
 from math import prod
@@ -20,6 +22,8 @@ from edge.serving.wire import from_raw, to_raw
 #: The header with the number of bytes of JSON in a body; binary data follows them.
 JSON_LENGTH: Final = "Inference-Header-Content-Length"
 _BINARY_SIZE, _BINARY = "binary_data_size", "binary_data"
+#: The key of bytes in JSON, as TensorFlow Serving has it.
+_BASE64: Final = "b64"
 #: Python types of JSON elements by datatype. FP16 and BF16 are binary data only.
 _ELEMENTS: Final[dict[str, set[type]]] = {
     "BOOL": {bool},
@@ -159,13 +163,27 @@ def _raw(data: list[Any], datatype: str, shape: tuple[int, ...], subject: str) -
     if datatype not in _ELEMENTS:
         raise _binary_only(subject, datatype)
     elements = _flat(data, shape, subject)
-    wrong = set(map(type, elements)) - _ELEMENTS[datatype]
+    if datatype == "BYTES":
+        elements = [_from_base64(element, subject) if type(element) is dict else element for element in elements]
+    wrong = set(map(type, elements)) - _ELEMENTS[datatype] - {bytes}
     if wrong:
         given = Literally(" and ".join(sorted(kind_of(kind()) for kind in wrong)))
         expected = " or ".join(sorted(kind_of(kind()) for kind in _ELEMENTS[datatype]))
         fix = f"Send what {datatype} can hold."
         raise InvalidRequest(f"an element of {subject}", given=given, expected=expected, fix=fix)
     return to_raw(_array(elements, datatype, subject), datatype)
+
+
+def _from_base64(element: dict[str, Any], subject: str) -> bytes:
+    """Return the bytes of an element ``{"b64": "…"}``, for those that are not text."""
+    own, fix = f"an element of {subject}", f'Send {{"{_BASE64}": "…"}}, a string, or binary data.'
+    if element.keys() != {_BASE64} or type(element[_BASE64]) is not str:
+        given = Literally(f"an object with {sorted(element)}")
+        raise InvalidRequest(own, given=given, expected=f"a string under {_BASE64!r} alone", fix=fix)
+    try:
+        return base64.b64decode(element[_BASE64], validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequest(own, given=Literally(error), expected="base64", fix=fix) from None
 
 
 def _flat(data: list[Any], shape: tuple[int, ...], subject: str) -> list[Any]:

@@ -19,6 +19,7 @@ from typing import BinaryIO
 import msgspec
 
 from edge.bundles.bundle import Bundle
+from edge.child import end_with_parent
 from edge.errors import BackendError, FewheadsError, Literally
 from edge.runtimes.build import build_here
 from edge.runtimes.build_child import Advanced, Failed, Finished, Logged, Message, Request
@@ -61,7 +62,7 @@ def main() -> None:
     os.dup2(2, 1)
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[channel])
     request = msgspec.json.decode(sys.stdin.buffer.readline(), type=Request)
-    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    end_with_parent()
     try:
         runtime = RUNTIMES[request.runtime](request.parameter)
         runtime.reason = request.reason
@@ -78,12 +79,6 @@ def main() -> None:
         _exit(1)
     channel.send(Finished())
     _exit(0)
-
-
-def _end_with_parent() -> None:
-    while os.read(0, 4096):
-        pass
-    os._exit(1)
 
 
 def _exit(code: int) -> None:

@@ -6,7 +6,7 @@ shapes, parameters and requested outputs. A request whose form is in the cache s
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -22,12 +22,16 @@ from edge.scheduling.batching import byte_size, within
 from edge.scheduling.job import BothUses, Use
 from edge.serving.parameters import Parameters, parse, with_logprobs
 from edge.serving.shared_memory import SharedMemory, Window, output_windows
-from edge.serving.wire import decode_inputs, requested_outputs
+from edge.serving.wire import decode_inputs, requested_classes, requested_outputs
 
 #: A further form empties the cache.
 _MAX_FORMS: Final = 256
 #: Forms that are larger, such as those with data in parameters, are not kept.
 _MAX_FORM_BYTES: Final = 4096
+
+
+#: Returns the inputs of a graph that a slow step computes.
+Preprocess = Callable[[], dict[str, Array]]
 
 
 class _Tensor(NamedTuple):
@@ -51,6 +55,7 @@ class Form(NamedTuple):
     size_bytes: int
     shapes: Hashable  # the key that requests of one run share
     options: Options  # of the full tier
+    classes: Mapping[str, int]  # how many of the largest values to return, by the outputs that are ranked
     use: Use  # of the model, and of a head
 
     def inputs(self, contents: Sequence[bytes]) -> dict[str, Array] | None:
@@ -73,6 +78,7 @@ class Checked(NamedTuple):
     form: Form
     inputs: Mapping[str, Array]
     windows: Mapping[str, Window]  # the shared memory of the outputs that go there, by name
+    preprocess: Preprocess | None  # of the inputs that are still zeros
 
 
 class Forms:
@@ -103,9 +109,10 @@ class Forms:
         """
         parameters = parse(request)
         names = requested_outputs(request, model.outputs, model.on_request)
-        names, text = with_logprobs(names, parameters.text, model.on_request)
+        names, text = with_logprobs(names, parameters.text, model.by_token)
+        classes = requested_classes(request, model.outputs)
         windows = output_windows(request, self._shared_memory)
-        inputs, rows = model.prepare(decode_inputs(request, contents, model.inputs, self._shared_memory))
+        inputs, rows, preprocess = model.prepare(decode_inputs(request, contents, model.inputs, self._shared_memory))
         tensors = tensors_of(request, contents, inputs, model.largest) if key and not windows else None
         assembler = model.executors[model.full_tier].assembler
         known = (rows, assembler.size(inputs), byte_size(inputs), assembler.key(inputs))
@@ -116,10 +123,10 @@ class Forms:
             options = model.apply_head(options, head, parameters.alpha)
             take(head.use, head.name)
             use = BothUses(use, head.use)
-        form = Form(entry, model, tensors or (), parameters, names, *known, options, use)
+        form = Form(entry, model, tensors or (), parameters, names, *known, options, classes, use)
         if tensors:
             self._remember(key, form)
-        return Checked(form, inputs, windows)
+        return Checked(form, inputs, windows, preprocess)
 
     def _head(self, name: str) -> Model:
         """Return the model that a request names as its head, as name or name:version; its errors speak of the head."""

@@ -27,8 +27,9 @@ from edge.scheduling.tier_selection import PINNED, Demand
 from edge.security.access import CALLER
 from edge.security.rate import RateLimit
 from edge.serving.call import Call, Reply, Told
-from edge.serving.forms import Checked, Forms, take, take_apart
+from edge.serving.forms import Checked, Forms, Preprocess, take, take_apart
 from edge.serving.parameters import TIER, TIER_REASON
+from edge.serving.preprocess_threads import PreprocessThreads
 from edge.serving.responses import ResponseBuilder
 from edge.serving.shared_memory import SharedMemory, Window
 from edge.serving.traces import CARRIER, Traces
@@ -79,6 +80,8 @@ class InferenceService:
         self._loop = asyncio.get_running_loop()
         self._ended: deque[Call] = deque()
         self._progressed: deque[Call] = deque()  # with partial answers that their readers have not been told of
+        self._preprocessed: deque[Call] = deque()  # by the threads
+        self._threads = PreprocessThreads(scheduler.queue, self._take_preprocessed)
         self._waking = False
         self._deliver = self._delivered  # one object, so that the jobs of a run are delivered together
 
@@ -127,13 +130,17 @@ class InferenceService:
         try:
             if self._limit:
                 self._limit.take(CALLER.get())
-            call = self._call(request)
+            call, preprocess = self._call(request)
             call.reply, call.told = reply, None
             limit_seconds = self._set_deadline(call, deadline)
             try:
                 if call.form.parameters.stream_partial:
                     self._stream(call, told)
-                ended = self._submit(call)
+                ended = False
+                if preprocess:
+                    self._threads.submit(call, preprocess)
+                else:
+                    ended = self._submit(call)
             except BaseException as error:
                 self._scheduler.forget(call)
                 self._refused(call.form.entry, error, request.model_name, request_id, call.started_ns)
@@ -166,15 +173,16 @@ class InferenceService:
             form.model, call.unsent(answer), form.output_names, request_id=identity, tier=call.executor.tier, windows={}
         )
 
-    def _call(self, request: pb.ModelInferRequest) -> Call:
-        """Return the call of a request that passes all checks; count a request that does not."""
+    def _call(self, request: pb.ModelInferRequest) -> tuple[Call, Preprocess | None]:
+        """Return the call of a request that passes all checks, and its slow preprocessing; count one that does not."""
         started_ns = time.perf_counter_ns()
         request_id, contents, key = take_apart(request)
         windows: Mapping[str, Window] = {}
+        preprocess: Preprocess | None = None
         form = self._forms.find(key, self._repository.generation) if key else None
         inputs: Mapping[str, Array] | None = form.inputs(contents) if form else None
         if form is None or inputs is None or not form.use.take():
-            form, inputs, windows = self._checked(request, request_id, contents, key, started_ns)
+            form, inputs, windows, preprocess = self._checked(request, request_id, contents, key, started_ns)
         model = form.model
         call = Call(
             model.executors[model.full_tier],
@@ -193,7 +201,7 @@ class InferenceService:
         options = form.options
         call.options, call.sent = options.of_one_request() if options.sampling else options, {}
         call.trace_context = CARRIER.get() if self._traces else None
-        return call
+        return call, preprocess
 
     def _checked(
         self, request: pb.ModelInferRequest, request_id: str, contents: Sequence[bytes], key: bytes, started_ns: int
@@ -277,6 +285,36 @@ class InferenceService:
         self._progressed.append(call)  # type: ignore[arg-type]  # as above
         self._wake()
 
+    def _take_preprocessed(self, call: Call) -> None:
+        """Accept a call on the thread that preprocessed it."""
+        self._preprocessed.append(call)
+        self._wake()
+
+    def _resume(self, call: Call) -> None:
+        """Queue a call after its preprocessing, or reply with the error of it."""
+        self._threads.left()
+        reply, error = call.reply, call.take_error()
+        if reply is None:  # it was cancelled or late meanwhile
+            self._scheduler.forget(call)
+            return
+        try:
+            if error is not None:
+                raise error
+            ended = self._submit(call)
+        except Exception as failed:
+            call.reply = call.told = None
+            if call.timer:
+                call.timer.cancel()
+            self._scheduler.forget(call)
+            form = call.form
+            self._refused(form.entry, failed, form.model.name, call.request_id, call.started_ns)
+            _fail(reply, failed, form.model.name, call.request_id)
+            return
+        finally:
+            del reply, error  # the error's traceback may refer to this frame
+        if ended:
+            self._finish(call)
+
     def _wake(self) -> None:
         if not self._waking:
             self._waking = True
@@ -287,6 +325,12 @@ class InferenceService:
 
     def _finish_all(self) -> None:
         self._waking = False  # first, so that a later call wakes the loop again
+        while self._preprocessed:
+            ready = self._preprocessed.popleft()
+            try:
+                self._resume(ready)
+            except Exception:  # must not affect other calls
+                log.exception("a preprocessed request cannot be queued or answered")
         while self._progressed:
             progressed = self._progressed.popleft()
             if progressed.told is not None:
@@ -321,6 +365,7 @@ class InferenceService:
                     request_id=identity,
                     tier=used,
                     windows=call.windows,
+                    classes=form.classes,
                 )
             except Exception as wrong:
                 error = wrong

@@ -11,6 +11,7 @@ from edge.errors import InvalidRequest, Literally, NotFound, RequestError
 from edge.health.health import Health
 from edge.pb import inference_pb2 as pb
 from edge.programs.generate import Generate
+from edge.protocol import PREPROCESS
 from edge.repository.entry import Entry
 from edge.repository.model import Model
 from edge.repository.repository import Repository
@@ -34,7 +35,9 @@ class TextModel(NamedTuple):
 
 
 #: The protocol extensions that every server has.
-EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "schedule_policy", "statistics")
+EXTENSIONS = (
+    *("binary_tensor_data", "classification", "model_configuration", "parameters", "schedule_policy", "statistics"),
+)
 
 
 class Metadata:
@@ -113,6 +116,8 @@ class Metadata:
             config.input.add(name=spec.name, data_type=data_type, dims=dims, optional=spec.name in model.optional)
         for spec in model.outputs.values():
             config.output.add(name=spec.name, data_type=_data_type(spec.datatype), dims=spec.shape[skip:])
+        if model.manifest.preprocess:
+            config.parameters[PREPROCESS].string_value = str(model.manifest.preprocess.__struct_config__.tag)
         config.parameters["runtime"].string_value = model.runtime.name
         config.parameters["runtime_reason"].string_value = model.runtime.reason
         config.parameters["golden_max_abs_diff"].string_value = f"{model.golden_max_abs_diff:.3g}"

@@ -123,15 +123,15 @@ def parse(request: pb.ModelInferRequest) -> Parameters:
 
 
 def with_logprobs(
-    names: list[str], text: Mapping[str, Any], on_request: Collection[str]
+    names: list[str], text: Mapping[str, Any], by_token: Collection[str]
 ) -> tuple[list[str], Mapping[str, Any]]:
     """Return the outputs to send, and the parameters of generated text.
 
-    The parameter ``logprobs`` adds the outputs that are sent ``on_request``, and the name of one of them sets it.
+    The parameter ``logprobs`` adds the outputs ``by_token``, and the name of one of them sets it.
     """
     if text.get(LOGPROBS):
-        return [*names, *(name for name in on_request if name not in names)], text
-    if any(name in on_request for name in names):
+        return [*names, *(name for name in by_token if name not in names)], text
+    if any(name in by_token for name in names):
         return names, {**text, LOGPROBS: True}
     return names, text
 

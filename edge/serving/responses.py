@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from edge.datatypes import DATATYPES, WIRE_TYPES, Array, datatype_of
 from edge.errors import Literally, RunnerError
@@ -10,6 +11,7 @@ from edge.instruments.nonfinite import NonfiniteWarnings
 from edge.pb import inference_pb2 as pb
 from edge.repository.model import Model
 from edge.scheduling.answers import Answer
+from edge.serving.classification import largest_classes
 from edge.serving.shared_memory import Window, describe
 from edge.serving.wire import to_raw
 
@@ -29,23 +31,37 @@ class ResponseBuilder:
         request_id: str,
         tier: str,
         windows: Mapping[str, Window],
+        classes: Mapping[str, int] = MappingProxyType({}),
     ) -> pb.ModelInferResponse:
-        """Return the response, its outputs in the order of ``names``; no label is made of a NaN or an infinity."""
+        """Return the response, its outputs in the order of ``names``; no label is made of a NaN or an infinity.
+
+        Of the outputs in ``classes``, it has so many of the largest values, as texts.
+        """
         response = pb.ModelInferResponse(model_name=model.name, model_version=model.version, id=request_id)
-        outputs, made = answer.outputs, model.made
+        outputs = dict(answer.outputs) if model.made or classes else answer.outputs
         if answer.nonfinite:  # in any output of the graph: the logits of a label may not be sent
             self._warnings.found(model.name, tier, answer.nonfinite)
-        if made and made.output.name in names:
-            if made.reads in answer.nonfinite and made.output.datatype == "BYTES":
-                raise RunnerError(
-                    f"output {made.output.name!r} of {model.name!r}",
-                    given=Literally(f"a NaN or an infinity in {made.reads!r}"),
-                    expected="finite logits to choose a label from",
-                    fix=f"Request {made.reads!r} alone to see them; usual causes are inputs out of range and FP16.",
-                )
-            outputs = {**outputs, made.output.name: made.compute(outputs[made.reads])}
+        for name, made in model.made.items():
+            if name in names:
+                if made.reads in answer.nonfinite and (made.output.datatype == "BYTES" or name in classes):
+                    raise _no_order(model, name, made.reads)
+                outputs[name] = made.compute(outputs[made.reads])
+        for name, count in classes.items():
+            if name in answer.nonfinite:
+                raise _no_order(model, name, name)
+            rows = len(outputs[name]) if model.manifest.max_batch_size else 0
+            outputs[name] = largest_classes(outputs[name], count, model.labels.get(name, ()), rows)
         encode_outputs(response, outputs, names, windows)
         return response
+
+
+def _no_order(model: Model, name: str, reads: str) -> RunnerError:
+    return RunnerError(
+        f"output {name!r} of {model.name!r}",
+        given=Literally(f"a NaN or an infinity in {reads!r}"),
+        expected="finite logits to choose a label from",
+        fix=f"Request {reads!r} alone to see them; usual causes are inputs out of range and FP16.",
+    )
 
 
 def encode_outputs(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from edge.datatypes import NUMPY_TYPES, WIRE_TYPES, Array, TensorSpec, byte_size
-from edge.errors import InvalidRequest, Literally, Unsupported
+from edge.errors import InvalidRequest, Literally
 from edge.pb import inference_pb2 as pb
 from edge.serving.shared_memory import SharedMemory, is_shared, no_shared_memory, window_of
 
@@ -25,6 +25,7 @@ CONTENTS_FIELDS: dict[str, str] = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
+_CLASSIFICATION: Final = "classification"
 _METADATA_FIX = "ModelMetadata returns the names, datatypes and shapes."
 
 
@@ -153,17 +154,37 @@ def requested_outputs(
     """Return the names of the outputs to send, in the request's order; without any, all but those ``on_request``."""
     names: list[str] = []
     for output in request.outputs:
-        subject = f"output {output.name!r}"
         if output.name not in specs:
             expected = f"one of {sorted(specs)}"
             raise InvalidRequest("output name", given=output.name, expected=expected, fix=_METADATA_FIX)
         if output.name in names:
-            raise _repeated(subject)
-        if "classification" in output.parameters:
-            fix = "Request the output itself and rank it on the client."
-            raise Unsupported(subject, given="classification", expected="no such parameter", fix=fix)
+            raise _repeated(f"output {output.name!r}")
         names.append(output.name)
     return names or [name for name in specs if name not in on_request]
+
+
+def requested_classes(request: pb.ModelInferRequest, specs: Mapping[str, TensorSpec]) -> dict[str, int]:
+    """Return how many of the largest values a request wants, by output; raise an InvalidRequest if that is no number.
+
+    ``specs`` contains the outputs that the request names.
+    """
+    classes: dict[str, int] = {}
+    for output in request.outputs:
+        if _CLASSIFICATION not in output.parameters:
+            continue
+        subject, parameter = (
+            f"parameter {_CLASSIFICATION!r} of output {output.name!r}",
+            output.parameters[_CLASSIFICATION],
+        )
+        if parameter.WhichOneof("parameter_choice") != "int64_param" or parameter.int64_param < 1:
+            given, fix = Literally(f"{parameter}".strip() or "nothing"), "Send the number of values to return."
+            raise InvalidRequest(subject, given=given, expected="an integer of 1 or more", fix=fix)
+        datatype = specs[output.name].datatype
+        if NUMPY_TYPES[datatype].kind not in "fiu":
+            fix = "Rank an output of numbers, such as the logits."
+            raise InvalidRequest(subject, given=Literally(f"it for {datatype}"), expected="it for numbers", fix=fix)
+        classes[output.name] = parameter.int64_param
+    return classes
 
 
 def _repeated(subject: str) -> InvalidRequest:

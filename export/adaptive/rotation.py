@@ -15,7 +15,7 @@ import torch
 from export.attention import MultiHeadAttention
 from export.reduction.calibration import AttentionStatistics, attention_statistics, check_calibration
 from export.reduction.lowrank import blocks, fill, heads_of, joined, query_key_factors, value_output_factors
-from export.reduction.reduce import check_model
+from export.reduction.reduce import check_original
 from export.reduction.states import after_feed_forward, embedded, layers_of
 from export.tasks.objectives import Head
 from export.tasks.tokens import Batch
@@ -32,7 +32,7 @@ def rotated_model(model: HeadT, batches: Sequence[Batch]) -> HeadT:
     Raises:
         ReductionError: the model is reduced already, or the calibration set is too small.
     """
-    check_model(model)
+    check_original(model)
     check_calibration(model.transformer, batches)
     rotated = copy.deepcopy(model)
     states = embedded(model.transformer, batches)

@@ -35,7 +35,8 @@ from export.provenance import provenance
 from export.runs import TOKENIZER
 from export.runtimes import export_tier
 from export.tasks import IMPORTED
-from export.tasks.bundle import CALIBRATION_ROWS, GOLDEN_ROWS, MAX_BATCH_SIZE, chosen_artifacts, columns, tiers_of
+from export.tasks.bundle import chosen_artifacts, tiers_of
+from export.tasks.bundle_inputs import CALIBRATION_ROWS, GOLDEN_ROWS, MAX_BATCH_SIZE, columns
 from export.tasks.examples import Examples, limited, split_holdout
 from export.tasks.image_files import read_image
 from export.tasks.imported import ImportedTask

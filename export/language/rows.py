@@ -52,8 +52,8 @@ def parquet_rows(path: Path, kind: type[Row]) -> Iterator[tuple[str, Row]]:
         DataError: the file cannot be read, a row is no such object, or pyarrow is not installed.
     """
     try:
-        import pyarrow  # type: ignore[import-not-found]
-        from pyarrow.parquet import ParquetFile  # type: ignore[import-not-found]
+        import pyarrow
+        from pyarrow.parquet import ParquetFile
     except ImportError:
         fix = "Install it with pip install pyarrow, or give the data as JSONL."
         raise DataError(f"{path}", given=Literally("Parquet"), expected="the package pyarrow", fix=fix) from None

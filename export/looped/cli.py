@@ -79,10 +79,8 @@ _OPTIONS = (
         type=click.IntRange(1),
         help="Looped models: steps of the first stage; the rest keeps its proportion.",
     ),
-    precision_option(
-        default="fp32",
-        help="Looped models: precision of the multiplications; bf16 becomes fp32 on processors without it.",
-    ),
+    # Not auto, because the results in export/looped/RESULTS.md are of trainings in FP32.
+    precision_option(default="fp32", help="Looped models: precision of the multiplications, as for finetune."),
 )
 
 

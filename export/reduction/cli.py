@@ -22,17 +22,18 @@ from export.options import (
     run_data_dir_option,
 )
 from export.outputs import check_file, check_run
-from export.reduction.options import calibration_option, reduction_progress, target_option, tokens_option
+from export.reduction.options import STRATEGIES, calibration_option, reduction_progress, target_option, tokens_option
 from export.runs import recorded
 from export.tasks import data_of, needed_data
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
+    from export.reduction.controls import Strategy
     from export.reduction.run import Reduced
     from export.training.device import DeviceName
 
 #: Options that looped runs do not have.
-_SEARCH = ("target_speedup", "tokens", "examples", "data_dir", "data", "table", "plot")
+_SEARCH = ("target_speedup", "tokens", "examples", "data_dir", "data", "table", "plot", "strategy")
 
 
 @click.command()
@@ -54,6 +55,15 @@ _SEARCH = ("target_speedup", "tokens", "examples", "data_dir", "data", "table", 
     type=click.Path(dir_okay=False, path_type=Path),
     help="Also draw the size and the error of each layer, as .png, .svg or .pdf; needs matplotlib.",
 )
+@click.option(
+    "--strategy",
+    type=click.Choice(STRATEGIES),
+    default=STRATEGIES[0],
+    show_default=True,
+    help="'search' finds the best shape of each layer. The others are simple reductions of the same speed, to compare "
+    "it with: one shape for all layers, the first layers alone, or the searched shapes with heads and units chosen by "
+    "gradients, by the weights alone, or at random.",
+)
 @size_options
 @device_option
 @replace_option("an earlier run at --out, and a file at --plot")
@@ -68,6 +78,7 @@ def reduce(
     out: Path,
     table: Path | None,
     plot: Path | None,
+    strategy: Strategy,
     sizes: SizeOptions,
     device: DeviceName,
     replace: bool,
@@ -110,6 +121,7 @@ def reduce(
             tokens=tokens,
             examples=examples,
             table_path=table,
+            strategy=strategy,
             on_shape=on_shape,
             on_progress=on_progress,
         )
@@ -147,3 +159,8 @@ def _print(reduced: Reduced) -> None:
     print_table(title, columns, rows)
     accuracy = [(m.split, m.metric, m.value, m.n) for m in reduced.metrics.measures]
     print_table("Before any fine-tuning", ("split", "metric", "value", "items"), accuracy)
+    divergence = reduced.divergence
+    click.echo(
+        f"Divergence from the original: {divergence.calibration:.3g} on the calibration set, "
+        f"{divergence.holdout:.3g} on the hold-out; if the second is much larger, give more --calibration."
+    )

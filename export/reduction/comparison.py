@@ -9,7 +9,7 @@ import msgspec
 
 from export.reduction.reduce import Progress, measure_losses
 from export.reduction.run import Device, measured_device, open_source, state_of, tabled_device, tokens_of
-from export.reduction.search import choose_shapes, grid_of, speedup_of
+from export.reduction.search import choose_shapes, grid_of, time_of, widest
 from export.transformer import LayerShape
 
 
@@ -56,25 +56,27 @@ def compare_plans(
     Timings and losses are kept where :func:`export.reduction.run.reduce_run` finds them.
 
     Raises:
-        ReductionError: the model is reduced already, or there are too few examples.
+        ReductionError: there are too few examples.
     """
     source = Path(source)
     opened = open_source(source, data_dir, examples)
     model, config = opened.model, opened.model.transformer.config
-    tokens, dense = tokens_of(config, tokens), config.layers[0]
-    grid, state = grid_of(dense), state_of(source, source)
+    tokens = tokens_of(config, tokens)
+    grid, state = grid_of(config), state_of(source, source)
     devices: list[Device] = [tabled_device(path, config, grid, tokens) for path in tables]
     devices.insert(0, measured_device(model, grid, tokens, state, on_shape))
     losses = measure_losses(model, opened.data.train, grid, state=state, on_progress=on_progress)
     plans = []
     for device in devices:
         subject = f"target speed-up on {device.name}"
-        shapes, _ = choose_shapes(dense, grid, losses, device.times, device.rest, target_speedup, subject)
+        shapes = choose_shapes(config.layers, grid, losses, device.times, device.rest, target_speedup, subject)
         loss = sum(
-            layer.attention[grid.attention.index((shape.num_heads, shape.head_dim))]
-            + layer.feed_forward[grid.feed_forward.index(shape.ffn_dim)]
-            for layer, shape in zip(losses, shapes, strict=True)
+            layer.attention[a] + layer.feed_forward[f]
+            for layer, (a, f) in zip(losses, map(grid.find, shapes), strict=True)
         )
-        speedups = tuple(speedup_of(shapes, grid, other.times, other.rest) for other in devices)
+        speedups = tuple(
+            time_of(config.layers, grid, other.times, other.rest) / time_of(shapes, grid, other.times, other.rest)
+            for other in devices
+        )
         plans.append(DevicePlan(device.name, device.label, device.key, tuple(shapes), loss, speedups))
-    return PlanComparison(str(source), tokens, target_speedup, dense, tuple(plans))
+    return PlanComparison(str(source), tokens, target_speedup, widest(config), tuple(plans))

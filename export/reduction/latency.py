@@ -24,7 +24,7 @@ from edge.profiling.table import Comparison, LatencyTable, Shape, Timing, check_
 from edge.profiling.timing import compared, times_in_turns
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.convert import to_onnx
-from export.reduction.search import Costs, Grid
+from export.reduction.search import Costs, Grid, time_of, widest
 from export.tasks.objectives import Head
 from export.transformer import Layer, LayerShape, TransformerConfig
 
@@ -69,7 +69,7 @@ def measure_layers(
     """Measure the shapes that are not in the cache, and update the cache after every shape.
 
     Args:
-        config: of the model; its first layer is the dense one.
+        config: of the model; its widest layer is the dense one.
         lengths: numbers of tokens; one input at a time.
         cache: a JSON file; one of another machine, version or model is replaced.
     """
@@ -79,7 +79,7 @@ def measure_layers(
     for done, shape in enumerate(shapes):
         missing = [tokens for tokens in lengths if table.find(shape, tokens) is None]
         if missing:
-            dense = dense or _block(config, config.layers[0])
+            dense = dense or _block(config, widest(config))
             block = _block(config, shape)
             found = [(n, compare(dense, block, layer_feeds(config, n), calls)) for n in missing]
             timings = [Timing(Shape.of(shape), n, comparison) for n, comparison in found]
@@ -105,11 +105,12 @@ def measure_times(
     of the dense layer's time is assigned to each.
     """
     config = model.transformer.config
-    shapes = grid.beside(config.layers[0]).all()
+    shapes = grid.beside(widest(config)).all()
     table = measure_layers(config, shapes, [tokens], cache=cache, calls=calls, on_shape=on_shape)
     # Of the whole model's time.
     share = 1 / measure_models(model, without_layers(model), feeds_of(config, tokens), calls).ratio
-    return _costs(table, config, grid, tokens), len(config.layers) * share / (1 - share)
+    times = _costs(table, config, grid, tokens)
+    return times, time_of(config.layers, grid, times, rest=0.0) * share / (1 - share)
 
 
 def table_times(
@@ -123,7 +124,7 @@ def table_times(
     """
     fix = "Write the shapes of this model with 'fewheads shapes', and time them with 'fewheads profile'."
     check_key(subject, table.key, model_key(config), fix)
-    shapes = [Shape.of(shape) for shape in grid.beside(config.layers[0]).all()]
+    shapes = [Shape.of(shape) for shape in grid.beside(widest(config)).all()]
     missing = [shape.name for shape in shapes if table.find(shape, tokens) is None]
     rest = table.find_rest(tokens)
     if missing or rest is None:
@@ -152,7 +153,7 @@ def _costs(table: LatencyTable, config: TransformerConfig, grid: Grid, tokens: i
         found = [table.find(shape, tokens) for shape in options]
         return [1 / comparison.ratio - 0.5 for comparison in found if comparison]
 
-    beside = grid.beside(config.layers[0])
+    beside = grid.beside(widest(config))
     return Costs(times(beside.attention), times(beside.feed_forward))
 
 
@@ -179,7 +180,7 @@ def machine_key(config: TransformerConfig) -> dict[str, str]:
 
 def layer_key(config: TransformerConfig) -> dict[str, str]:
     """Return the properties of a model that the time of a layer depends on, beside the layer's shape."""
-    return {"architecture": config.architecture, "dim": str(config.dim), "dense": Shape.of(config.layers[0]).name}
+    return {"architecture": config.architecture, "dim": str(config.dim), "dense": Shape.of(widest(config)).name}
 
 
 def model_key(config: TransformerConfig) -> dict[str, str]:

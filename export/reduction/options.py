@@ -13,6 +13,11 @@ from edge.cli.output import progress
 if TYPE_CHECKING:
     from export.reduction.reduce import Progress
 
+#: Ways to reduce a model, the product's first; see :data:`export.reduction.controls.Strategy`.
+STRATEGIES = ("search", "uniform", "first-layers", "gradient", "weights", "random")
+#: The defaults of --tokens and --calibration.
+TIMED_TOKENS, CALIBRATION_EXAMPLES = 32, 256
+
 target_option = click.option(
     "--target-speedup",
     type=click.FloatRange(1, min_open=True),
@@ -23,7 +28,7 @@ target_option = click.option(
 tokens_option = click.option(
     "--tokens",
     type=click.IntRange(1, 512),
-    default=32,
+    default=TIMED_TOKENS,
     show_default=True,
     help="Length of the input that is timed; images have a fixed one.",
 )
@@ -31,7 +36,7 @@ calibration_option = click.option(
     "--calibration",
     "examples",
     type=click.IntRange(1),
-    default=256,
+    default=CALIBRATION_EXAMPLES,
     show_default=True,
     help="Examples to measure with; their tokens must outnumber the features of the widest layer.",
 )

@@ -1,18 +1,20 @@
 """Reduction of a model: losses of all options, a plan, and its layers one after the other.
 
-Each layer is calibrated on the outputs of the reduced layers before it; its target is the original layer on these
-inputs. The state of an unfinished reduction is saved after every layer; the same call resumes from it and ends with the
-same bits.
+Each layer is calibrated on the outputs of the reduced layers before it. Its target is the output of the original layer
+in the original model, so that it makes up for the layers before it. The state of an unfinished reduction is saved after
+every layer; the same call resumes from it and ends with the same bits.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,8 +22,10 @@ from edge.errors import Literally
 from edge.files import sha256
 from export.errors import ReductionError
 from export.reduction.calibration import attention_statistics, check_calibration, feed_forward_statistics
+from export.reduction.controls import Strategy, chosen, first_layers, uniform_shapes
 from export.reduction.plan import LayerPlan, Plan, check_plan, plan_of
-from export.reduction.search import Costs, Grid, LossMeter, choose_shapes
+from export.reduction.refit import refitted, sums
+from export.reduction.search import Costs, Grid, LossMeter, choose_shapes, time_of
 from export.reduction.states import (
     Padded,
     after_attention,
@@ -30,13 +34,24 @@ from export.reduction.states import (
     layers_of,
     relative_error,
 )
-from export.reduction.sublayers import AttentionReducer, FeedForwardReducer, with_attention, with_feed_forward
-from export.tasks.objectives import Head
+from export.reduction.sublayers import (
+    AttentionReducer,
+    FeedForwardReducer,
+    Method,
+    ReducedAttention,
+    ReducedFeedForward,
+    with_attention,
+    with_feed_forward,
+)
+from export.tasks.objectives import Head, imitation_loss, outputs_of
 from export.tasks.tokens import Batch, Rows, sorted_batches
 from export.training.state import fingerprint, load_state, save_state
 from export.transformer import Layer
 
 _BATCH = 32
+#: About how many tokens the losses of the options are measured on, in units of the widest layer's features: losses take
+#: the longest, and need fewer inputs than the weights.
+_LOSS_TOKENS = 2.5
 _LOSSES = "losses.state"
 
 
@@ -60,14 +75,27 @@ class LayerReport(msgspec.Struct, frozen=True):
     measured_feed_forward_error: float
 
 
+class Wanted(NamedTuple):
+    """Outputs of a layer in the original model, as :func:`export.reduction.refit.sums` has them, of each half."""
+
+    attention: list[Tensor]
+    feed_forward: list[Tensor]
+
+
 def reduced_layer(
-    layer: Layer, plan: LayerPlan, states: Sequence[Tensor], batches: Sequence[Padded]
+    layer: Layer,
+    plan: LayerPlan,
+    states: Sequence[Tensor],
+    batches: Sequence[Padded],
+    wanted: Wanted | None = None,
+    method: Method = "calibrated",
 ) -> tuple[Layer, list[Tensor], LayerReport]:
     """Reduce a layer: first its attention, then its feed-forward for the output of the new attention.
 
     Args:
-        layer: the original, with heads and hidden units; it is not changed.
+        layer: the original; it is not changed. A half that is a constant stays one.
         plan: its shape; heads and hidden units that it leaves open are chosen here.
+        wanted: the target; None is the layer's own output for ``states``.
 
     Returns:
         The new layer, the output of its first half for the states, and the report.
@@ -76,26 +104,35 @@ def reduced_layer(
         ReductionError: an activation is not finite.
     """
     shape = plan.shape
-    assert layer.attention is not None
-    assert layer.feed_forward is not None
-    statistics, _ = attention_statistics(layer, states, batches)
-    attention_reducer = AttentionReducer(layer.attention, statistics)
-    if plan.heads is None:
-        attention = attention_reducer.reduced(shape.num_heads, shape.head_dim, shape.scale)
+    before = layer if wanted is None else refitted(layer, "attention", states, wanted.attention, batches)
+    if before.attention is None:
+        attention = ReducedAttention(None, before.attention_constant, (), 0.0, 0.0)
     else:
-        attention = attention_reducer.with_heads(plan.heads, shape.head_dim, shape.scale)
-    halved = with_attention(layer, attention)
+        reducer = AttentionReducer(before.attention, attention_statistics(before, states, batches)[0], method)
+        heads = plan.heads
+        if heads is None:
+            attention = reducer.reduced(shape.num_heads, shape.head_dim, shape.scale)
+        else:
+            attention = reducer.with_heads(heads, shape.head_dim, shape.scale)
+    halved = with_attention(before, attention)
+    attention_error = relative_error(before, halved, "attention", states, batches)
     halfway = after_attention(halved, states, batches)
-    reducer = FeedForwardReducer(layer.feed_forward, feed_forward_statistics(halved, halfway, batches))
-    feed_forward = reducer.reduced(shape.ffn_dim) if plan.neurons is None else reducer.with_neurons(plan.neurons)
+    if wanted is not None:
+        halved = refitted(halved, "feed_forward", halfway, wanted.feed_forward, batches)
+    if halved.feed_forward is None:
+        feed_forward = ReducedFeedForward(None, halved.feed_forward_constant, (), 0.0)
+    else:
+        statistics = feed_forward_statistics(halved, halfway, batches)
+        units = FeedForwardReducer(halved.feed_forward, statistics, method)
+        feed_forward = units.reduced(shape.ffn_dim) if plan.neurons is None else units.with_neurons(plan.neurons)
     new = with_feed_forward(halved, feed_forward)
     report = LayerReport(
         LayerPlan(shape, attention.heads, feed_forward.neurons),
         attention.logits_error,
         attention.output_error,
-        relative_error(layer, new, "attention", states, batches),
+        attention_error,
         feed_forward.output_error,
-        relative_error(layer, new, "feed_forward", halfway, batches),
+        relative_error(halved, new, "feed_forward", halfway, batches),
     )
     return new, halfway, report
 
@@ -131,30 +168,50 @@ def reduce_model(
     grid: Grid,
     times: Costs,
     rest: float = 0.0,
+    strategy: Strategy = "search",
+    seed: int = 0,
+    asymmetric: bool = True,
     state: Path | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> ReducedModel:
-    """Return the model whose outputs are closest to the original's at a target speed-up.
+    """Return the model whose outputs are closest to the original's at a target speed-up, or a control of that speed.
 
     Args:
         model: the original, with the head of its task; it is not changed.
         calibration: real inputs of the task. Their targets are not read.
         times: of the options, in units of a dense layer, from :func:`export.reduction.latency.measure_times`.
         rest: the time of embeddings and task head, in the same unit.
+        strategy: see :data:`export.reduction.controls.Strategy`.
+        seed: of a random choice.
+        asymmetric: whether a layer makes up for the reduced ones before it; only the search and ``uniform`` can.
         state: a directory for the state of an unfinished reduction. It also has the losses, which serve every target.
 
     Raises:
-        ReductionError: weights are not finite, layers differ or are reduced already, or the calibration set is too
-            small.
+        ReductionError: weights are not finite, or the calibration set is too small.
         CheckpointError: the state is malformed, of another reduction, or cannot be written.
     """
-    check_model(model)
+    check_weights(model)
     losses = measure_losses(model, calibration, grid, state=state, on_progress=on_progress)
     config = model.transformer.config
-    shapes, speedup = choose_shapes(config.layers[0], grid, losses, times, rest, target_speedup)
-    plan = plan_of(config, shapes)
-    reduced, reports = apply_plan(model, calibration, plan, state=state, on_progress=on_progress)
-    return ReducedModel(reduced, _chosen(plan, reports), reports, speedup)
+    if strategy == "first-layers":
+        shorter = copy.deepcopy(model).eval()
+        plan = first_layers(shorter, grid, times, rest, target_speedup)
+        shapes = [layer.shape for layer in plan.layers]
+        reduced, reports = shorter, tuple(LayerReport(layer, 0.0, 0.0, 0.0, 0.0, 0.0) for layer in plan.layers)
+    else:
+        if strategy == "uniform":
+            shapes = uniform_shapes(config, grid, losses, times, rest, target_speedup)
+        else:
+            shapes = choose_shapes(config.layers, grid, losses, times, rest, target_speedup)
+        batches = calibration_batches(model, calibration)
+        plan, method = chosen(strategy, plan_of(config, shapes), model, batches, seed)
+        reduced, reports = apply_plan(
+            model, calibration, plan, state=state, on_progress=on_progress, method=method, asymmetric=asymmetric
+        )
+        plan = msgspec.structs.replace(plan, layers=tuple(report.plan for report in reports))
+    return ReducedModel(
+        reduced, plan, reports, time_of(config.layers, grid, times, rest) / time_of(shapes, grid, times, rest)
+    )
 
 
 def measure_losses(
@@ -166,8 +223,8 @@ def measure_losses(
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> list[Costs]:
     """Return the loss of each option for each layer; arguments and errors as :func:`reduce_model`."""
-    batches = calibration_batches(model, calibration)
-    saved = _Saved(state and state / _LOSSES, model, calibration, f"{grid} calibrated")
+    batches = calibration_batches(model, calibration, share=_loss_share(model, calibration))
+    saved = _Saved(state and state / _LOSSES, model, calibration, f"{grid} {_LOSS_TOKENS}")
     losses = [Costs(*pair) for pair in saved.value.get("losses", [])]
     layers = len(model.transformer.layers)
     if len(losses) == layers:
@@ -190,10 +247,16 @@ def apply_plan(
     *,
     state: Path | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
+    method: Method = "calibrated",
+    asymmetric: bool = True,
 ) -> tuple[Head, tuple[LayerReport, ...]]:
     """Return a model with the layers of a plan, and a report for each; arguments as :func:`reduce_model`.
 
     Heads and hidden units that the plan leaves open are chosen here.
+
+    Args:
+        method: baselines do not use the activations.
+        asymmetric: whether a layer makes up for the reduced ones before it; baselines never do.
 
     Raises:
         ReductionError: the calibration set is too small, or an activation is not finite.
@@ -202,21 +265,26 @@ def apply_plan(
     """
     check_plan(plan, model.transformer.config, "plan")
     batches = calibration_batches(model, calibration)
-    saved = _Saved(state and layers_state(state, plan), model, calibration, f"{plan} calibrated")
+    asymmetric = asymmetric and method == "calibrated"
+    saved = _Saved(state and layers_state(state, plan, method), model, calibration, f"{plan} {method} {asymmetric}")
     weights: list[dict[str, Tensor]] = saved.value.get("weights", [])
     reports = msgspec.json.decode(saved.value.get("reports", "[]"), type=list[LayerReport])
     reduced = copy.deepcopy(model).eval()
     transformer = reduced.transformer
     config = msgspec.structs.replace(transformer.config, layers=tuple(layer.shape for layer in plan.layers))
     states = embedded(transformer, batches)
+    originals = states
     for number, layer in enumerate(layers_of(transformer)):
+        wanted = None
+        if asymmetric:
+            wanted, originals = _wanted(layer, originals, batches)
         if number < len(weights):
             new = Layer(config, config.layers[number])
             new.load_state_dict(weights[number])
             new.eval().to(layer.attention_norm.weight)
             halfway = after_attention(new, states, batches)
         else:
-            new, halfway, report = reduced_layer(layer, plan.layers[number], states, batches)
+            new, halfway, report = reduced_layer(layer, plan.layers[number], states, batches, wanted, method)
             reports.append(report)
             weights.append(new.state_dict())
             saved.save({"weights": weights, "reports": msgspec.json.encode(reports).decode()})
@@ -227,21 +295,44 @@ def apply_plan(
     return reduced, tuple(reports)
 
 
-def layers_state(state: Path, plan: Plan) -> Path:
-    """Return the file for the layers of an unfinished plan; each plan has its own."""
-    return state / f"layers-{sha256(msgspec.json.encode(plan))[:12]}.state"
+def _wanted(layer: Layer, states: Sequence[Tensor], batches: Sequence[Padded]) -> tuple[Wanted, list[Tensor]]:
+    """Return the outputs of a layer of the original model, and the input of the next one."""
+    halfway = after_attention(layer, states, batches)
+    wanted = Wanted(sums(layer, "attention", states, batches), sums(layer, "feed_forward", halfway, batches))
+    return wanted, after_feed_forward(layer, halfway)
 
 
-def check_model(model: Head) -> None:
-    """Check that a model can be reduced.
+def layers_state(state: Path, plan: Plan, method: Method = "calibrated") -> Path:
+    """Return the file for the layers of an unfinished plan; each plan and method has its own."""
+    return state / f"layers-{sha256(msgspec.json.encode((plan, method)))[:12]}.state"
 
-    Raises:
-        ReductionError: a weight is not finite, or the layers are not all of one shape, with heads and hidden units.
-    """
+
+def divergence(model: Head, reduced: Head, rows: Rows) -> float:
+    """Return the mean divergence of a reduced model from the original; of a regression, the mean squared error."""
+    total = 0.0
+    with torch.no_grad():
+        for indices in sorted_batches(rows.lengths, _BATCH):
+            batch = rows.batch(indices)
+            outputs, wanted = (outputs_of(one, batch) for one in (reduced, model))
+            total += len(indices) * float(imitation_loss(model, outputs, wanted, temperature=1.0))
+    return total / len(rows.lengths)
+
+
+def check_weights(model: Head) -> None:
+    """Check that all weights are finite; raise a ReductionError that names the first that is not."""
     for name, tensor in model.state_dict().items():
         if not torch.isfinite(tensor).all():
             given, fix = Literally("NaN or Inf"), "Train the model again."
             raise ReductionError(f"weights {name}", given=given, expected="finite numbers", fix=fix)
+
+
+def check_original(model: Head) -> None:
+    """Check that the weights of a model are finite, and that it is not reduced.
+
+    Raises:
+        ReductionError: a weight is not finite, or the layers are not all of one shape, with heads and hidden units.
+    """
+    check_weights(model)
     shapes = model.transformer.config.layers
     if len(set(shapes)) != 1 or not shapes[0].num_heads or not shapes[0].ffn_dim:
         given = Literally(f"{len(shapes)} layers of {len(set(shapes))} shapes")
@@ -249,19 +340,26 @@ def check_model(model: Head) -> None:
         raise ReductionError("model", given=given, expected="layers of one shape, with heads and units", fix=fix)
 
 
-def calibration_batches(model: Head, calibration: Rows) -> list[Batch]:
+def calibration_batches(model: Head, calibration: Rows, share: float = 1.0) -> list[Batch]:
     """Return calibration inputs in batches.
+
+    Args:
+        share: of the inputs; they have the same spread of lengths as all.
 
     Raises:
         ReductionError: there are too few tokens for this model.
     """
-    batches = [calibration.batch(rows) for rows in sorted_batches(calibration.lengths, _BATCH)]
+    rows = np.concatenate(sorted_batches(calibration.lengths, _BATCH))  # longest first
+    rows = rows[np.linspace(0, len(rows) - 1, math.ceil(share * len(rows))).astype(int)]
+    batches = [calibration.batch(rows[first : first + _BATCH]) for first in range(0, len(rows), _BATCH)]
     check_calibration(model.transformer, batches)
     return batches
 
 
-def _chosen(plan: Plan, reports: tuple[LayerReport, ...]) -> Plan:
-    return msgspec.structs.replace(plan, layers=tuple(report.plan for report in reports))
+def _loss_share(model: Head, calibration: Rows) -> float:
+    config = model.transformer.config
+    widest = max(max(shape.num_heads * shape.head_dim, shape.ffn_dim) for shape in config.layers)
+    return min(1.0, _LOSS_TOKENS * widest / float(calibration.lengths.sum()))
 
 
 class _Saved:

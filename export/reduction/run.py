@@ -12,10 +12,19 @@ import msgspec
 from edge.profiling.table import Comparison, LatencyTable
 from export.errors import PlanError
 from export.provenance import provenance
+from export.reduction.controls import Strategy
 from export.reduction.latency import feeds_of, machine_key, measure_models, measure_times, table_times
 from export.reduction.plan import check_speedup
-from export.reduction.reduce import LayerReport, Progress, ReducedModel, calibration_batches, check_model, reduce_model
-from export.reduction.search import Costs, Grid, grid_of
+from export.reduction.reduce import (
+    LayerReport,
+    Progress,
+    ReducedModel,
+    calibration_batches,
+    check_weights,
+    divergence,
+    reduce_model,
+)
+from export.reduction.search import Costs, Grid, grid_of, widest
 from export.runs import RunMetrics, Speedup
 from export.tasks.models import Architecture, open_model
 from export.tasks.objectives import Head
@@ -29,10 +38,18 @@ from export.transformer import LayerShape, TransformerConfig
 _CALLS = (60, 120, 240)
 
 
+class Divergence(msgspec.Struct, frozen=True):
+    """Divergence of a reduced model's outputs from the original's, on the calibration set and on the hold-out."""
+
+    calibration: float
+    holdout: float
+
+
 class Reduced(msgspec.Struct, frozen=True):
     """Result of a reduction.
 
     Attributes:
+        divergence: much larger on the hold-out if there are too few examples for the calibration.
         expected_speedup: by the sum of the layers' times, on the device of ``latency_key``.
         measured: both models in turns, on ONNX Runtime, one thread.
         bound: the largest speed-up that the removed multiplications allow, without the tolerance of
@@ -48,6 +65,7 @@ class Reduced(msgspec.Struct, frozen=True):
     dense: LayerShape
     layers: tuple[LayerReport, ...]
     metrics: RunMetrics
+    divergence: Divergence
     latency_key: dict[str, str]
     latency_label: str
 
@@ -94,6 +112,9 @@ def reduce_run(
     tokens: int,
     examples: int,
     table_path: Path | None = None,
+    strategy: Strategy = "search",
+    seed: int = 0,
+    asymmetric: bool = True,
     on_shape: Callable[[int, int], None] = lambda done, shapes: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Reduced:
@@ -106,10 +127,13 @@ def reduce_run(
         directory: path of the new run; an earlier run there is replaced when this one is done.
         examples: of the training set, for calibration.
         table_path: a latency table of the device to plan for; None measures this machine.
+        strategy: see :data:`export.reduction.controls.Strategy`.
+        seed: of a random choice.
+        asymmetric: see :func:`export.reduction.reduce.reduce_model`.
 
     Raises:
         UsageError: the source is not a run on a task, or the latency table is of another model or lacks entries.
-        ReductionError: the model is reduced already, or there are too few examples.
+        ReductionError: there are too few examples.
         PlanError: no plan is that fast, or a measured speed-up is more than the plan can explain.
     """
     started = time.perf_counter()
@@ -118,7 +142,7 @@ def reduce_run(
     state = state_of(source, directory)
     config = model.transformer.config
     tokens = tokens_of(config, tokens)
-    grid = grid_of(config.layers[0])
+    grid = grid_of(config)
     if table_path is None:
         device = measured_device(model, grid, tokens, state, on_shape)
     else:
@@ -130,12 +154,16 @@ def reduce_run(
         grid=grid,
         times=device.times,
         rest=device.rest,
+        strategy=strategy,
+        seed=seed,
+        asymmetric=asymmetric,
         state=state,
         on_progress=on_progress,
     )
     measured, bound = _measured(model, reduced, tokens)
     how = (
-        f"reduced from {source.name} for {target_speedup:g}x at {tokens} tokens on {device.name} ({device.label}), "
+        f"reduced from {source.name} by {strategy} for {target_speedup:g}x at {tokens} tokens on {device.name} "
+        f"({device.label}), "
         f"calibrated with {examples} examples"
     )
     metrics = save_run(
@@ -158,9 +186,10 @@ def reduce_run(
         reduced.expected_speedup,
         measured,
         bound,
-        config.layers[0],
+        widest(config),
         reduced.reports,
         metrics,
+        Divergence(*(divergence(model, reduced.model, rows) for rows in (data.train, data.holdout))),
         device.key,
         device.label,
     )
@@ -180,7 +209,7 @@ def open_source(source: Path, data_dir: str | Path, examples: int) -> OpenedSour
     """Open a run and check that it can be reduced, before any step that takes minutes.
 
     Raises:
-        ReductionError: the model is reduced already, or there are too few examples.
+        ReductionError: there are too few examples.
     """
     found = open_model(source)
     task = task_of(found, source)
@@ -188,7 +217,7 @@ def open_source(source: Path, data_dir: str | Path, examples: int) -> OpenedSour
     assert found.architecture is not None
     reader = task.reader(source)
     data = prepare(task, data_dir, reader, max_length=found.architecture.max_length, limit=examples)
-    check_model(found.head)
+    check_weights(found.head)
     calibration_batches(found.head, data.train)
     return OpenedSource(task, found.head, found.architecture, reader, data)
 

@@ -8,10 +8,10 @@ sum, as in SPDY and ZipLM (arXiv 2302.04089).
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from export.reduction.states import after_attention, after_feed_forward, layers_
 from export.reduction.sublayers import AttentionReducer, FeedForwardReducer, with_attention, with_feed_forward
 from export.tasks.objectives import Head, imitation_loss, outputs_of
 from export.tasks.tokens import Batch
-from export.transformer import LayerShape
+from export.transformer import LayerShape, TransformerConfig
 
 #: Widths of heads that TensorRT fuses in FP16 and in INT8.
 _RANKS = (16, 32, 64)
@@ -36,22 +36,26 @@ _BINS = 4000
 _LEAST_TIME = 0.01
 
 
-class Grid(msgspec.Struct, frozen=True):
+class Grid(NamedTuple):
     """Options for the shape of a layer.
 
     Attributes:
-        attention: heads and their width, h and r; (0, 0) is none. The original comes first.
-        feed_forward: hidden units, f. The original comes first.
+        attention: heads and their width, h and r; (0, 0) is none. The widest comes first.
+        feed_forward: hidden units, f. The widest comes first.
     """
 
     attention: tuple[tuple[int, int], ...]
     feed_forward: tuple[int, ...]
 
-    def shape(self, attention: int, feed_forward: int, dense: LayerShape) -> LayerShape:
-        """Return the shape of two options, by their indices."""
+    def shape(self, attention: int, feed_forward: int, original: LayerShape) -> LayerShape:
+        """Return the shape of two options, by their indices, of a layer with this original shape."""
         heads, rank = self.attention[attention]
-        scale = dense.scale if rank == dense.head_dim else None  # W_Q of a new width is made for the usual scale
+        scale = original.scale if rank == original.head_dim else None  # W_Q of a new width is made for the usual scale
         return LayerShape(heads, rank, self.feed_forward[feed_forward], scale)
+
+    def find(self, shape: LayerShape) -> tuple[int, int]:
+        """Return the indices of the options of a shape."""
+        return self.attention.index((shape.num_heads, shape.head_dim)), self.feed_forward.index(shape.ffn_dim)
 
     def beside(self, dense: LayerShape) -> Beside:
         """Return the shape of each option beside the dense other half of the layer."""
@@ -79,15 +83,29 @@ class Costs(NamedTuple):
     feed_forward: list[float]
 
 
-def grid_of(dense: LayerShape) -> Grid:
-    """Return the options for a layer: sixths of its heads, widths that TensorRT fuses, twelfths of its units."""
-    heads = sorted({round(dense.num_heads * step / _HEAD_STEPS) for step in range(1, _HEAD_STEPS + 1)}, reverse=True)
-    ranks = [dense.head_dim, *(rank for rank in reversed(_RANKS) if rank < dense.head_dim)]
+def widest(config: TransformerConfig) -> LayerShape:
+    """Return the shape that all layers of a model fit into: that of every layer, unless the model is reduced."""
+    layers = config.layers
+    if len(set(layers)) == 1:
+        return layers[0]
+    rank, units = max(layer.head_dim for layer in layers), max(layer.ffn_dim for layer in layers)
+    return LayerShape(max(layer.num_heads for layer in layers), rank, units)
+
+
+def grid_of(config: TransformerConfig) -> Grid:
+    """Return the options for a layer: sixths of the heads, widths that TensorRT fuses, and twelfths of the units.
+
+    Of a reduced model they are those of its widest layer, and the shapes of all layers.
+    """
+    dense = widest(config)
+    heads = {round(dense.num_heads * step / _HEAD_STEPS) for step in range(1, _HEAD_STEPS + 1)} - {0}
+    ranks = {dense.head_dim, *(rank for rank in _RANKS if rank < dense.head_dim)}
     units = {-(-dense.ffn_dim * step // (_UNIT_STEPS * _UNITS)) * _UNITS for step in range(_UNIT_STEPS)}
-    return Grid(
-        (*((h, r) for h in heads if h for r in ranks), (0, 0)),
-        (dense.ffn_dim, *sorted((unit for unit in units if unit < dense.ffn_dim), reverse=True)),
-    )
+    attention = {(h, r) for h in heads for r in ranks} | {
+        (s.num_heads, s.head_dim) for s in config.layers if s.num_heads
+    }
+    feed_forward = {unit for unit in units if unit < dense.ffn_dim} | {layer.ffn_dim for layer in config.layers}
+    return Grid((*sorted(attention, reverse=True), (0, 0)), tuple(sorted(feed_forward, reverse=True)))
 
 
 class LossMeter:
@@ -99,7 +117,7 @@ class LossMeter:
 
     def __init__(self, model: Head, batches: Sequence[Batch], states: list[Tensor], grid: Grid) -> None:
         self._batches, self._states, self._grid = batches, states, grid
-        self._layers = layers_of(model.transformer)
+        self._layers, self._shapes = layers_of(model.transformer), model.transformer.config.layers
         with torch.no_grad():
             self._wanted = [outputs_of(model, batch) for batch in batches]
         # The same head and later layers, after layers with known outputs.
@@ -107,23 +125,32 @@ class LossMeter:
         self._tail = copy.deepcopy(model).eval()
 
     def measure(self, number: int) -> Costs:
-        """Return the losses of each option for layer ``number``, and advance the states to the next layer."""
-        layer = self._layers[number]
+        """Return the losses of each option for layer ``number``, and advance the states to the next layer.
+
+        The loss of a shape that the layer does not fit into is infinite.
+        """
+        layer, shape = self._layers[number], self._shapes[number]
         self._tail.transformer.layers = nn.ModuleList([self._known, *self._layers[number + 1 :]])
-        statistics, after = attention_statistics(layer, self._states, self._batches)
-        assert layer.attention is not None
-        assert layer.feed_forward is not None
-        attention = AttentionReducer(layer.attention, statistics)
-        attention_losses = [0.0]
-        for heads, rank in self._grid.attention[1:]:
-            smaller = with_attention(layer, attention.reduced(heads, rank))
-            halfway = after_attention(smaller, self._states, self._batches)
-            attention_losses.append(self._loss(after_feed_forward(smaller, halfway)))
-        feed_forward = FeedForwardReducer(layer.feed_forward, feed_forward_statistics(layer, after, self._batches))
-        feed_forward_losses = [0.0]
-        for units in self._grid.feed_forward[1:]:
-            smaller = with_feed_forward(layer, feed_forward.reduced(units))
-            feed_forward_losses.append(self._loss(after_feed_forward(smaller, after)))
+        after = after_attention(layer, self._states, self._batches)
+        own = self._grid.find(shape)
+        attention_losses, feed_forward_losses = (
+            [0.0 if option == index else math.inf for option in range(len(options))]
+            for index, options in zip(own, self._grid, strict=True)
+        )
+        if layer.attention is not None:
+            statistics, _ = attention_statistics(layer, self._states, self._batches)
+            attention = AttentionReducer(layer.attention, statistics)
+            for option, (heads, rank) in enumerate(self._grid.attention):
+                if option != own[0] and heads <= shape.num_heads and rank <= shape.head_dim:
+                    smaller = with_attention(layer, attention.reduced(heads, rank))
+                    halfway = after_attention(smaller, self._states, self._batches)
+                    attention_losses[option] = self._loss(after_feed_forward(smaller, halfway))
+        if layer.feed_forward is not None:
+            feed_forward = FeedForwardReducer(layer.feed_forward, feed_forward_statistics(layer, after, self._batches))
+            for option, units in enumerate(self._grid.feed_forward):
+                if units < shape.ffn_dim:
+                    smaller = with_feed_forward(layer, feed_forward.reduced(units))
+                    feed_forward_losses[option] = self._loss(after_feed_forward(smaller, after))
         self._states = after_feed_forward(layer, after)
         return Costs(attention_losses, feed_forward_losses)
 
@@ -153,17 +180,18 @@ class _Known(nn.Module):
 
 
 def choose_shapes(
-    dense: LayerShape,
+    originals: Sequence[LayerShape],
     grid: Grid,
     losses: Sequence[Costs],
     times: Costs,
     rest: float,
     target_speedup: float,
     subject: str = "target speed-up",
-) -> tuple[list[LayerShape], float]:
-    """Return the best shape of each layer, and the speed-up of the whole model by the sum of the times.
+) -> list[LayerShape]:
+    """Return the best shape of each layer.
 
     Args:
+        originals: the shape of each layer before the reduction.
         rest: the time of embeddings and task head, in units of a dense layer, like ``times``.
 
     Raises:
@@ -172,33 +200,33 @@ def choose_shapes(
     options = [(a, f) for a in range(len(grid.attention)) for f in range(len(grid.feed_forward))]
     time = np.array([max(times.attention[a] + times.feed_forward[f], _LEAST_TIME) for a, f in options])
     table = np.array([[layer.attention[a] + layer.feed_forward[f] for a, f in options] for layer in losses])
-    dense_time = rest + len(losses) * time[0]
-    fastest = int(time.argmin())
-    most = dense_time / (rest + len(losses) * time[fastest])
+    before = time_of(originals, grid, times, rest)
+    fastest = [int(np.where(np.isfinite(row), time, np.inf).argmin()) for row in table]
+    most = before / (rest + time[fastest].sum())
     if target_speedup > most:
-        shape = grid.shape(*options[fastest], dense)
+        shapes = [grid.shape(*options[index], layer) for index, layer in zip(fastest, originals, strict=True)]
         given = Literally(f"{target_speedup:g}x")
-        expected = f"at most {most:.2f}x, with {len(losses)} layers of {_words(shape)}"
+        expected = f"at most {most:.2f}x, with {len(losses)} layers of {_words(shapes[0])}"
         raise PlanError(subject, given=given, expected=expected, fix="Ask for less, or start from less.")
-    budget = dense_time / target_speedup - rest
-    chosen = least_loss(table, time, budget)
-    shapes = [grid.shape(*options[index], dense) for index in chosen]
-    return shapes, speedup_of(shapes, grid, times, rest)
+    chosen = least_loss(table, time, before / target_speedup - rest) or fastest
+    return [grid.shape(*options[index], layer) for index, layer in zip(chosen, originals, strict=True)]
 
 
-def speedup_of(shapes: Sequence[LayerShape], grid: Grid, times: Costs, rest: float) -> float:
-    """Return the speed-up of a whole model whose layers get these shapes of the grid; see :func:`choose_shapes`."""
-    taken = [
-        times.attention[grid.attention.index((shape.num_heads, shape.head_dim))]
-        + times.feed_forward[grid.feed_forward.index(shape.ffn_dim)]
-        for shape in shapes
-    ]
-    dense = max(times.attention[0] + times.feed_forward[0], _LEAST_TIME)
-    return (rest + len(shapes) * dense) / (rest + sum(max(time, _LEAST_TIME) for time in taken))
+def time_of(shapes: Sequence[LayerShape], grid: Grid, times: Costs, rest: float) -> float:
+    """Return the time of a whole model whose layers have these shapes; see :func:`choose_shapes`.
+
+    Between two numbers of hidden units of the grid, the time is interpolated.
+    """
+    attention = [times.attention[grid.attention.index((shape.num_heads, shape.head_dim))] for shape in shapes]
+    units = [shape.ffn_dim for shape in shapes]
+    feed_forward = np.interp(units, grid.feed_forward[::-1], times.feed_forward[::-1])
+    return rest + float(np.maximum(attention + feed_forward, _LEAST_TIME).sum())
 
 
-def least_loss(losses: Array, times: Array, budget: float, bins: int = _BINS) -> list[int]:
+def least_loss(losses: Array, times: Array, budget: float, bins: int = _BINS) -> list[int] | None:
     """Return one option for each layer, with the least sum of losses within a budget of time.
+
+    It is None if the fastest options fit, but not when every time is rounded up to a bin.
 
     Args:
         losses: [layers, options].
@@ -217,8 +245,8 @@ def least_loss(losses: Array, times: Array, budget: float, bins: int = _BINS) ->
             if cost[option] <= bins:
                 within[option, cost[option] :] = best[: bins + 1 - cost[option]] + losses[layer, option]
         choices[layer], best = within.argmin(axis=0), within.min(axis=0)
-    if not np.isfinite(best[bins]):  # it fits, but not when every time is rounded up
-        return [int(times.argmin())] * layers
+    if not np.isfinite(best[bins]):
+        return None
     chosen, left = [], bins
     for layer in reversed(range(layers)):
         chosen.append(int(choices[layer, left]))

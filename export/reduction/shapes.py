@@ -21,7 +21,7 @@ from export.exported import FULL, RUNTIMES
 from export.heads import SequenceClassifier
 from export.provenance import provenance
 from export.reduction.latency import feeds_of, layer_feeds, model_key, without_layers
-from export.reduction.search import grid_of
+from export.reduction.search import grid_of, widest
 from export.runtimes import export_tier
 from export.tasks.models import open_model
 from export.transformer import Layer
@@ -71,8 +71,8 @@ def write_shapes(
     if directory.exists() and not replace:
         given, fix = Literally("something there"), "Choose another place, or replace it with --replace."
         raise UsageError(f"--out {directory}", given=given, expected="a free path", fix=fix)
-    grid = grid_of(config.layers[0])
-    shapes = grid.beside(config.layers[0]).all()
+    grid = grid_of(config)
+    shapes = grid.beside(widest(config)).all()
     names = [Shape.of(shape) for shape in shapes]
     writer = _Writer(lengths, runtimes, Path(source).name)
     total = len(shapes) + 2

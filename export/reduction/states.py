@@ -55,6 +55,31 @@ def after_feed_forward(layer: Layer, states: Sequence[Tensor]) -> list[Tensor]:
         return [layer.after_feed_forward(x) for x in states]
 
 
+def last_of(layer: Layer, part: Part) -> nn.Linear | None:
+    """Return the last weights of a half of a layer; None if the half is a constant."""
+    if part == "attention":
+        return layer.attention.output_proj if layer.attention else None
+    return layer.feed_forward.down if layer.feed_forward else None
+
+
+def run_half(layer: Layer, part: Part, x: Tensor, mask: Tensor | None) -> Passed:
+    """Return what the last weights of a half read, [N, T, w], and return, [N, T, d]: its output without the residual.
+
+    A half that is a constant reads nothing, [N, T, 0].
+    """
+    last = last_of(layer, part)
+    if last is None:
+        constant = layer.attention_constant if part == "attention" else layer.feed_forward_constant
+        assert constant is not None
+        return Passed(x[..., :0], constant.detach().expand_as(x))
+    with torch.no_grad(), recorded([last]) as found:
+        if part == "attention":
+            layer.after_attention(x, mask)
+        else:
+            layer.after_feed_forward(x)
+    return found[last]
+
+
 def tokens_of(x: Tensor, mask: Tensor | None) -> Tensor:
     """Return the rows [n, w] of x [N, T, w] that are not padding."""
     return x.flatten(0, 1) if mask is None else x[mask.bool()]
@@ -84,7 +109,7 @@ def relative_error(
     total, squares = torch.zeros(states[0].shape[-1], dtype=torch.float64), 0.0
     for x, batch in zip(states, batches, strict=True):
         wanted, found = (
-            tokens_of(_added(layer, part, x, batch.mask), batch.mask).double() for layer in (before, after)
+            tokens_of(run_half(layer, part, x, batch.mask).returned, batch.mask).double() for layer in (before, after)
         )
         lost += float((found - wanted).square().sum())
         squares += float(wanted.square().sum())
@@ -93,8 +118,15 @@ def relative_error(
     return lost / (squares - float(total.square().sum()) / count)
 
 
-def head_gradients(model: Head, batches: Sequence[Batch]) -> list[Tensor]:
-    """Return the sensitivity of the task's loss to each head: E|dL/dξ|, ξ a factor on its output; [H] per layer.
+class Importance(NamedTuple):
+    """Sensitivity of the task's loss to the heads, [H], and to the hidden units, [f], of a layer."""
+
+    heads: Tensor
+    units: Tensor
+
+
+def gradient_importance(model: Head, batches: Sequence[Batch]) -> list[Importance]:
+    """Return E|dL/dξ| of each layer, ξ being a factor on the output of a head or of a hidden unit.
 
     Michel et al. 2019, "Are Sixteen Heads Really Better than One?", equation 2. A layer without heads has [0].
 
@@ -102,32 +134,28 @@ def head_gradients(model: Head, batches: Sequence[Batch]) -> list[Tensor]:
         model: with the head of the task, in evaluation mode.
         batches: with targets.
     """
-    attentions = [layer.attention for layer in layers_of(model.transformer)]
-    sums = [torch.zeros(attention.num_heads if attention else 0) for attention in attentions]
+    layers = layers_of(model.transformer)
+    parts: tuple[Part, Part] = ("attention", "feed_forward")
+    lasts = [last_of(layer, part) for layer in layers for part in parts]
+    groups = [size for layer in layers for size in _factors(layer)]
+    sums = [torch.zeros(size) for size in groups]
     for batch in batches:
-        with recorded(attention.output_proj for attention in attentions if attention) as found:
+        with recorded(last for last in lasts if last) as found:
             loss = task_loss(model, outputs_of(model, batch), batch.targets)
-        outputs = {module: passed.read for module, passed in found.items()}  # [N, T, H * d_k] of each layer
+        outputs = {module: passed.read for module, passed in found.items()}  # [N, T, H * d_k] or [N, T, f]
         gradients = dict(zip(outputs, torch.autograd.grad(loss, list(outputs.values())), strict=True))
-        for total, attention in zip(sums, attentions, strict=True):
-            if attention:
-                product = (outputs[attention.output_proj] * gradients[attention.output_proj]).detach()
-                heads = torch.unflatten(product, -1, (attention.num_heads, -1))
-                total += heads.sum(dim=(1, 3)).abs().sum(dim=0).cpu()
+        for total, last, size in zip(sums, lasts, groups, strict=True):
+            if last:
+                product = torch.unflatten((outputs[last] * gradients[last]).detach(), -1, (size, -1))
+                total += product.sum(dim=(1, 3)).abs().sum(dim=0).cpu()
     # The loss is a mean over its batch, so that the sum over a batch is one too.
-    return [total / len(batches) for total in sums]
+    means = [total / len(batches) for total in sums]
+    return [Importance(*pair) for pair in zip(means[::2], means[1::2], strict=True)]
 
 
-def _added(layer: Layer, part: Part, x: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the output of a half without the residual, [N, T, d]."""
-    first = part == "attention"
-    constant = layer.attention_constant if first else layer.feed_forward_constant
-    if constant is not None:
-        return constant.detach().expand_as(x)
-    last = layer.attention.output_proj if first and layer.attention else cast(Any, layer.feed_forward).down
-    with torch.no_grad(), recorded([last]) as found:
-        if first:
-            layer.after_attention(x, mask)
-        else:
-            layer.after_feed_forward(x)
-    return found[last].returned
+def _factors(layer: Layer) -> tuple[int, int]:
+    """Return the number of heads and of hidden units."""
+    return (
+        layer.attention.num_heads if layer.attention else 0,
+        layer.feed_forward.down.in_features if layer.feed_forward else 0,
+    )

@@ -31,7 +31,7 @@ from export.reduction.lowrank import (
 from export.reduction.removal import head_removal, kept_columns, least_squares, neuron_removal, output_error
 from export.transformer import FeedForward, Layer
 
-#: Reduction of heads: by calibration, or as baselines by the weights alone or by a slice of their coordinates.
+#: Reduction by calibration, or as baselines by the weights alone, of heads also by a slice of their coordinates.
 Method = Literal["calibrated", "weights", "slice"]
 
 
@@ -145,10 +145,15 @@ class AttentionReducer:
 class FeedForwardReducer:
     """Makes a feed-forward smaller in several ways."""
 
-    def __init__(self, feed_forward: FeedForward, statistics: FeedForwardStatistics) -> None:
+    def __init__(
+        self, feed_forward: FeedForward, statistics: FeedForwardStatistics, method: Method = "calibrated"
+    ) -> None:
         self._feed_forward, self._statistics = feed_forward, statistics
         self._W_2 = feed_forward.down.weight.detach().cpu().double().T  # [f, d]
-        self._removal = neuron_removal(statistics.A, self._W_2)
+        # For white noise as activations, the units with the smallest weights go, and the others keep theirs.
+        white = FeedForwardStatistics(torch.eye(len(self._W_2)).double(), torch.zeros(len(self._W_2)).double())
+        self._known = statistics if method == "calibrated" else white
+        self._removal = neuron_removal(self._known.A, self._W_2)
 
     def reduced(self, neurons: int) -> ReducedFeedForward:
         """Return the feed-forward with ``neurons`` hidden units, or its constant output for 0."""
@@ -156,7 +161,7 @@ class FeedForwardReducer:
 
     def with_neurons(self, kept: tuple[int, ...]) -> ReducedFeedForward:
         """Return the feed-forward with these hidden units."""
-        (A, mean), W_2, original = self._statistics, self._W_2, self._feed_forward
+        (A, mean), W_2, original = self._known, self._W_2, self._feed_forward
         b_2 = original.down.bias.detach().cpu().double()
         if not kept:
             return ReducedFeedForward(None, (b_2 + mean @ W_2).float(), (), 1.0)
@@ -166,7 +171,8 @@ class FeedForwardReducer:
         rows = list(kept)
         fill(module.up, original.up.weight.detach().T[:, rows], original.up.bias.detach()[rows])
         fill(module.down, W_small, b_2 + mean @ (W_2 - B @ W_small))
-        error = _share(output_error(A, W_2, B, W_small), float((W_2 * (A @ W_2)).sum()))
+        C = self._statistics.A
+        error = _share(output_error(C, W_2, B, W_small), float((W_2 * (C @ W_2)).sum()))
         return ReducedFeedForward(module.to(original.up.weight).train(original.training), None, kept, error)
 
 

@@ -12,7 +12,6 @@ import numpy as np
 from edge.datatypes import Array
 from edge.errors import Literally, UsageError
 from edge.programs.cascade import margins
-from export.errors import CheckpointError
 from export.exported import FULL
 from export.heads import SequenceClassifier
 from export.intervals import Difference, interval
@@ -22,10 +21,11 @@ from export.routing.linear import Linear, fit, pooled_embeddings
 from export.routing.policies import Items, Policy
 from export.runs import read_config
 from export.targets import speed_name
-from export.tasks.examples import Examples, held_out, split_holdout
-from export.tasks.glue import TASKS, read
+from export.tasks.examples import Examples, held_out
 from export.tasks.models import Architecture, open_model, open_tuned
-from export.tasks.predictions import Predictions, read_predictions
+from export.tasks.predictions import Predictions, read_matching
+from export.tasks.registry import task_of
+from export.tasks.sentences import SentenceTask
 from export.tasks.task import HOLDOUT
 from export.tasks.tokens import encode, load_tokenizer
 
@@ -128,26 +128,26 @@ def route_run(full: str | Path, lean: str | Path, data_dir: str | Path, cost_rat
         cost_ratio: the lean tier's time over the full tier's, for every length.
 
     Raises:
-        UsageError: the ratio is not between 0 and 1, or the runs are not classifiers of one task of GLUE.
+        UsageError: the ratio is not between 0 and 1, or the runs are not classifiers of texts for one task.
     """
     if not 0 < cost_ratio < 1:
         fix = "Give the inverse of the speed-up that 'fewheads reduce' measured, for example 0.5 for 2 times faster."
         raise UsageError("cost ratio", given=cost_ratio, expected="lean time / full time, between 0 and 1", fix=fix)
     full, lean = Path(full), Path(lean)
-    model, architecture = _classifier(lean)
-    task = TASKS[architecture.task]
+    model, architecture, task = _classifier(lean)
     open_tuned(full, task.name)
     tokenizer = load_tokenizer(lean)
 
     def prepared(split: str, examples: Examples) -> _Split:
         rows = encode(tokenizer, examples, architecture.max_length)
-        ours, theirs = (_predictions(run, split, examples) for run in (lean, full))
+        ours, theirs = (read_matching(run, split, examples.targets) for run in (lean, full))
         cost = np.ones(len(examples.targets))
         items = Items(_right(ours), _right(theirs), cost_ratio * cost, cost)
         differing = ours.answers != theirs.answers
         return _Split(split, items, differing, margins(ours.logits), pooled_embeddings(model, rows), rows.lengths)
 
-    holdout = split_holdout(read(task, data_dir, "train"))[1]
+    splits = task.examples(data_dir)
+    holdout = splits.holdout
     fits = held_out([texts[0] for texts in holdout.texts], 0.5, _HALVES_SEED)
     both = prepared(HOLDOUT, holdout)
     fitting, choosing = both.take("fitting half", fits), both.take(CHOOSING, ~fits)
@@ -157,8 +157,8 @@ def route_run(full: str | Path, lean: str | Path, data_dir: str | Path, cost_rat
     candidates = [(policy, one) for policy in _policies(choosing, linear) for one in thresholds(policy)]
     chosen = choose(judge(choosing.items, candidates))
     reports = [_report(choosing, linear, length, chosen)]
-    for split in task.dev:
-        dev = prepared(split, read(task, data_dir, split))
+    for split, examples in splits.dev.items():
+        dev = prepared(split, examples)
         fixed = [(policy, chosen[policy.name].threshold) for policy in _policies(dev, linear)]
         reports.append(_report(dev, linear, length, choose(judge(dev.items, fixed))))
     return Route(
@@ -177,29 +177,20 @@ def _lean_name(full: Path, lean: Path) -> str:
     return speed_name(read_config(full), read_config(lean)) or lean.name.lower()
 
 
-def _classifier(run: Path) -> tuple[SequenceClassifier, Architecture]:
+def _classifier(run: Path) -> tuple[SequenceClassifier, Architecture, SentenceTask]:
     found = open_model(run)
     head, architecture = found.head, found.architecture
+    task = task_of(found, run) if architecture else None
     if (
         not isinstance(head, SequenceClassifier)
         or head.regression
         or not architecture
-        or architecture.task not in TASKS
+        or not isinstance(task, SentenceTask)
     ):
         fix = "Give runs of 'fewheads finetune' or 'fewheads reduce' on a task with classes."
-        expected = "a classifier of a task of GLUE"
+        expected = "a classifier of texts"
         raise UsageError(f"run {run}", given=Literally("no classifier"), expected=expected, fix=fix)
-    return head, architecture
-
-
-def _predictions(run: Path, split: str, examples: Examples) -> Predictions:
-    predictions = read_predictions(run, split)
-    if not np.array_equal(predictions.targets, examples.targets):
-        fix = "Give the --data-dir that the run was trained with."
-        given = Literally(f"{len(predictions.targets)} items with other targets")
-        expected = f"the {len(examples.targets)} items of the data"
-        raise CheckpointError(f"{run} split {split}", given=given, expected=expected, fix=fix)
-    return predictions
+    return head, architecture, task
 
 
 def _right(predictions: Predictions) -> Array:

@@ -1,4 +1,4 @@
-"""Tasks to fine-tune on: GLUE, SQuAD and images, with their official metrics.
+"""Tasks to fine-tune on: GLUE, SQuAD and images with their official metrics, and a user's own data (``own``).
 
 Data are not part of the project. :data:`DATA` has the files of each task below ``--data-dir``, and their sources. If
 the training file is missing, dev is a quarter of XQuAD's articles for SQuAD, and a fifth of ``t10k`` for MNIST.
@@ -52,13 +52,15 @@ def data_directory(task: str, data_dir: Path) -> Path | None:
 
 
 def data_of(config: RunConfig | None, data_dir: Path) -> Path | None:
-    """Return the place of the data of a run; None if its task reads no files, or is unknown."""
+    """Return the path of the data of a run; None if its task reads no files, or is unknown."""
+    if config and config.own_data:
+        return Path(config.own_data.path)
     return data_directory(config.arguments.get("task", ""), data_dir) if config else None
 
 
 def is_imported(config: RunConfig | None) -> bool:
     """Return whether a run is an imported model, or was made of one."""
-    return config is not None and config.arguments.get("task") in IMPORTED
+    return config is not None and config.own_data is None and config.arguments.get("task") in IMPORTED
 
 
 def place_of_data(config: RunConfig | None, data_dir: Path | None, data: Path | None) -> Path | None:

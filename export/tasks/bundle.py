@@ -1,4 +1,4 @@
-"""Export of fine-tuned runs to one bundle for texts or pairs of texts: a tier for each run, and its INT8 twin."""
+"""Export of fine-tuned runs to one bundle for texts, pairs or images: a tier for each run, and its INT8 twin."""
 
 from __future__ import annotations
 
@@ -7,49 +7,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from edge.bundles.bundle import write_bundle
-from edge.bundles.manifest import (
-    Artifact,
-    LabelPostprocess,
-    Manifest,
-    Measure,
-    Profile,
-    ScorePostprocess,
-    Tier,
-    TokenizerPreprocess,
-)
-from edge.bundles.preprocess import TokenizerPreprocessor
-from edge.datatypes import Array, TensorSpec
+from edge.bundles.manifest import Artifact, LabelPostprocess, Manifest, Measure, ScorePostprocess, Tier
+from edge.datatypes import TensorSpec
 from edge.errors import Literally, UsageError
 from export.convert import golden_of
 from export.exported import RUNTIMES, Exported
 from export.heads import SequenceClassifier
 from export.provenance import provenance
-from export.runs import TOKENIZER
 from export.runtimes import ExportedArtifact, export_tier
-from export.tasks.examples import limited, split_holdout
-from export.tasks.glue import TASKS, GlueTask, read
+from export.tasks.bundle_inputs import MAX_BATCH_SIZE, image_inputs, text_inputs
 from export.tasks.models import SCORE, Architecture, open_model
-from export.tasks.tokens import load_tokenizer
+from export.tasks.registry import task_of
+from export.tasks.sentences import SentenceTask
+from export.tasks.task import Task
+from export.tasks.vision import ImageTask
 
-MAX_BATCH_SIZE = 32
-GOLDEN_ROWS, CALIBRATION_ROWS = 32, 128
-_MAX_TEXT_BYTES = 16 * 1024
-_PAD_ID = 0
-_TEXTS = ("text", "text_pair")
-_IDS, _MASK, _SEGMENTS, _LOGITS = "input_ids", "attention_mask", "token_type_ids", "logits"
-#: Usual tokens of a text, which runtimes tune for.
-_USUAL_TOKENS = 32
-#: Names of the class numbers in the files (Wang et al. 2019).
-LABELS = {
-    "SST-2": ("negative", "positive"),
-    "CoLA": ("unacceptable", "acceptable"),
-    "MRPC": ("not_equivalent", "equivalent"),
-    "WNLI": ("not_entailment", "entailment"),
-    "QQP": ("not_duplicate", "duplicate"),
-}
+_LOGITS = "logits"
 
 
 class _Source(NamedTuple):
@@ -57,6 +32,7 @@ class _Source(NamedTuple):
     path: Path
     model: SequenceClassifier
     architecture: Architecture
+    task: Task
     measures: tuple[Measure, ...]
 
 
@@ -75,68 +51,52 @@ def export_classifier(
 
     Args:
         runs: of ``fewheads finetune`` or ``fewheads reduce``, the full model first.
-        data_dir: golden and calibration texts are from the task's training set there.
+        data_dir: golden and calibration rows are from the task's training set there.
         tiers: a name for each run; each tier has a twin in INT8, ``<tier>-int8``.
         artifacts: of :data:`export.exported.RUNTIMES`.
 
     Raises:
-        UsageError: a run is not a classifier or regression of texts, or the runs are of different tasks.
+        UsageError: a run is not a classifier or regression, or the runs are of different tasks or classes, or read
+            other images.
     """
     sources = [_source(run, tier) for run, tier in zip(runs, tiers, strict=True)]
     first = sources[0]
     task = _one_task(sources)
-    definition = load_tokenizer(first.path).to_str().encode()
-    pair = len(task.texts) == 2
-    config = TokenizerPreprocess(
-        input=_TEXTS[0],
-        file=TOKENIZER,
-        ids=_IDS,
-        mask=_MASK,
-        max_length=first.architecture.max_length,
-        pad_id=_PAD_ID,
-        max_text_bytes=_MAX_TEXT_BYTES,
-        pair=_TEXTS[1] if pair else None,
-        # A single text is segment 0, a constant of the graph.
-        segments=_SEGMENTS if pair and first.architecture.transformer.segments else None,
-    )
-    tokenize = TokenizerPreprocessor(config, definition, str(first.path / TOKENIZER))
-    train, holdout = split_holdout(read(task, data_dir, "train"))
-    texts = columns(limited(holdout, GOLDEN_ROWS).texts)
-    raw = {name: column.astype(np.bytes_) for name, column in zip(_TEXTS, texts, strict=False)}
-    inputs = tokenize(*texts)
-    calibration = tokenize(*columns(limited(train, CALIBRATION_ROWS).texts))
-    files = {TOKENIZER: definition}
+    if isinstance(task, ImageTask):
+        inputs = image_inputs(task, first.architecture, data_dir)
+    else:
+        inputs = text_inputs(task, first.path, first.architecture, data_dir)
+    files = dict(inputs.files)
     made: list[Tier] = []
     largest = 0.0
     for source in sources:
         exported = chosen_artifacts(
-            export_tier(source.model, inputs, calibration, [_LOGITS], name=source.tier), artifacts, source.tier
+            export_tier(source.model, inputs.golden, inputs.calibration, [_LOGITS], name=source.tier),
+            artifacts,
+            source.tier,
         )
-        golden = golden_of(source.model, inputs, [_LOGITS])
+        golden = golden_of(source.model, inputs.golden, [_LOGITS])
         golden_file = f"{source.tier}.golden.npz"
-        files[golden_file] = msgspec.structs.replace(golden, raw=raw).encode()
+        files[golden_file] = msgspec.structs.replace(golden, raw=inputs.raw).encode()
         files |= {one.artifact.file: one.data for one in exported}
         made += tiers_of(source.tier, exported, golden_file)
         largest = max(largest, *(one.largest_difference for one in exported))
-    usual = min(_USUAL_TOKENS * len(task.texts), config.max_length)
-    shape = Profile(min=(1, 1), opt=(1, usual), max=(MAX_BATCH_SIZE, config.max_length))
-    labels = LABELS.get(task.name, task.labels)
     manifest = Manifest(
         name=name,
         version=version,
-        description=f"{task.name} of GLUE: {' or '.join(labels) or 'a score from 0 to 5'}",
-        inputs=tuple(TensorSpec(tensor, "INT64", (-1, -1)) for tensor in config.outputs),
-        outputs=(TensorSpec(_LOGITS, "FP32", (-1, len(labels) or 1)),),
+        description=inputs.description,
+        inputs=inputs.tensors,
+        outputs=(TensorSpec(_LOGITS, "FP32", (-1, len(inputs.labels) or 1)),),
         max_batch_size=MAX_BATCH_SIZE,
-        profile={tensor: shape for tensor in config.outputs},
+        profile={tensor.name: inputs.profile for tensor in inputs.tensors},
         tiers=tuple(made),
         golden=f"{first.tier}.golden.npz",
         files={},
-        provenance=provenance(trainer=", ".join(run.name for run in runs), data=f"GLUE {task.name}", seed=None),
-        preprocess=config,
+        provenance=provenance(trainer=", ".join(run.name for run in runs), data=task.origin, seed=None),
+        preprocess=inputs.preprocess,
         postprocess=(
-            LabelPostprocess(logits=_LOGITS, output="label", labels=labels)
-            if labels
+            LabelPostprocess(logits=_LOGITS, output="label", labels=inputs.labels)
+            if inputs.labels
             else ScorePostprocess(logits=_LOGITS, output=SCORE)
         ),
         measures=tuple(
@@ -154,22 +114,28 @@ def export_classifier(
 def _source(run: Path, tier: str) -> _Source:
     found = open_model(run)
     if found.architecture is None or not isinstance(found.head, SequenceClassifier):
-        fix = "Give runs of 'fewheads finetune' or 'fewheads reduce' on a task of GLUE."
-        raise UsageError(f"run {run}", given=Literally("no classifier"), expected="a classifier of texts", fix=fix)
-    return _Source(tier, run, found.head, found.architecture, found.metrics.measures if found.metrics else ())
+        fix = "Give runs of 'fewheads finetune' or 'fewheads reduce' on texts or images."
+        raise UsageError(f"run {run}", given=Literally("no classifier"), expected="a classifier", fix=fix)
+    measures = found.metrics.measures if found.metrics else ()
+    return _Source(tier, run, found.head, found.architecture, task_of(found, run), measures)
 
 
-def _one_task(sources: Sequence[_Source]) -> GlueTask:
-    names = sorted({source.architecture.task for source in sources})
-    if len(names) > 1 or names[0] not in TASKS:
-        fix = "Export runs of one task of these; runs of another become a bundle of their own."
-        raise UsageError("task of the runs", given=names, expected=f"one of {', '.join(TASKS)}", fix=fix)
-    return TASKS[names[0]]
-
-
-def columns(rows: Sequence[tuple[str, ...]]) -> list[Array]:
-    """Return the first texts of all rows, and of pairs the second ones, as BYTES [rows, 1]."""
-    return [np.array([[text.encode()] for text in column], np.object_) for column in zip(*rows, strict=True)]
+def _one_task(sources: Sequence[_Source]) -> SentenceTask | ImageTask:
+    names = sorted({source.task.name for source in sources})
+    task = sources[0].task
+    if len(names) > 1 or not isinstance(task, SentenceTask | ImageTask):
+        fix = "Export runs of one task; runs of another become a bundle of their own."
+        raise UsageError("task of the runs", given=names, expected="one task, of texts or images", fix=fix)
+    for source in sources[1:]:
+        if source.architecture.labels != sources[0].architecture.labels:
+            given, expected = (", ".join(one.architecture.labels) for one in (source, sources[0]))
+            fix = "Export runs with the same classes, in the same order."
+            raise UsageError(f"classes of run {source.path}", given=Literally(given), expected=expected, fix=fix)
+        sizes = [(one.image_size, one.channels) for one in (s.architecture.transformer for s in (source, sources[0]))]
+        if sizes[0] != sizes[1]:
+            fix = "Export runs on images of one size."
+            raise UsageError(f"images of run {source.path}", given=sizes[0], expected=f"{sizes[1]}", fix=fix)
+    return task
 
 
 def chosen_artifacts(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edge.cli.output import json_option, print_json
-from edge.errors import UsageError
+from edge.cli.output import json_option, print_json, working
+from edge.errors import Literally, UsageError
 from export.loading import loading_torch
 from export.measures import print_measures
 from export.options import (
@@ -24,7 +24,11 @@ from export.options import (
     tensorboard_option,
 )
 from export.outputs import check_run
+from export.report.cli import write_reports
 from export.tasks import DATA, NAMES, data_directory
+from export.tasks.options import distillation_of, distillation_options, epochs_option, rate_option
+from export.tasks.own.options import OwnOptions, own_data_options
+from export.tasks.recipe import MAX_LENGTH, Recipe
 from export.training.watch import watching
 
 # torch takes seconds to import, so only the commands' bodies do it.
@@ -41,12 +45,13 @@ class _TaskName(click.Choice[str]):
             return super().convert(value, param, ctx)
         except click.BadParameter:
             places = "; ".join(f"{files.directory}: {files.names}" for files in DATA.values())
-            fix = f"A task reads fixed files below --data-dir ({places}); other files cannot be read yet."
+            fix = f"A task reads fixed files below --data-dir ({places}). For your own, give --data FILE instead."
             raise UsageError("TASK", given=value, expected=f"one of {', '.join(NAMES)}", fix=fix) from None
 
 
 @click.command()
-@click.argument("task", type=_TaskName(NAMES, case_sensitive=False))
+@click.argument("task", required=False, type=_TaskName(NAMES, case_sensitive=False))
+@own_data_options
 @click.option(
     "--model",
     type=DIRECTORY,
@@ -57,25 +62,33 @@ class _TaskName(click.Choice[str]):
 @click.option("--depth", type=click.IntRange(1), show_default="4", help="Layers of a new ViT.")
 @click.option("--heads", type=click.IntRange(1), show_default="4", help="Heads in each layer of a new ViT.")
 @data_dir_option
-@click.option("--epochs", type=click.IntRange(1), default=3, show_default=True, help="All run; the best one is kept.")
-@click.option(
-    "--lr", type=click.FloatRange(0, min_open=True), default=5e-5, show_default=True, help="Peak learning rate."
-)
+@epochs_option()
+@rate_option
 @click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Examples per step.")
-@precision_option(default="fp32")
+@precision_option()
 @device_option
-@click.option("--max-length", type=click.IntRange(8, 512), default=128, show_default=True, help="Tokens per text.")
+@click.option(
+    "--max-length", type=click.IntRange(8, 512), default=MAX_LENGTH, show_default=True, help="Tokens per text."
+)
 @seed_option("For new weights and the order of examples.")
 @seeds_option
 @click.option("--limit", type=click.IntRange(1), help="Train on at most so many examples; all by default.")
 @click.option("--teacher", type=DIRECTORY, help="A run on the same task as the teacher of a distillation.")
-@click.option("--name", help="Name of the run's directory.  [default: the task's name]")
+@distillation_options
+@click.option("--name", help="Name of the run's directory.  [default: the name of the task, or of the data]")
 @runs_option("the run, which becomes OUT/NAME")
 @tensorboard_option
+@click.option(
+    "--report/--no-report",
+    default=True,
+    show_default=True,
+    help="Also write report.html into the run, as `fewheads report` does; needs matplotlib.",
+)
 @replace_option("an earlier run of that name")
 @json_option
 def finetune(
-    task: str,
+    task: str | None,
+    own: OwnOptions,
     model: Path | None,
     dim: int | None,
     depth: int | None,
@@ -91,39 +104,45 @@ def finetune(
     seeds: int,
     limit: int | None,
     teacher: Path | None,
+    distillation: dict[str, float],
     name: str | None,
     out: Path,
     tensorboard: Path | None,
+    report: bool,
     replace: bool,
     as_json: bool,
 ) -> None:
-    """Fine-tune a model on a task: of GLUE, SQuAD's questions, or images.
+    """Fine-tune a model on a task (of GLUE, SQuAD's questions, or images) or on your own --data.
 
     A tenth of the training set is held out and decides which epoch is kept; dev is measured once, at the end. The same
     command resumes an interrupted run.
     """
-    name = task if name is None else _checked_name(name)
+    chosen = _chosen(task, own)
+    name = _checked_name(name if name is not None else chosen if isinstance(chosen, str) else chosen.resolve().stem)
+    how = distillation_of(distillation, teacher)
     runs = {one: out / run for one, run in seeded(name, seed, seeds).items()}
-    inputs = {"--model": model, "--teacher": teacher, "the data in": data_directory(task, data_dir)}
+    place = data_directory(chosen, data_dir) if isinstance(chosen, str) else chosen
+    inputs = {"--model": model, "--teacher": teacher, "the data in": place, "--dev": own.dev}
     for run in runs.values():
         check_run("--out", run, inputs, replace=replace, way_out="another --name or --out")
-    with loading_torch("loading torch and data"):
+    with loading_torch():
         from export.intervals import pooled
-        from export.tasks.recipe import Recipe
+        from export.tasks.own.task import own_task
         from export.tasks.registry import TASKS
         from export.tasks.run import finetune_run, prepare
-
+    on = TASKS[chosen] if isinstance(chosen, str) else own_task(own.describe(chosen))
+    with working(f"reading the data of {on.name}"):
         shape = {"dim": dim, "depth": depth, "heads": heads}
-        source = TASKS[task].source(model, {name: value for name, value in shape.items() if value is not None})
-        reader = TASKS[task].reader(source)
-        data = prepare(TASKS[task], data_dir, reader, max_length=max_length, limit=limit)
-    recipe = Recipe(epochs=epochs, batch_size=batch, peak_learning_rate=lr, precision=precision)
+        source = on.source(model, {name: value for name, value in shape.items() if value is not None})
+        reader = on.reader(source)
+        data = prepare(on, data_dir, reader, max_length=max_length, limit=limit)
+    recipe = Recipe(epochs=epochs, batch_size=batch, peak_learning_rate=lr, precision=precision, distillation=how)
     trained = []
     for one, run in runs.items():
         with watching(run.name) as watch:
             trained.append(
                 finetune_run(
-                    TASKS[task],
+                    on,
                     source,
                     data,
                     reader,
@@ -140,9 +159,24 @@ def finetune(
             )
     metrics = pooled(trained)
     if as_json:
-        print_json({"task": task, "runs": [str(run) for run in runs.values()], "metrics": metrics})
-        return
-    print_measures(task, ", ".join(map(str, runs.values())), metrics)
+        print_json({"task": on.name, "runs": [str(run) for run in runs.values()], "metrics": metrics})
+    else:
+        print_measures(on.name, ", ".join(map(str, runs.values())), metrics)
+    if report and data.labels:  # last, so that a failure loses no results; a span has no report
+        write_reports(list(runs.values()), data_dir)
+
+
+def _chosen(task: str | None, own: OwnOptions) -> str | Path:
+    """Return the name of a task, or the path of own data."""
+    if own.data is None:
+        own.check_none()
+        if task is None:
+            fix = "Give one of them; 'fewheads finetune --help' has both."
+            raise UsageError("TASK", given=Literally("nothing"), expected="a task, or --data with a path", fix=fix)
+        return task
+    if task is not None:
+        raise UsageError("TASK", given=task, expected="nothing beside --data", fix="Leave one of them out.")
+    return own.data
 
 
 def _checked_name(name: str) -> str:

@@ -11,6 +11,10 @@ import numpy as np
 
 from edge.datatypes import Array
 
+#: Share of the items that become dev where there is none, and the seed, another than the hold-out's, so that neither
+#: split depends on the other.
+DEV_SHARE, DEV_SEED = 0.2, 1
+
 
 class Examples(msgspec.Struct, frozen=True):
     """Texts, one or two each, and their targets [n]: class numbers (int64) or scores (float32)."""

@@ -51,7 +51,8 @@ class TaskObjective:
         seed: of the order of the rows.
         evaluate: returns the score on the hold-out, more being better, for the model in evaluation mode.
         metric: the name of that score.
-        teacher: a model with outputs of the same shape, whose outputs and hidden states are imitated.
+        teacher: a model with outputs of the same shape, whose outputs and hidden states are imitated; or its outputs
+            on the same rows.
         extra: a further loss. Its state must be part of the model's.
     """
 
@@ -64,7 +65,7 @@ class TaskObjective:
         seed: int,
         evaluate: Callable[[], float],
         metric: str = "score",
-        teacher: Head | None = None,
+        teacher: Head | Teacher | None = None,
         extra: Extra | None = None,
     ) -> None:
         self.model: Head = model
@@ -73,16 +74,19 @@ class TaskObjective:
         self.steps_per_epoch = math.ceil(len(train.targets) / recipe.batch_size)
         self.rates = extra.rates if extra else {}
         self._device = model_device(model)
-        self._teacher_model, self._teacher, self._followed = teacher, None, list[int]()
-        if teacher is not None:
-            theirs: list[int] = []
-            if recipe.distillation.hidden:
-                self._followed, theirs = corresponding_layers(model.transformer, teacher.transformer)
-            self._teacher = Teacher(teacher, train, theirs, recipe.precision)
+        self._ours, self._theirs = list[int](), list[int]()
+        if teacher is not None and recipe.distillation.hidden:
+            teaching = teacher.model if isinstance(teacher, Teacher) else teacher
+            self._ours, self._theirs = corresponding_layers(model.transformer, teaching.transformer)
+        self._teacher = (
+            teacher
+            if teacher is None or isinstance(teacher, Teacher)
+            else Teacher(teacher, train, self._theirs, recipe.precision)
+        )
 
     def fingerprint(self) -> str:
         """Return a hash of the weights, the teacher's, the rows, and the further loss."""
-        models = [self.model] if self._teacher_model is None else [self.model, self._teacher_model]
+        models = [self.model] if self._teacher is None else [self.model, self._teacher.model]
         return fingerprint(models, [self._train.lengths, self._train.targets], self._extra.name if self._extra else "")
 
     def batches(self, epoch: int, first: int) -> Iterator[Array]:
@@ -93,10 +97,10 @@ class TaskObjective:
     def loss(self, batch: Array, progress: float) -> Tensor:
         """Return the task's loss, or its mixture with the teacher's, and the further one."""
         inputs = self._train.batch(batch).to(self._device)
-        wanted = self._teacher.outputs_for(batch, inputs) if self._teacher else None
+        wanted = self._teacher.outputs_for(batch, inputs, self._theirs) if self._teacher else None
         if self._extra:
             self._extra.prepare(progress)
-        loss = _loss(self.model, inputs, self._recipe, wanted, self._followed)
+        loss = _loss(self.model, inputs, self._recipe, wanted, self._ours)
         return loss + self._extra.loss(progress) if self._extra else loss
 
     def evaluate(self) -> Score:

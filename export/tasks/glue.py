@@ -9,65 +9,70 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from edge.errors import Literally
+from edge.files import sha256
 from export.errors import DataError
-from export.tasks.examples import Examples, limited, split_holdout
-from export.tasks.models import SCORE, Architecture
-from export.tasks.objectives import Head
-from export.tasks.predictions import Predictions, predict
-from export.tasks.task import Data, Reader, TextTask
-from export.tasks.tokens import Rows, encode
-from export.transformer import TransformerConfig
+from export.own_data import DataFile
+from export.tasks.examples import Examples, split_holdout
+from export.tasks.sentences import TRAIN, SentenceTask, Splits
 
 _FIX = "Get the task's files from gluebenchmark.com/tasks, and name the directory above glue/ with --data-dir."
 _LARGEST_SCORE = 5.0
 
 
-class GlueTask(TextTask, frozen=True, kw_only=True):
-    """A task of GLUE.
+#: Names of the class numbers in the files (Wang et al. 2019).
+LABELS = {
+    "SST-2": ("negative", "positive"),
+    "CoLA": ("unacceptable", "acceptable"),
+    "MRPC": ("not_equivalent", "equivalent"),
+    "WNLI": ("not_entailment", "entailment"),
+    "QQP": ("not_duplicate", "duplicate"),
+}
+
+
+class GlueTask(SentenceTask, frozen=True, kw_only=True):
+    """A task of GLUE; its metrics are the official ones, and values are scores from 0 to 5.
 
     Attributes:
-        labels: as in the files, in the order of their class numbers; empty for scores from 0 to 5.
-        metrics: the official ones, names of :data:`export.tasks.metrics.METRICS`.
+        labels: as in the files.
         headline: the metric in table 1 of Devlin et al. 2019, "BERT".
         header: the columns of files without a header; empty if the first line has them.
         skips_short_rows: whether rows that lack columns are left out; the official QQP has some two dozen.
     """
 
-    texts: tuple[str, ...]
-    target: str = "label"
     labels: tuple[str, ...] = ("0", "1")
-    metrics: tuple[str, ...] = ("accuracy",)
-    headline: str = "accuracy"
     dev: tuple[str, ...] = ("dev",)
     header: tuple[str, ...] = ()
     skips_short_rows: bool = False
 
     @property
     def origin(self) -> str:
-        """See :class:`export.tasks.task.Task`, as for the following methods."""
+        """See :class:`export.tasks.sentences.SentenceTask`, as for the following."""
         return f"GLUE {self.name}"
 
-    def prepare(self, data_dir: str | Path, reader: Reader, *, max_length: int, limit: int | None) -> Data:
-        """Read and tokenise training set, hold-out and dev."""
-        assert isinstance(reader, Tokenizer)
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names instead of the numbers in the files."""
+        return LABELS.get(self.name, self.labels)
+
+    @property
+    def description(self) -> str:
+        """The task and its answers."""
+        return f"{self.name} of GLUE: {' or '.join(self.class_names) or 'a score from 0 to 5'}"
+
+    def examples(self, data_dir: str | Path) -> Splits:
+        """Read the task's files, and hold a part of the training set out."""
         train, holdout = split_holdout(read(self, data_dir, "train"))
-        return Data(
-            self.labels or (SCORE,),
-            encode(reader, limited(train, limit), max_length),
-            encode(reader, holdout, max_length),
-            {split: encode(reader, read(self, data_dir, split), max_length) for split in self.dev},
+        return Splits(train, holdout, {split: read(self, data_dir, split) for split in self.dev})
+
+    def files(self, data_dir: str | Path) -> tuple[DataFile, ...]:
+        """Return the file of each split."""
+        return tuple(
+            DataFile(split, path.name, len(read(self, data_dir, split).texts), sha256(path.read_bytes()))
+            for split in (TRAIN, *self.dev)
+            for path in [_path(self, data_dir, split)]
         )
-
-    def architecture(self, transformer: TransformerConfig, labels: tuple[str, ...], max_length: int) -> Architecture:
-        """Return a classifier or a regression over the mean of the tokens."""
-        return Architecture(task=self.name, transformer=transformer, labels=labels, max_length=max_length)
-
-    def predict(self, model: Head, rows: Rows) -> Predictions:
-        """Return the logits."""
-        return predict(model, rows)
 
 
 _PAIR = ("sentence1", "sentence2")
@@ -121,7 +126,7 @@ def read(task: GlueTask, data_dir: str | Path, split: str) -> Examples:
     Raises:
         DataError: the file is missing, is not UTF-8, or has a malformed line.
     """
-    path = Path(data_dir) / "glue" / task.name / f"{split}.tsv"
+    path = _path(task, data_dir, split)
     lines = _lines(path)
     columns: Sequence[str] = task.header
     first_line = 1
@@ -147,6 +152,10 @@ def read(task: GlueTask, data_dir: str | Path, split: str) -> Examples:
     if not texts:
         raise DataError(f"{path}", given=Literally("no examples"), expected="one on each line", fix=_FIX)
     return Examples(tuple(texts), np.array(targets, dtype=np.int64 if task.labels else np.float32))
+
+
+def _path(task: GlueTask, data_dir: str | Path, split: str) -> Path:
+    return Path(data_dir) / "glue" / task.name / f"{split}.tsv"
 
 
 def _lines(path: Path) -> list[str]:

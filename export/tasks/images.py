@@ -7,14 +7,17 @@ import gzip
 import importlib
 import zlib
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import torch
 
+from edge.bundles.image import ImagePreprocessor
+from edge.bundles.manifest import ImagePreprocess
 from edge.datatypes import Array
-from edge.errors import Literally, UsageError
+from edge.errors import InvalidRequest, Literally, UsageError
 from export.errors import DataError
 from export.tasks.tokens import Batch
 from export.transformer import LayerShape, TransformerConfig
@@ -23,8 +26,27 @@ from export.transformer import LayerShape, TransformerConfig
 TRAIN, TEST = "train", "t10k"
 _MNIST_FIX = "Get the files of MNIST, t10k-images-idx3-ubyte.gz and so on, into mnist/ of --data-dir."
 _FOLDER_FIX = "Give a directory with a directory of images for each class."
-_ENDINGS = (".jpg", ".jpeg", ".png")
+#: Of the files in a folder of images.
+ENDINGS = (".jpg", ".jpeg", ".png")
 _UNSIGNED_BYTES = 8
+#: Larger files are scaled down to this longer side for a golden set, which is in memory while a bundle is opened.
+_LARGE_FILE_BYTES, _SIDE = 128 * 1024, 512
+#: Above the files of most phones and cameras, of 12 to 24 megapixels.
+_MAX_IMAGE_BYTES, _MAX_PIXELS = 16 * 2**20, 25_000_000
+
+
+def image_step(size: int, channels: int) -> ImagePreprocess:
+    """Return how images are read for training, and by bundles of what was trained: from -1 to 1, as for ViT."""
+    return ImagePreprocess(
+        input="image",
+        output="pixels",
+        size=size,
+        colours="rgb" if channels == 3 else "grey",
+        mean=(0.5,) * channels,
+        std=(0.5,) * channels,
+        max_bytes=_MAX_IMAGE_BYTES,
+        max_pixels=_MAX_PIXELS,
+    )
 
 
 class Images(msgspec.Struct, frozen=True):
@@ -50,6 +72,18 @@ class Images(msgspec.Struct, frozen=True):
     def batch(self, rows: Array) -> Batch:
         """Return images by their indices."""
         return Batch(torch.from_numpy(self.pixels[rows]), None, None, torch.from_numpy(self.targets[rows]))
+
+    def files(self, rows: Array) -> list[bytes]:
+        """Return images by their indices as PNG files."""
+        from PIL import Image
+
+        files = []
+        for pixels in self.pixels[rows]:
+            levels = np.rint((pixels + 1) * (255 / 2)).astype(np.uint8)
+            file = BytesIO()
+            Image.fromarray(levels.transpose(1, 2, 0).squeeze()).save(file, "PNG")
+            files.append(file.getvalue())
+        return files
 
 
 def has_mnist(data_dir: str | Path, part: str) -> bool:
@@ -108,7 +142,7 @@ def digits() -> Images:
 class ImageFolder:
     """Images on disk in ImageNet's layout, ``CLASS/NAME.jpg``, read when a batch needs them.
 
-    The shorter side is resized to ``size`` pixels, the middle square is kept, and colours are from -1 to 1 as for ViT.
+    They are read by the step of :func:`image_step`, as a server reads them.
 
     Args:
         directory: contains a directory for each class; they are numbered in the order of their names.
@@ -116,17 +150,14 @@ class ImageFolder:
         classes: those of another folder, for the same numbers; None numbers the classes of this folder.
 
     Raises:
-        DataError: Pillow is not installed, there are no images, or one is of an unknown class.
+        BackendError: Pillow is not installed.
+        DataError: there are no images, or one is of an unknown class.
     """
 
     def __init__(self, directory: str | Path, size: int, classes: tuple[str, ...] | None = None) -> None:
-        try:
-            self._pillow = importlib.import_module("PIL.Image")
-        except ImportError as error:
-            fix = "Install it with 'pip install pillow'."
-            raise DataError("images", given=Literally(error), expected="Pillow", fix=fix) from None
-        directory = Path(directory)
-        found = sorted(path for path in directory.glob("*/*") if path.suffix.lower() in _ENDINGS)
+        self._step = ImagePreprocessor(image_step(size, channels=3))
+        self.directory = directory = Path(directory)
+        found = sorted(path for path in directory.glob("*/*") if path.suffix.lower() in ENDINGS)
         if not found:
             given = Literally("no images")
             raise DataError(f"{directory}", given=given, expected="CLASS/NAME.jpg or .png", fix=_FOLDER_FIX)
@@ -139,42 +170,60 @@ class ImageFolder:
                 raise DataError(
                     f"{directory}", given=name, expected=expected, fix="Give both folders the same classes."
                 )
-        self._size = size
         self._keep(found, np.array([numbers[path.parent.name] for path in found], dtype=np.int64))
 
     def _keep(self, paths: Sequence[Path], targets: Array) -> None:
-        self._paths, self.targets = paths, targets
+        self.paths, self.targets = tuple(paths), targets
         self.lengths = np.ones(len(paths), dtype=np.int64)
 
     @property
     def keys(self) -> tuple[str, ...]:
         """Class and name of each image, the key for draws and hold-outs."""
-        return tuple(f"{path.parent.name}/{path.name}" for path in self._paths)
+        return tuple(f"{path.parent.name}/{path.name}" for path in self.paths)
 
     def take(self, rows: Array) -> ImageFolder:
         """Return the images with these indices, or of a mask [n]."""
         taken = copy.copy(self)
-        taken._keep([self._paths[row] for row in np.arange(len(self._paths))[rows]], self.targets[rows])
+        taken._keep([self.paths[row] for row in np.arange(len(self.paths))[rows]], self.targets[rows])
         return taken
 
     def batch(self, rows: Array) -> Batch:
         """Read images by their indices: pixels [N, 3, size, size]."""
-        pixels = np.stack([self._read(self._paths[row]) for row in rows])
+        pixels = np.stack([self._read(self.paths[row]) for row in rows])
         return Batch(torch.from_numpy(pixels), None, None, torch.from_numpy(self.targets[rows]))
 
+    def files(self, rows: Array) -> list[bytes]:
+        """Return images by their indices as files, the large ones scaled down."""
+        from PIL import Image
+
+        files = []
+        for row in rows:
+            data = self.paths[row].read_bytes()
+            if len(data) > _LARGE_FILE_BYTES:
+                image, file = Image.open(BytesIO(data)).convert("RGB"), BytesIO()
+                image.thumbnail((_SIDE, _SIDE))
+                image.save(file, "JPEG", quality=90)
+                data = file.getvalue()
+            files.append(data)
+        return files
+
     def _read(self, path: Path) -> Array:
-        size = self._size
         try:
-            with self._pillow.open(path) as image:
-                scale = size / min(image.size)
-                # At least the size: rounding must not leave a black edge.
-                width, height = (max(size, round(scale * side)) for side in image.size)
-                resized = image.convert("RGB").resize((width, height), self._pillow.Resampling.BILINEAR)
-                left, top = (width - size) // 2, (height - size) // 2
-                square = np.asarray(resized.crop((left, top, left + size, top + size)))
-        except (OSError, SyntaxError) as error:  # Pillow calls a broken PNG a syntax error
+            return self._step.read(path.read_bytes(), f"{path}")
+        except (OSError, InvalidRequest) as error:
             raise DataError(f"{path}", given=Literally(error), expected="an image", fix=_FOLDER_FIX) from None
-        return _centred(square.transpose(2, 0, 1), 255)
+
+    def shorter_side(self, row: int) -> int:
+        """Decode an image by its index; return the pixels of its shorter side.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        from PIL import Image
+
+        self._read(self.paths[row])
+        with Image.open(self.paths[row]) as image:
+            return int(min(image.size))
 
 
 def vit(

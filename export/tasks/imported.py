@@ -78,6 +78,10 @@ class ImportedTask(msgspec.Struct, frozen=True):
         return self.description.task
 
     @property
+    def own_data(self) -> None:
+        """None: what a user gives has no labels."""
+
+    @property
     def origin(self) -> str:
         """See :class:`export.tasks.task.Task`, as for the following."""
         return "answers of the imported model"

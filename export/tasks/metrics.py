@@ -1,4 +1,4 @@
-"""The official metrics of GLUE, with bootstrap intervals."""
+"""The official metrics of GLUE, and those of own data, with bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -23,6 +23,22 @@ def f1(predictions: Array, targets: Array) -> Array:
     return _ratio(2 * hits, 2 * hits + (predictions != targets).sum(axis=-1))
 
 
+def macro_f1(predictions: Array, targets: Array) -> Array:
+    """Return the mean of the F1 of all classes that are or are predicted."""
+    classes, found = np.unique(np.stack([predictions, targets]), return_inverse=True)
+    predicted, wanted = found.reshape(2, -1, predictions.shape[-1])  # [m, n] each
+    rows = np.arange(len(wanted))[:, None] * len(classes)
+    size = len(wanted) * len(classes)
+
+    def counts(numbers: Array, of: Array | None = None) -> Array:
+        chosen = (rows + numbers).ravel() if of is None else (rows + numbers)[of]
+        return np.bincount(chosen, minlength=size).reshape(len(wanted), len(classes))
+
+    both = counts(predicted) + counts(wanted)  # 2 tp + fp + fn of each class
+    each = _ratio(2 * counts(wanted, predicted == wanted), both)
+    return np.asarray((each.sum(axis=1) / (both > 0).sum(axis=1)).reshape(targets.shape[:-1]))
+
+
 def matthews(predictions: Array, targets: Array) -> Array:
     """Return Matthews' correlation of two classes; 0 where either side is constant."""
     return pearson((predictions == 1).astype(np.float64), (targets == 1).astype(np.float64))
@@ -42,6 +58,7 @@ def spearman(predictions: Array, targets: Array) -> Array:
 METRICS: Mapping[str, Callable[[Array, Array], Array]] = {
     "accuracy": accuracy,
     "f1": f1,
+    "macro_f1": macro_f1,
     "matthews": matthews,
     "pearson": pearson,
     "spearman": spearman,

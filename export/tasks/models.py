@@ -37,7 +37,7 @@ class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Description from which a model with a head is rebuilt; the ``arguments`` of a run's ``config.json``.
 
     Attributes:
-        task: a name in :data:`export.tasks.NAMES` or :data:`export.tasks.IMPORTED`.
+        task: a name in :data:`export.tasks.NAMES` or :data:`export.tasks.IMPORTED`, or of own data.
         labels: of the classes; one, ``score``, is a regression; none is a span.
         pooling: of the head of a sequence.
         max_length: most tokens of an input.
@@ -118,7 +118,7 @@ def open_tuned(directory: str | Path, task: str) -> Head:
     found = open_model(directory)
     if found.head is None or found.architecture is None or found.architecture.task != task:
         given = found.architecture.task if found.architecture else Literally("a model without a task")
-        fix = f"Give a run that 'fewheads finetune {task}' wrote."
+        fix = f"Give a run of 'fewheads finetune' on {task}."
         raise UsageError(f"task of {directory}", given=given, expected=task, fix=fix)
     return found.head
 

@@ -90,6 +90,17 @@ def read_predictions(run: str | Path, split: str) -> Predictions:
     return read_predicted(Predictions, run, split)
 
 
+def read_matching(run: str | Path, split: str, targets: Array) -> Predictions:
+    """Read the logits of a run on a split, whose items must have these targets, [n]."""
+    predictions = read_predictions(run, split)
+    if not np.array_equal(predictions.targets, targets):
+        fix = "Give the --data-dir that the run was trained with."
+        given = Literally(f"{len(predictions.targets)} items with other targets")
+        expected = f"the {len(targets)} items of the data"
+        raise CheckpointError(f"{run} split {split}", given=given, expected=expected, fix=fix)
+    return predictions
+
+
 def read_predicted(kind: type[PredictedT], run: str | Path, split: str) -> PredictedT:
     """Read the predictions of a run on a split."""
     path = Path(run) / PREDICTIONS

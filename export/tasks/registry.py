@@ -1,4 +1,4 @@
-"""All tasks by name. A new kind of task is one file and one line here."""
+"""All tasks by name, and those on own data. A new kind of task is one file and one line here."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from edge.errors import Literally, UsageError
 from export.tasks import IMPORTED, glue
 from export.tasks.imported import ImportedTask
 from export.tasks.models import OpenedModel
+from export.tasks.own.task import own_task
 from export.tasks.questions import SQUAD
 from export.tasks.task import Task
 from export.tasks.vision import DIGITS, IMAGENET, MNIST
@@ -21,11 +22,15 @@ def task_of(found: OpenedModel, directory: object) -> Task:
     Args:
         directory: of the model, for the message.
     """
+    if found.config is not None and found.config.own_data is not None:
+        return own_task(found.config.own_data)
     if found.architecture is not None and found.architecture.task in IMPORTED:
         assert found.head is not None, "a run has a head"
         return ImportedTask(found.architecture, found.head)
     if found.architecture is None or found.architecture.task not in TASKS:
         fix = "Fine-tune the model first: fewheads finetune TASK --model MODEL."
         given = Literally("a model without a task")
-        raise UsageError(f"{directory}", given=given, expected=f"a run on one of {', '.join(TASKS)}", fix=fix)
+        raise UsageError(
+            f"{directory}", given=given, expected=f"a run on one of {', '.join(TASKS)}, or on own data", fix=fix
+        )
     return TASKS[found.architecture.task]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,7 +14,7 @@ from export.checkpoint import save
 from export.errors import DataError
 from export.processor import processor
 from export.provenance import provenance
-from export.runs import PREDICTIONS, TOKENIZER, RunConfig, RunMetrics, Speedup
+from export.runs import PREDICTIONS, TOKENIZER, RunConfig, RunMetrics, Speedup, read_config
 from export.tasks import data_directory
 from export.tasks.finetune import TaskObjective
 from export.tasks.models import MODEL, Architecture, Source, open_or_new, open_tuned, with_head
@@ -22,6 +22,7 @@ from export.tasks.objectives import Head
 from export.tasks.predictions import Predicted, encode_predictions
 from export.tasks.recipe import Recipe
 from export.tasks.task import Data, Reader, Task
+from export.tasks.teacher import Teacher
 from export.training.device import DeviceName, device_of
 from export.training.observer import SILENT, Observer
 from export.training.recipe import Precision
@@ -61,7 +62,7 @@ def finetune_run(
     seed: int,
     max_length: int,
     data_dir: str | Path | None = None,
-    teacher: str | Path | None = None,
+    teacher: str | Path | Teacher | None = None,
     device: DeviceName = "cpu",
     tensorboard: Path | None = None,
     observer: Observer = SILENT,
@@ -75,7 +76,7 @@ def finetune_run(
         directory: path of the new run; an earlier run there is replaced when this one is done.
         seed: of new weights and of the order of the examples.
         data_dir: recorded in the run, so that later commands find the data.
-        teacher: a run on the same task, for distillation.
+        teacher: a run on the same task, for distillation; or its outputs on the same data, for several students.
         tensorboard: a directory for TensorBoard's events.
 
     Raises:
@@ -88,6 +89,8 @@ def finetune_run(
     _check_lengths(data, config)
     architecture = task.architecture(config, data.labels, max_length)
     model = with_head(found, architecture, seed).to(place)
+    model.transformer.set_dropout(recipe.dropout)
+    model.transformer.embeddings.requires_grad_(not recipe.frozen_embeddings)
     files = RunFiles(Path(directory), tensorboard)
     objective = TaskObjective(
         model,
@@ -96,7 +99,7 @@ def finetune_run(
         seed=seed,
         evaluate=lambda: task.predict(model, data.holdout).score(task.headline),
         metric=task.headline,
-        teacher=_teacher(task, teacher, model).to(place) if teacher else None,
+        teacher=_teacher(task, teacher, model, data.labels).to(place) if isinstance(teacher, (str, Path)) else teacher,
     )
     tuned = train(objective, recipe, seed=seed, state=files.state, log=files.log, observer=observer)
     predictions = predict_splits(task, model, data)
@@ -161,7 +164,8 @@ def save_run(
     if isinstance(reader, Tokenizer):
         contents[TOKENIZER] = reader.to_str().encode()
     place = str(Path(data_dir).resolve()) if data_dir and data_directory(task.name, Path(data_dir)) else None
-    config = RunConfig(MODEL, msgspec.to_builtins(architecture), record, place, speedup, precision, processor())
+    arguments = msgspec.to_builtins(architecture)
+    config = RunConfig(MODEL, arguments, record, place, speedup, precision, processor(), task.own_data)
     save(directory, model, config, metrics, contents)
     return metrics
 
@@ -174,19 +178,19 @@ def _check_lengths(data: Data, config: TransformerConfig) -> None:
         raise UsageError("--max-length", given=Literally(f"a row of {longest} tokens"), expected=expected, fix=fix)
 
 
-def _teacher(task: Task, directory: str | Path, student: Head) -> Head:
+def _teacher(task: Task, directory: str | Path, student: Head, labels: Sequence[str]) -> Head:
     teacher = open_tuned(directory, task.name)
-    theirs, ours = (_reads(model) for model in (teacher, student))
+    theirs, ours = _reads(teacher, read_config(directory).arguments.get("labels", ())), _reads(student, labels)
     if theirs != ours:
         fix = "Give a teacher that was trained on the same inputs and classes."
         raise UsageError(f"--teacher {directory}", given=Literally(theirs), expected=ours, fix=fix)
     return teacher
 
 
-def _reads(model: Head) -> str:
+def _reads(model: Head, labels: Sequence[str]) -> str:
     """Return a description of the inputs and outputs that a teacher and its student must share."""
     config = model.transformer.config
     inputs = f"a vocabulary of {config.vocab_size}"
     if config.architecture == "vit":
         inputs = f"{config.image_size} pixels of {config.channels} colours in patches of {config.patch_size}"
-    return f"{inputs} and {model.width} outputs"
+    return f"{inputs} and {model.width} outputs: {', '.join(labels) or 'first and last token'}"

@@ -1,6 +1,6 @@
 """The interface of a task: from data to rows, and from predictions to metrics.
 
-GLUE, SQuAD and images each implement :class:`Task` in a file of their own; :mod:`export.tasks.registry` lists them.
+GLUE, SQuAD, images and own data each implement :class:`Task`; :mod:`export.tasks.registry` finds them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from edge.errors import Literally, UsageError
+from export.own_data import OwnData
 from export.tasks.models import Architecture, Source
 from export.tasks.objectives import Head
 from export.tasks.predictions import Predicted
@@ -59,7 +60,11 @@ class Task(Protocol):
 
     @property
     def name(self) -> str:
-        """A name in :data:`export.tasks.NAMES`."""
+        """A name in :data:`export.tasks.NAMES`, or of own data."""
+
+    @property
+    def own_data(self) -> OwnData | None:
+        """A user's own data; None for a task of Fewheads."""
 
     @property
     def origin(self) -> str:
@@ -98,6 +103,7 @@ class TextTask(msgspec.Struct, frozen=True, kw_only=True):
     """Base of tasks on text, which start from a trained model and its tokenizer."""
 
     name: str
+    own_data: OwnData | None = None
 
     def source(self, model: Path | None, shape: Mapping[str, int]) -> Source:
         """Return the directory of a model; see :meth:`Task.source`."""

@@ -36,7 +36,7 @@ class TeacherOutputs(NamedTuple):
 
 
 class Teacher:
-    """A model whose outputs on a training set are imitated.
+    """A model whose outputs on a training set are imitated; several students may share one.
 
     Args:
         layers: indices of the layers whose hidden states are imitated, too.
@@ -51,18 +51,19 @@ class Teacher:
         precision: Precision = "fp32",
         most_kept_bytes: int = MOST_KEPT_BYTES,
     ) -> None:
-        self._model, self._layers, self._precision = model.eval(), layers, precision
+        self.model, self._layers, self._precision = model.eval(), list(layers), precision
         config = model.transformer.config
         tokens = len(rows.targets) * config.max_positions if config.architecture == "vit" else int(rows.lengths.sum())
         needed = tokens * config.dim * len(layers) * _KEPT.itemsize
-        self._kept = outputs_by_row(self._model, rows, layers, precision) if needed <= most_kept_bytes else None
+        self._kept = outputs_by_row(self.model, rows, layers, precision) if needed <= most_kept_bytes else None
 
-    def outputs_for(self, rows: Array, batch: Batch) -> TeacherOutputs:
-        """Return the outputs for rows of the training set, and their batch."""
+    def outputs_for(self, rows: Array, batch: Batch, layers: Sequence[int]) -> TeacherOutputs:
+        """Return the outputs for rows of the training set, and their batch; ``layers`` are some of the teacher's."""
         if self._kept is None:
-            return _run(self._model, batch, self._layers, self._precision)
+            return _run(self.model, batch, layers, self._precision)
         lessons, device = [self._kept[row] for row in rows], batch.inputs.device
-        states = [pad_sequence([one.states[i] for one in lessons], True).to(device) for i in range(len(self._layers))]
+        places = [self._layers.index(layer) for layer in layers]
+        states = [pad_sequence([one.states[i] for one in lessons], True).to(device) for i in places]
         if isinstance(lessons[0].outputs, Tensor):
             return TeacherOutputs(pad_sequence([cast(Tensor, one.outputs) for one in lessons], True).to(device), states)
         first, last = (pad_sequence([one.outputs[i] for one in lessons], True, _UNLIKELY).to(device) for i in (0, 1))

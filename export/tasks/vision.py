@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
 
 from edge.errors import Literally, UsageError
-from export.tasks.examples import drawn, held_out
+from export.own_data import OwnData
+from export.tasks.examples import DEV_SEED, DEV_SHARE, drawn, held_out
 from export.tasks.images import TEST, TRAIN, ImageFolder, Images, digits, has_mnist, mnist, vit
 from export.tasks.models import Architecture, Source, open_model
 from export.tasks.objectives import Head
@@ -19,18 +20,23 @@ from export.tasks.task import Data, ImageShape, Reader
 from export.tasks.tokens import Rows
 from export.transformer import TransformerConfig
 
-#: Of images that come without a split of their own.
-_DEV_SHARE, _HOLDOUT_SHARE = 0.2, 0.1
-#: Another seed than the hold-out's, so that neither split depends on the other.
-_DEV_SEED = 1
+_HOLDOUT_SHARE = 0.1
 
 
-class _Parts(NamedTuple):
-    """Training images with the hold-out, dev images, and the names of the classes."""
+ImagesT = TypeVar("ImagesT", Images, ImageFolder)
 
-    train: Images | ImageFolder
-    dev: Images | ImageFolder
+
+class Parts(msgspec.Struct, Generic[ImagesT], frozen=True):
+    """Training images with the hold-out, images for published metrics by split, and the names of the classes."""
+
+    train: ImagesT
+    dev: dict[str, ImagesT]
     labels: tuple[str, ...]
+
+    def with_holdout(self) -> tuple[ImagesT, ImagesT]:
+        """Return the training images, and the tenth of them that is held out by the hash of their numbers or names."""
+        held = held_out(self.train.keys, _HOLDOUT_SHARE)
+        return self.train.take(~held), self.train.take(held)
 
 
 class ImageTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,9 +46,10 @@ class ImageTask(msgspec.Struct, frozen=True, kw_only=True):
     origin: str
     shape: ImageShape
     patch_size: int
-    read: Callable[[str | Path, ImageShape], _Parts]
+    read: Callable[[str | Path, ImageShape], Parts[Any]]
     metrics: tuple[str, ...] = ("accuracy",)
     headline: str = "accuracy"
+    own_data: OwnData | None = None
 
     def source(self, model: Path | None, shape: Mapping[str, int]) -> Source:
         """Return the directory of a model, or the shape of a new one; see :class:`export.tasks.task.Task`."""
@@ -63,12 +70,11 @@ class ImageTask(msgspec.Struct, frozen=True, kw_only=True):
         return ImageShape(config.image_size, config.channels)
 
     def prepare(self, data_dir: str | Path, reader: Reader, *, max_length: int, limit: int | None) -> Data:
-        """Read the images and hold a tenth of the training set out, by the hash of their numbers or names."""
+        """Read the images and hold a tenth of the training set out."""
         assert isinstance(reader, ImageShape)
         parts = self.read(data_dir, reader)
-        held = held_out(parts.train.keys, _HOLDOUT_SHARE)
-        train = parts.train.take(~held)
-        return Data(parts.labels, train.take(drawn(train.keys, limit)), parts.train.take(held), {"dev": parts.dev})
+        train, holdout = parts.with_holdout()
+        return Data(parts.labels, train.take(drawn(train.keys, limit)), holdout, {**parts.dev})
 
     def architecture(self, transformer: TransformerConfig, labels: tuple[str, ...], max_length: int) -> Architecture:
         """Return a classifier of the summary token, as ViT has it."""
@@ -79,7 +85,7 @@ class ImageTask(msgspec.Struct, frozen=True, kw_only=True):
         return predict(model, rows)
 
 
-def _mnist(data_dir: str | Path, shape: ImageShape) -> _Parts:
+def _mnist(data_dir: str | Path, shape: ImageShape) -> Parts[Images]:
     if has_mnist(data_dir, TRAIN):
         train, dev = mnist(data_dir, TRAIN), mnist(data_dir, TEST)
     else:
@@ -87,30 +93,31 @@ def _mnist(data_dir: str | Path, shape: ImageShape) -> _Parts:
     return _numbered("MNIST", train, dev, shape)
 
 
-def _digits(data_dir: str | Path, shape: ImageShape) -> _Parts:
+def _digits(data_dir: str | Path, shape: ImageShape) -> Parts[Images]:
     return _numbered("digits", *_split(digits()), shape)
 
 
-def _imagenet(data_dir: str | Path, shape: ImageShape) -> _Parts:
-    _check("ImageNet", ImageShape(shape.size, 3), shape)  # images become as large as the model wants them
+def _imagenet(data_dir: str | Path, shape: ImageShape) -> Parts[ImageFolder]:
+    check_shape("ImageNet", ImageShape(shape.size, 3), shape)  # images become as large as the model wants them
     directory = Path(data_dir) / "imagenet"
     train = ImageFolder(directory / "train", shape.size)
-    return _Parts(train, ImageFolder(directory / "val", shape.size, train.classes), train.classes)
+    return Parts(train, {"dev": ImageFolder(directory / "val", shape.size, train.classes)}, train.classes)
 
 
 def _split(images: Images) -> tuple[Images, Images]:
-    held = held_out(images.keys, _DEV_SHARE, _DEV_SEED)
+    held = held_out(images.keys, DEV_SHARE, DEV_SEED)
     return images.take(~held), images.take(held)
 
 
-def _numbered(name: str, train: Images, dev: Images, shape: ImageShape) -> _Parts:
+def _numbered(name: str, train: Images, dev: Images, shape: ImageShape) -> Parts[Images]:
     for images in (train, dev):
         channels, size = images.pixels.shape[1:3]
-        _check(name, ImageShape(size, channels), shape)
-    return _Parts(train, dev, tuple(map(str, np.arange(10))))
+        check_shape(name, ImageShape(size, channels), shape)
+    return Parts(train, {"dev": dev}, tuple(map(str, np.arange(10))))
 
 
-def _check(name: str, found: ImageShape, wanted: ImageShape) -> None:
+def check_shape(name: str, found: ImageShape, wanted: ImageShape) -> None:
+    """Raise a UsageError if images have another size or other colours than a model reads."""
     if found != wanted:
         fix = "Start from a model of such images, or leave --model out for a new one."
         given = Literally(found)

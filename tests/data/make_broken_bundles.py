@@ -28,6 +28,9 @@ from tests.support.models import DATA, ORACLE_BUNDLE, oracle_golden, oracle_onnx
 BROKEN_BUNDLES = DATA / "broken_bundles"
 #: A program, or a router of version 1, that names tiers which the oracle does not have.
 CASCADE = {"type": "cascade", "lean": "small", "full": "full", "logits": "value", "margin": 0.5}
+#: A step whose pixels are not the oracle's tokens.
+IMAGE = {"type": "image", "input": "image", "output": "x", "size": 8, "colours": "grey", "mean": [0.5], "std": [0.5]}
+IMAGE |= {"max_bytes": 1000, "max_pixels": 1000}
 #: A good further artifact of version 2: it takes an input of its own.
 HEAD: dict[str, Any] = {
     "role": "head",
@@ -228,6 +231,9 @@ def broken_only_in_version_2(good: Good) -> dict[str, Tree]:
         "program-without-type": good.with_field("program", {k: v for k, v in CASCADE.items() if k != "type"}),
         "program-of-unknown-type": good.with_field("program", {"type": "spiral", "turns": 3}),
         "program-of-unknown-tiers": good.with_field("program", CASCADE),
+        "image-to-tokens": good.with_field("preprocess", IMAGE),
+        "image-of-other-colours": good.with_field("preprocess", {**IMAGE, "colours": "rgb"}),
+        "image-cut-from-less": good.with_field("preprocess", {**IMAGE, "shorter_side": 7}),
         "unknown-role": good.with_field("tiers.0.artifacts.0.role", "brain"),
         "no-model-role": good.with_field("tiers.0.artifacts.0.role", "backbone"),
         "two-artifacts-of-a-role": good.with_artifacts({"role": "head"}, {"role": "head"}),

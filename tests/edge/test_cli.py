@@ -17,9 +17,10 @@ import grpc
 import pytest
 
 from edge import __version__
+from edge.__main__ import grouped
 from edge.bundles.bundle import Bundle
 from edge.pb import inference_pb2
-from tests.support.commands import SECONDS, answer, closed_address, fewheads, python, refusal, shown
+from tests.support.commands import SECONDS, answer, closed_address, fewheads, python, refusal, run, shown
 from tests.support.models import ORACLE, ORACLE_BUNDLE
 
 COMMANDS = ("train", "export", "build", "serve", "infer", "bench", "info", "doctor")
@@ -33,7 +34,7 @@ def test_help_names_every_command() -> None:
     assert answer(fewheads("-h")) == text
     done = fewheads()
     assert done.returncode == 2
-    assert "Commands:" in done.stdout + done.stderr
+    assert "Serve and ask:" in done.stdout + done.stderr
     assert answer(fewheads("--version")) == f"fewheads, version {__version__}\n"
     for command in COMMANDS:
         text = shown(command, "--help")
@@ -41,6 +42,20 @@ def test_help_names_every_command() -> None:
         assert "--json" in text
         assert "\b" not in text
         assert "\\b" not in text
+
+
+def test_help_has_the_commands_in_groups() -> None:
+    text = answer(fewheads("--help"))
+    places = [text.index(part) for part in ("Train and shrink:\n  train ", "  plan ", "Experiments:\n", "  serve  ")]
+    assert places == sorted(places)
+    assert "Other:" not in text
+    assert grouped(["serve", "own", "infer"]) == {"Serve and ask": ["serve", "infer"], "Other": ["own"]}
+
+
+def test_commands_are_completed() -> None:
+    program = str(Path(sys.executable).with_name("fewheads"))
+    variables = {"_FEWHEADS_COMPLETE": "bash_complete", "COMP_WORDS": "fewheads pro", "COMP_CWORD": "1"}
+    assert answer(run([program], **variables)) == "plain,profile\n"
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["export", "--help"], ["serve", "--help"]])

@@ -62,8 +62,8 @@ OWNERS: dict[str, tuple[str, ...]] = {
 USERS_OF_MESSAGES = {"serving", "telemetry", "rpc", "rest", "client", "load"}
 #: The parts of edge/ that the workstation uses: it writes bundles, and neither serves nor calls a server.
 FOR_EXPORT = {
-    *("", "__version__", "errors", "datatypes", "files", "runner", "bundles", "runtimes", "instruments", "profiling"),
-    *("programs", "protocol", "cli"),
+    *("", "__version__", "errors", "datatypes", "files", "child", "runner", "bundles", "runtimes", "instruments"),
+    *("profiling", "programs", "protocol", "cli"),
 }
 
 
@@ -88,8 +88,9 @@ def test_imports_by_name() -> None:
         for call in ast.walk(tree_of(path)):
             if isinstance(call, ast.Call):
                 name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
-                # Arrays and models are no modules.
-                if name in ways and not ast.unparse(call).startswith(("np.load(", "runtime.load(", "super().load(")):
+                # Arrays, models and images are no modules.
+                others = ("np.load(", "runtime.load(", "super().load(", "image.load(")
+                if name in ways and not ast.unparse(call).startswith(others):
                     found.add((name_of(path), ast.unparse(call)))
     assert found == {
         ("edge/runtimes/tensorrt_package.py", "import_module(flavor)"),
@@ -109,7 +110,8 @@ def test_few_files_read_the_environment() -> None:
         or (isinstance(node, ast.ImportFrom) and {alias.name for alias in node.names} & names)
     }
     script = "export/language/generate_mathematics.py"  # it starts itself again with a fixed seed of hashes
-    assert readers == {"edge/runtimes/cache.py", "edge/health/systemd.py", "edge/cli/checks.py", script}
+    jobs = "export/parallel/process.py"  # each has one thread, and may have a GPU of its own
+    assert readers == {"edge/runtimes/cache.py", "edge/health/systemd.py", "edge/cli/checks.py", script, jobs}
 
 
 def test_no_part_of_edge_imports_a_later_one() -> None:

@@ -51,7 +51,8 @@ async def test_readiness(running: Running) -> None:
 
 async def test_metadata_of_server_and_model(running: Running) -> None:
     metadata = described(running, extensions=("logging",))
-    extensions = ["binary_tensor_data", "model_configuration", "parameters", "schedule_policy", "statistics", "logging"]
+    extensions = ["binary_tensor_data", "classification", "model_configuration", "parameters", "schedule_policy"]
+    extensions += ["statistics", "logging"]
     server = MessageToDict(metadata.server_metadata())
     assert server == {"name": "fewheads", "version": __version__, "extensions": extensions}
     assert MessageToDict(metadata.model_metadata(pb.ModelMetadataRequest(name=ORACLE))) == {
@@ -79,7 +80,7 @@ async def test_configuration(running: Running, tmp_path: Path) -> None:
     assert batching == {"max_queue_delay_microseconds": "1500", **levels}
     parameters = {name: value["string_value"] for name, value in found.pop("parameters").items()}
     reason = {"runtime": "simulated", "runtime_reason": "The target names it."}
-    assert parameters == {**reason, "golden_max_abs_diff": "0"}
+    assert parameters == {**reason, "golden_max_abs_diff": "0", "preprocess": "expression"}
     assert found == {
         "name": ORACLE,
         "platform": "simulated_onnx",

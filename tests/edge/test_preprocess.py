@@ -15,7 +15,7 @@ from edge.bundles import text
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import ExpressionPreprocess, Preprocess, TokenizerPreprocess
-from edge.bundles.preprocess import STEPS, TokenizerPreprocessor, postprocessor, preprocessor
+from edge.bundles.preprocess import STEPS, TokenizerPreprocessor, postprocessors, preprocessor
 from edge.datatypes import TensorSpec
 from edge.errors import BundleError, InvalidRequest
 from tests.support import text_model, text_pair_model
@@ -139,14 +139,24 @@ def test_broken_tokenizer_is_rejected(tmp_path: Path) -> None:
         preprocessor(bundle)
 
 
-def test_labels_and_scores_are_made_from_logits() -> None:
-    logits = np.array([[0, 1], [3, 2], [5, 5]], np.float32)
-    label = postprocessor(text_model.manifest())
-    assert label is not None
+def test_labels_probabilities_and_scores_are_made_from_logits() -> None:
+    logits = np.array([[0, 1], [3, 2], [5, 5], [1000, 0]], np.float32)
+    label, probabilities = postprocessors(text_model.manifest())
     assert (label.output, label.reads) == (TensorSpec("label", "BYTES", (-1, 1)), "logits")
-    assert label.compute(logits).tolist() == [[b"positive"], [b"negative"], [b"negative"]]
-    score = postprocessor(text_pair_model.manifest())
-    assert score is not None
+    assert label.compute(logits).tolist() == [[b"positive"], [b"negative"], [b"negative"], [b"negative"]]
+    assert (probabilities.output, probabilities.reads) == (TensorSpec("probabilities", "FP32", (-1, 2)), "logits")
+    e = np.exp(1)
+    expected = [[1 / (1 + e), e / (1 + e)], [e / (1 + e), 1 / (1 + e)], [0.5, 0.5], [1, 0]]
+    np.testing.assert_allclose(probabilities.compute(logits), expected, rtol=1e-6)
+    assert np.isnan(probabilities.compute(np.array([[np.inf, 0], [np.nan, 0]], np.float32))[:, 0]).all()
+    (score,) = postprocessors(text_pair_model.manifest())
     assert (score.output, score.reads) == (TensorSpec("score", "FP32", (-1, 1)), "logits")
-    assert score.compute(logits[:, :1]).tolist() == [[0], [3], [5]]
-    assert postprocessor(msgspec.structs.replace(text_model.manifest(), postprocess=None)) is None
+    assert score.compute(logits[:, :1]).tolist() == [[0], [3], [5], [1000]]
+    assert postprocessors(msgspec.structs.replace(text_model.manifest(), postprocess=None)) == ()
+
+
+def test_probabilities_of_the_graph_itself_are_kept() -> None:
+    good = text_model.manifest()
+    own = (*good.outputs, TensorSpec("probabilities", "FP32", (-1, 2)))
+    (label,) = postprocessors(msgspec.structs.replace(good, outputs=own))
+    assert label.output.name == "label"

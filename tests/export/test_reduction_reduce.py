@@ -5,6 +5,7 @@ import torch
 
 from export.errors import CheckpointError, PlanError, ReductionError
 from export.heads import SequenceClassifier
+from export.reduction.controls import CONTROLS
 from export.reduction.plan import plan_of
 from export.reduction.reduce import apply_plan, reduce_model
 from export.reduction.search import Grid
@@ -27,15 +28,11 @@ def result():
 
 
 def test_target_is_met_and_the_answers_stay_near(result):
-    original = model(layers=3)
     assert result.expected_speedup >= TARGET
     plan = result.plan
     assert plan.dense_macs(10) / plan.macs(10) == pytest.approx(result.expected_speedup, rel=0.02)
     assert result.model.transformer.config.layers == tuple(layer.shape for layer in plan.layers)
-    batch = inputs(seed=1).batch(np.arange(48))  # others than those of the calibration
-    with torch.no_grad():
-        wanted, found = (one(*batch[:3]) for one in (original, result.model))
-    assert (found - wanted).square().mean() < 0.5 * wanted.var()
+    assert error_of(result.model) < 0.5
 
 
 def test_reports_have_the_choices_and_the_errors(result):
@@ -121,6 +118,42 @@ def test_weights_that_are_not_finite_are_rejected_first(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_reduced_model_is_rejected(result):
-    with pytest.raises(ReductionError, match=r"got 3 layers of \d shapes, expected layers of one shape"):
-        reduced(result.model)
+def test_a_reduced_model_is_reduced_further(result):
+    further = reduced(result.model)
+    assert further.expected_speedup >= TARGET
+    for layer, before in zip(further.plan.layers, result.plan.layers, strict=True):
+        assert layer.shape.num_heads <= before.shape.num_heads
+        assert layer.shape.head_dim <= before.shape.head_dim
+        assert layer.shape.ffn_dim <= before.shape.ffn_dim
+    assert error_of(further.model) < 1
+
+
+def test_a_layer_makes_up_for_those_before_it(result):
+    plan = plan_of(config(layers=3), [LayerShape(2, 8, 24)] * 3)
+    asymmetric, symmetric = (apply_plan(model(layers=3), inputs(), plan, asymmetric=way)[0] for way in (True, False))
+    assert error_of(asymmetric) < 0.9 * error_of(symmetric)
+
+
+def error_of(found):
+    """The squared error of a model's outputs for inputs that no calibration has, relative to their variance."""
+    batch = inputs(seed=1).batch(np.arange(48))
+    with torch.no_grad():
+        wanted, outputs = (one(*batch[:3]) for one in (model(layers=3), found))
+    return float((outputs - wanted).square().mean() / wanted.var())
+
+
+@pytest.mark.parametrize("strategy", CONTROLS)
+def test_controls_reach_the_speed_of_the_search(result, strategy):
+    control = reduced(model(layers=3), strategy=strategy)
+    shapes = control.model.transformer.config.layers
+    assert control.expected_speedup == pytest.approx(TARGET, rel=0.25)
+    assert tuple(layer.shape for layer in control.plan.layers) == shapes
+    if strategy == "uniform":
+        assert len(set(shapes)) == 1
+        assert control.expected_speedup >= TARGET
+    elif strategy == "first-layers":
+        assert shapes == (LayerShape(4, 8, 48),) * 2
+        assert same(control.model.transformer.layers[1], model(layers=3).transformer.layers[1])
+    else:
+        assert shapes == tuple(layer.shape for layer in result.plan.layers)
+        assert error_of(control.model) > error_of(result.model)

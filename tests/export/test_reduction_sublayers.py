@@ -5,7 +5,7 @@ from export.errors import ReductionError
 from export.reduction.calibration import Moments, attention_statistics, check_calibration, feed_forward_statistics
 from export.reduction.lowrank import blocks, query_key_factors, regularised, value_output_factors
 from export.reduction.removal import head_removal, kept_columns, least_squares, neuron_removal, output_error
-from export.reduction.states import embedded, head_gradients, layers_of, relative_error
+from export.reduction.states import embedded, gradient_importance, layers_of, relative_error
 from export.reduction.sublayers import AttentionReducer, FeedForwardReducer, with_attention, with_feed_forward
 from tests.support.reduction_data import batches, model
 
@@ -68,7 +68,7 @@ def test_head_gradients_are_those_of_a_factor_on_each_head():
         loss = classifier.loss(classifier(*one[:3]), one[3])
         scale.remove()
         wanted += torch.autograd.grad(loss, factor)[0].abs() / 5
-    torch.testing.assert_close(head_gradients(classifier, [batch])[1], wanted, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(gradient_importance(classifier, [batch])[1].heads, wanted, rtol=1e-4, atol=1e-6)
 
 
 def test_calibration_data_that_do_not_fit_are_rejected(halves, data):

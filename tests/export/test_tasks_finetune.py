@@ -176,7 +176,7 @@ def lessons(model, rows):
     """Return the outputs that a teacher kept for some rows, those that it computes again, and the batch of the rows."""
     batch = rows.batch(ROWS)
     kept, recomputed = (Teacher(model, rows, [0, 1], most_kept_bytes=most) for most in (1 << 20, 0))
-    return kept.outputs_for(ROWS, batch), recomputed.outputs_for(ROWS, batch), batch
+    return kept.outputs_for(ROWS, batch, [1]), recomputed.outputs_for(ROWS, batch, [1]), batch
 
 
 @pytest.mark.parametrize(("make", "rows"), [(make_classifier, text_rows()), (make_vit, IMAGES)])
@@ -201,6 +201,6 @@ def test_a_kept_span_is_the_same_on_tokens_and_impossible_on_padding():
 def test_kept_outputs_do_not_need_the_model():
     model, rows = make_classifier(), text_rows()
     teacher = Teacher(model, rows, [1])
-    before = teacher.outputs_for(ROWS, rows.batch(ROWS))
+    before = teacher.outputs_for(ROWS, rows.batch(ROWS), [1])
     torch.nn.init.zeros_(model.classifier.weight)
-    assert torch.equal(teacher.outputs_for(ROWS, rows.batch(ROWS)).outputs, before.outputs)
+    assert torch.equal(teacher.outputs_for(ROWS, rows.batch(ROWS), [1]).outputs, before.outputs)

@@ -3,7 +3,6 @@ import pytest
 
 from export.errors import DataError
 from export.tasks import NAMES, registry
-from export.tasks.bundle import LABELS
 from export.tasks.examples import Examples, limited, split_holdout
 from export.tasks.glue import TASKS, read
 from tests.support.task_data import real
@@ -85,7 +84,7 @@ def test_names_are_the_tasks_and_labels_have_names():
     for name, task in registry.TASKS.items():
         assert (task.name, task.headline in task.metrics) == (name, True)
     for task in TASKS.values():
-        names = LABELS.get(task.name, task.labels)
+        names = task.class_names
         assert (len(names), {"0", "1"} & set(names)) == (len(task.labels), set()), task.name
 
 

@@ -1,3 +1,4 @@
+import io
 import json
 import struct
 import sys
@@ -5,17 +6,27 @@ import sys
 import msgspec
 import numpy as np
 import pytest
+import torch
+import tritonclient.grpc as triton
+import tritonclient.http as triton_http
+from PIL import Image
 
-from edge.errors import UsageError
+from edge.bundles.bundle import Bundle
+from edge.errors import BackendError, UsageError
+from edge.launch import running_server
+from export.cli import export
 from export.errors import DataError
 from export.tasks.cli import finetune
+from export.tasks.examples import drawn
 from export.tasks.images import ImageFolder, digits, mnist, read_idx
 from export.tasks.models import open_model, open_tuned
 from export.tasks.predictions import predict, read_predictions
 from export.tasks.recipe import Recipe
 from export.tasks.run import finetune_run, prepare
 from export.tasks.vision import DIGITS, IMAGENET, MNIST
+from tests.support.image_model import encoded
 from tests.support.marks import with_transformers
+from tests.support.sample_requests import column, triton_input
 from tests.support.task_data import invoke, make_transformer, real, reduce_and_teach, write_idx, write_model
 
 
@@ -56,12 +67,11 @@ def test_digits(monkeypatch):
 
 
 def test_image_folder(tmp_path, monkeypatch):
-    pillow = pytest.importorskip("PIL.Image", reason="Pillow is absent")
     with pytest.raises(DataError, match=r"expected CLASS/NAME\.jpg"):
         ImageFolder(tmp_path, 16)
     for name, colour, size in (("red", (255, 0, 0), (40, 20)), ("blue", (0, 0, 255), (8, 31))):
         (tmp_path / name).mkdir()
-        pillow.new("RGB", size, colour).save(tmp_path / name / "0.png")
+        Image.new("RGB", size, colour).save(tmp_path / name / "0.png")
     folder = ImageFolder(tmp_path, 16)
     assert folder.classes == ("blue", "red")
     batch = folder.batch(np.array([1, 0]))
@@ -70,8 +80,8 @@ def test_image_folder(tmp_path, monkeypatch):
     (tmp_path / "red" / "1.png").write_bytes(b"no image")
     with pytest.raises(DataError, match="expected an image"):
         ImageFolder(tmp_path, 16).batch(np.array([2]))
-    monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(DataError, match="pip install pillow"):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(BackendError, match="Install the extra 'images'"):
         ImageFolder(tmp_path, 16)
 
 
@@ -139,13 +149,12 @@ def test_the_official_training_set_is_preferred_and_digits_are_split(tmp_path):
 @pytest.fixture
 def folders(tmp_path):
     """A directory in ImageNet's layout, two colours for classes."""
-    pillow = pytest.importorskip("PIL.Image", reason="Pillow is absent")
     for part, number in (("train", 10), ("val", 3)):
         for name, colour in (("n01", "red"), ("n02", "blue")):
             folder = tmp_path / "imagenet" / part / name
             folder.mkdir(parents=True)
             for index in range(number):
-                pillow.new("RGB", (24 + index, 20), colour).save(folder / f"{index}.png")
+                Image.new("RGB", (24 + index, 20), colour).save(folder / f"{index}.png")
     return tmp_path
 
 
@@ -190,7 +199,7 @@ def test_teachers_that_see_something_else(place, tmp_path):
     source = msgspec.structs.replace(MNIST.source(None, {"dim": 16, "heads": 2}), patch_size=14)
     reader, options = MNIST.reader(source), {"seed": 0, "max_length": 1, "teacher": place / "MNIST"}
     data = prepare(MNIST, place, reader, max_length=1, limit=16)
-    with pytest.raises(UsageError, match=r"in patches of 7 and 10 outputs, expected .* in patches of 14"):
+    with pytest.raises(UsageError, match=r"in patches of 7 and 10 outputs: 0, .*, expected .* in patches of 14"):
         finetune_run(MNIST, source, data, reader, tmp_path / "run", Recipe(), **options)
     with pytest.raises(UsageError, match=r"got 'MNIST', expected digits"):
         open_tuned(place / "MNIST", "digits")
@@ -213,3 +222,43 @@ def test_a_model_of_hugging_face(place, tmp_path):
     arguments = ("--data-dir", place, "--out", tmp_path, "--epochs", 1, *OPTIONS)
     invoke(finetune, "MNIST", "--model", tmp_path / "model", *arguments)
     assert open_model(tmp_path / "MNIST").architecture.labels == tuple("0123456789")
+
+
+def test_exported_run_reads_files_as_it_was_trained(tmp_path):
+    """Digits as PNG and JPEG files, from stock clients over gRPC and HTTP, beside torch on the same pixels."""
+    pytest.importorskip("sklearn", reason="scikit-learn is absent")
+    invoke(finetune, "digits", *SHAPE, "--out", tmp_path, "--epochs", 2, *OPTIONS)
+    (made,) = json.loads(invoke(export, tmp_path / "digits", "--name", "digits", "--repository", tmp_path, "--json"))
+    bundle = Bundle.open(made["bundle"])
+    assert [tier.name for tier in bundle.manifest.tiers] == ["x1", "x1-int8"]
+    assert bundle.manifest.postprocess.labels == tuple("0123456789")
+    assert bundle.golden.raw["image"].shape == (32, 1)
+    held = prepared(DIGITS, ".").holdout
+    np.testing.assert_allclose(bundle.golden.inputs["pixels"][0], held.pixels[drawn(held.keys, 32)[0]], atol=1.01 / 255)
+
+    levels = np.rint(digits().pixels[:8, 0] * 127.5 + 127.5).astype(np.uint8)
+    kinds = ("PNG", "JPEG") * 4
+    files = [encoded(Image.fromarray(image), kind) for image, kind in zip(levels, kinds, strict=True)]
+    pixels = np.stack([np.asarray(Image.open(io.BytesIO(file)), np.float32) for file in files])[:, None] / 127.5 - 1
+    with torch.no_grad():
+        logits = open_tuned(tmp_path / "digits", "digits")(torch.from_numpy(pixels))
+    probabilities, classes = logits.softmax(dim=1).topk(3)
+    arguments = ["--http-port=0"]
+    with running_server([bundle.path], cache=tmp_path / "cache", arguments=arguments) as ready:
+        for module, port in ((triton, ready.grpc_port), (triton_http, ready.http_port)):
+            with module.InferenceServerClient(f"127.0.0.1:{port}") as client:
+                wanted = [module.InferRequestedOutput("probabilities", class_count=3)]
+                wanted.append(module.InferRequestedOutput("label"))
+                result = client.infer("digits", [triton_input("image", column(*files), module)], outputs=wanted)
+            assert result.as_numpy("label")[:, 0].tolist() == [b"%d" % row[0] for row in classes.tolist()]
+            ranked = [[text.split(b":") for text in row] for row in result.as_numpy("probabilities").tolist()]
+            assert [[int(label) for _, _, label in row] for row in ranked] == classes.tolist()
+            np.testing.assert_allclose([[float(v) for v, _, _ in row] for row in ranked], probabilities, atol=1e-4)
+
+
+def test_large_images_of_a_folder_are_scaled_down_for_the_golden_set(folders):
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (900, 600, 3), np.uint8))
+    image.save(folders / "imagenet" / "val" / "n01" / "0.png")
+    small, large = ImageFolder(folders / "imagenet" / "val", 224).files(np.array([1, 0]))
+    assert small == (folders / "imagenet" / "val" / "n01" / "1.png").read_bytes()
+    assert Image.open(io.BytesIO(large)).size == (341, 512)

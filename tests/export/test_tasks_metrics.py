@@ -17,6 +17,14 @@ def test_classes_by_hand():
     assert matthews(PREDICTED, TARGETS) == pytest.approx((3 * 4 - 1 * 2) / np.sqrt(4 * 5 * 5 * 6))
 
 
+def test_macro_f1_is_scikit_learns_for_each_row():
+    sklearn = pytest.importorskip("sklearn.metrics")
+    predictions, targets = np.random.default_rng(2).integers(0, 6, (2, 4, 12))
+    predictions[0][predictions[0] == 3] = 4  # a class that some rows have in the targets only, or not at all
+    each = [sklearn.f1_score(*pair, average="macro") for pair in zip(targets, predictions, strict=True)]
+    assert METRICS["macro_f1"](predictions, targets) == pytest.approx(each)
+
+
 def test_correlations_are_scipys():
     random = np.random.default_rng(0)
     targets = random.integers(0, 6, 80).astype(np.float32)  # with ties

@@ -12,6 +12,8 @@ from click.testing import CliRunner
 from edge.errors import UsageError
 from export import processor
 from export.errors import CheckpointError, DataError
+from export.experiments.attention.cli import compare
+from export.experiments.frontier.cli import frontier
 from export.processor import Processor, described, features_of
 from export.runs import CONFIG, read_config
 from export.tasks.cli import finetune
@@ -20,6 +22,7 @@ from export.tasks.models import open_model, open_tuned
 from export.tasks.predictions import predict, read_predictions
 from export.tasks.run import prepare
 from export.tasks.tokens import load_tokenizer
+from tests.support.task_data import invoke
 
 OPTIONS = ("--lr", 2e-2, "--batch", 32, "--max-length", 32)
 
@@ -91,7 +94,7 @@ def test_a_teacher_is_imitated_and_must_be_of_the_same_task(place, common, tmp_p
     tune("SST-2", "--model", place / "model", "--out", tmp_path, "--epochs", 1, "--replace", *common)
     assert not np.array_equal(read_predictions(tmp_path / "SST-2", "dev").logits, followed)
     for wrong in (place / "model", teacher):
-        with pytest.raises(UsageError, match="finetune RTE"):
+        with pytest.raises(UsageError, match="'fewheads finetune' on RTE"):
             open_tuned(wrong, "RTE")
 
 
@@ -102,7 +105,7 @@ def test_unknown_tasks_absent_data_and_broken_runs_are_rejected(place, tmp_path)
         open_model(run)
     with pytest.raises(CheckpointError, match="expected predictions on test"):
         read_predictions(run, "test")
-    expected = r"TASK: got 'my\.csv', expected one of SST-2, .*glue/SST-2: train\.tsv and dev\.tsv;.*other files cannot"
+    expected = r"TASK: got 'my\.csv', expected one of SST-2, .*glue/SST-2: train\.tsv and dev\.tsv;.*give --data"
     with pytest.raises(UsageError, match=expected):
         tune("my.csv", "--model", tmp_path)
     with pytest.raises(DataError, match=r"gluebenchmark\.com/tasks"):
@@ -123,25 +126,60 @@ def test_features_are_read_from_the_flags_and_named():
 
 
 @pytest.mark.parametrize(
-    ("cpuinfo", "used", "warning"),
+    ("cpuinfo", "given", "used"),
     [
-        (HASWELL, "fp32", "--precision: got bf16, expected a processor with BF16 instructions; this one has: AVX2."),
-        (SAPPHIRE_RAPIDS, "bf16", None),
-        ("", "bf16", None),  # unknown features: the precision stays as given
+        (HASWELL, "auto", "fp32"),
+        (SAPPHIRE_RAPIDS, "auto", "bf16"),
+        (SAPPHIRE_RAPIDS, "fp32", "fp32"),
+        # Unknown features: the precision stays as given.
+        ("", "auto", "fp32"),
+        ("", "bf16", "bf16"),
     ],
 )
-def test_bf16_needs_a_processor_that_has_it(sst2, tmp_path, monkeypatch, cpuinfo, used, warning):
+def test_bf16_is_for_processors_that_have_it(sst2, tmp_path, monkeypatch, cpuinfo, given, used):
     (tmp_path / "cpuinfo").write_text(cpuinfo)
     monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
-    options = ("--data-dir", sst2, "--out", tmp_path, "--epochs", 1, "--limit", 16, "--precision", "bf16")
-    command = map(str, ["SST-2", "--model", sst2 / "model", *options])
-    done = CliRunner().invoke(finetune, list(command), catch_exceptions=False)
-    assert done.exit_code == 0
-    assert (warning in done.stderr) if warning else ("--precision" not in done.stderr)
+    options = ("--data-dir", sst2, "--out", tmp_path, "--epochs", 1, "--limit", 16)
+    invoke(finetune, "SST-2", "--model", sst2 / "model", *options, *(() if given == "auto" else ("--precision", given)))
     config = read_config(tmp_path / "SST-2")
     assert config.precision == used
     assert f"precision='{used}'" in config.provenance.trainer
     assert config.processor.features == features_of(cpuinfo)
+
+
+def test_bf16_is_refused_on_a_processor_without_it(sst2, tmp_path, monkeypatch):
+    (tmp_path / "cpuinfo").write_text(HASWELL)
+    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
+    message = (
+        r"--precision: got bf16 on a processor with these features: AVX2, expected one with BF16.*Leave --precision"
+    )
+    for command, *arguments in ((finetune, "SST-2"), (compare, sst2 / "SST-2", "--out", tmp_path / "out")):
+        with pytest.raises(UsageError, match=message):
+            invoke(command, *arguments, "--precision", "bf16")
+
+
+def test_commands_share_their_defaults():
+    defaults = [{each.name: each.default for each in command.params} for command in (finetune, compare, frontier)]
+    for name in ("lr", "precision"):
+        assert len({found[name] for found in defaults if name in found}) == 1, name
+
+
+def test_weights_of_a_distillation_need_a_teacher_and_change_the_run(place, common, tmp_path):
+    with pytest.raises(UsageError, match=r"--hidden: got 0\.5, expected a run as --teacher beside it"):
+        tune("SST-2", "--model", place / "model", "--hidden", 0.5, "--out", tmp_path, *common)
+    weights = ("--imitation", 0.9, "--temperature", 3, "--hidden", 0)
+    options = ("--model", place / "small", "--teacher", place / "SST-2", "--epochs", 1, "--out", tmp_path, *common)
+    logits = []
+    for chosen in ((), weights):
+        tune("SST-2", *options, *chosen, "--replace")
+        logits.append(read_predictions(tmp_path / "SST-2", "dev").logits)
+    assert not np.array_equal(*logits)
+    trainer = read_config(tmp_path / "SST-2").provenance.trainer
+    assert "Distillation(imitation=0.9, temperature=3.0, hidden=0.0)" in trainer
+
+
+def test_a_run_of_an_earlier_version_has_no_precision(sst2, tmp_path):
+    shutil.copytree(sst2 / "SST-2", tmp_path / "SST-2")
     record = json.loads((tmp_path / "SST-2" / "config.json").read_text())
     del record["precision"], record["processor"]
     (tmp_path / "SST-2" / "config.json").write_text(json.dumps(record))

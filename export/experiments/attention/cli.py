@@ -14,9 +14,14 @@ from export.figures import new_figure
 from export.loading import loading_torch
 from export.options import DIRECTORY, out_option, plots_option, precision_option, run_data_dir_option
 from export.outputs import check_workspace
+from export.parallel.options import jobs_option, ray_option
+from export.parallel.run import run_all
 from export.processor import described
 from export.runs import data_dir_of, recorded
 from export.tasks import data_of
+from export.tasks.options import epochs_option, rate_option
+from export.tasks.recipe import Recipe
+from export.training.watch import watching
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
@@ -24,7 +29,6 @@ if TYPE_CHECKING:
     from export.experiments.attention.mechanisms import Mechanism
     from export.experiments.attention.summary import Row
     from export.training.recipe import Precision
-    from export.training.watch import Watch
 
 _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 
@@ -35,9 +39,9 @@ _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 @click.option("--only", "names", multiple=True, help="Compare only this mechanism with 'full'; repeatable.")
 @click.option("--ablations", is_flag=True, help="Also compare widths of the scorer and weights of the loss.")
 @click.option("--limit", type=click.IntRange(1), help="Train each on at most so many examples; all by default.")
-@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Length of each training.")
-@click.option("--lr", type=click.FloatRange(0, min_open=True), default=1e-4, show_default=True, help="Peak rate.")
-@precision_option(default="fp32")
+@epochs_option(1)  # RUN is fine-tuned already
+@rate_option
+@precision_option()
 @click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each, seeds from 0 on.")
 @click.option("--distil", is_flag=True, help="Train all of them with RUN as the teacher.")
 @click.option(
@@ -64,6 +68,8 @@ _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)
     type=DIRECTORY,
     help="Another finished comparison, whose heads are drawn below; repeatable.",
 )
+@jobs_option
+@ray_option
 @out_option("Directory for all results; a comparison with the same options resumes there.")
 @json_option
 def compare(
@@ -84,6 +90,8 @@ def compare(
     lengths: bool,
     plots: bool,
     beside: tuple[Path, ...],
+    jobs: int | None,
+    ray: str | None,
     out: Path,
     as_json: bool,
 ) -> None:
@@ -94,23 +102,22 @@ def compare(
     """
     config = recorded(run)
     data_dir = data_dir_of(config, data_dir)
-    inputs = {"RUN": run, "the data in": data_of(config, data_dir), **{f"--beside {one}": one for one in beside}}
-    check_workspace("--out", out, inputs, settings="settings.json")
+    apart = {"RUN": run, "the data in": data_of(config, data_dir), **{f"--beside {one}": one for one in beside}}
+    check_workspace("--out", out, apart, settings="settings.json")
     if plots:
         new_figure(1, 1, without="give --no-plots")
     with loading_torch("loading torch and data"):
         from export.experiments.attention import compare as comparison
-        from export.experiments.attention.compare import settings_of
+        from export.experiments.attention.inputs import read_inputs, settings_of
         from export.experiments.attention.mechanisms import ABLATIONS, MECHANISMS
-        from export.tasks.recipe import Recipe
-        from export.training.watch import watching_each
 
         mechanisms = _chosen(names, MECHANISMS | ABLATIONS, list(MECHANISMS) + list(ABLATIONS) * ablations)
         recipe = Recipe(epochs=epochs, peak_learning_rate=lr, precision=precision)
         others = [comparison.read_result(directory) for directory in beside]
-        settings, dense, task, data = settings_of(
+        inputs = read_inputs(run, data_dir, limit)
+        settings = settings_of(
+            inputs,
             run,
-            data_dir,
             recipe=recipe,
             limit=limit,
             seeds=tuple(range(seeds)),
@@ -122,14 +129,16 @@ def compare(
         )
     if any(out.glob("seed*")):
         remark(f"resumes the comparison in {out}")
-    with watching_each("comparing") as watch:
-
-        def on_mechanism(name: str, seed: int) -> Watch:
-            remark(f"{name}, seed {seed}")
-            return watch(f"{name}, seed {seed}")
-
-        result = comparison.compare(
-            dense, task, data, settings, mechanisms, out, lengths=_LENGTHS if lengths else (), on_mechanism=on_mechanism
+    # Jobs may run on other machines, or in another directory there.
+    run, data_dir, out = (path.resolve() for path in (run, data_dir, out))
+    with watching("timing layers") as watch:
+        trainings = comparison.unfinished_jobs(
+            inputs, settings, mechanisms, run=run, data_dir=data_dir, directory=out, on_part=watch.on_part
+        )
+    run_all(trainings, logs=out / "logs", workers=jobs, ray=ray)
+    with watching("timing models") as watch:
+        result = comparison.time_and_sum_up(
+            inputs, settings, mechanisms, out, lengths=_LENGTHS if lengths else (), on_part=watch.on_part
         )
     if as_json:
         print_json(result)

@@ -1,38 +1,33 @@
 """All mechanisms of paper 002 on one task: the same start, the same training, the same measurements.
 
-A finished mechanism is not trained again; an interrupted one resumes from its last saved step.
+The trainings are jobs that may run side by side. Models are timed before and after them, one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import msgspec
-import numpy as np
 
 from edge.errors import Literally, UsageError
-from edge.files import sha256, write_whole
+from edge.files import write_whole
+from export.experiments.attention.inputs import Inputs, calibration_of, measure_costs
 from export.experiments.attention.lengths import Length, measure_lengths
 from export.experiments.attention.mechanisms import Mechanism
 from export.experiments.attention.records import Record, Settings, read_record
-from export.experiments.attention.run import INT8, calibration_of, place_of, run_mechanism, shared_inputs
+from export.experiments.attention.run import INT8, place_of, time_mechanism, train_mechanism, trained_place
 from export.experiments.attention.stopwatch import Stopwatch
 from export.experiments.attention.summary import Row, row_of
 from export.experiments.settings import keep_settings
-from export.heads import SequenceClassifier
-from export.reduction.reduce import calibration_batches, check_model
-from export.runs import WEIGHTS
-from export.tasks.models import open_model
-from export.tasks.registry import task_of
-from export.tasks.run import prepare
-from export.tasks.task import Data, Task
-from export.training.observer import SILENT, Observer
+from export.parallel.job import Job
+from export.reduction.reduce import calibration_batches, check_original
 
 FULL = "full"
 RESULTS = "results.json"
-_LONG_TOKENS = 128
+OnPart: TypeAlias = Callable[[str, int, int], None]
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -45,79 +40,71 @@ class Result(msgspec.Struct, frozen=True):
     records: tuple[Record, ...]
 
 
-def settings_of(
-    run: Path, data_dir: Path, *, limit: int | None, tokens: int | None, **chosen: Any
-) -> tuple[Settings, SequenceClassifier, Task, Data]:
-    """Return the settings of a comparison, the dense model, its task and the data.
-
-    Args:
-        run: of ``fewheads finetune`` with a BERT, on a task with classes or values.
-        tokens: in the timed input; None is the median of dev.
-        chosen: the other fields of the settings.
-    """
-    found = open_model(run)
-    task = task_of(found, run)
-    model, architecture = found.head, found.architecture
-    assert architecture is not None
-    if not isinstance(model, SequenceClassifier) or model.transformer.config.architecture != "bert":
-        given = Literally(f"a run on {task.name} with a {architecture.transformer.architecture}")
-        expected = "a BERT with one answer for a text"
-        raise UsageError(f"{run}", given=given, expected=expected, fix="Give a run on a task of GLUE.")
-    data = prepare(task, data_dir, task.reader(run), max_length=architecture.max_length, limit=limit)
-    settings = Settings(
-        task=task.name,
-        run=sha256((run / WEIGHTS).read_bytes()),
-        limit=limit,
-        # Of dev, because SST-2's hold-out is phrases like its training set.
-        tokens=tokens or int(np.median(next(iter(data.dev.values())).lengths)),
-        long=min(_LONG_TOKENS, model.transformer.config.max_positions),
-        **chosen,
-    )
-    return settings, model, task, data
-
-
-def compare(
-    dense: SequenceClassifier,
-    task: Task,
-    data: Data,
+def unfinished_jobs(
+    inputs: Inputs,
     settings: Settings,
     mechanisms: Sequence[Mechanism],
-    directory: Path,
     *,
-    lengths: Sequence[int] = (),
-    on_mechanism: Callable[[str, int], Observer] = lambda name, seed: SILENT,
-) -> Result:
-    """Train and measure the missing mechanisms, and return the results of all.
+    run: Path,
+    data_dir: Path,
+    directory: Path,
+    on_part: OnPart = lambda what, done, parts: None,
+) -> list[Job]:
+    """Return a training for each mechanism and seed without one, after the timings that mechanisms choose by.
 
     Args:
         directory: has a subdirectory for each seed, and in it one for each mechanism.
-        lengths: numbers of tokens for the timing of single shapes; empty for none.
-        on_mechanism: called with name and seed before an unfinished mechanism; returns what observes its training.
+        on_part: called with what is timed, how many of them are done, and the number of all.
 
     Raises:
         UsageError: the directory belongs to another comparison, or cannot be written.
         ReductionError: the model cannot be reduced, or there are too few examples for calibration.
     """
     if any(mechanism.calibrated for mechanism in mechanisms):  # before the first mechanisms are trained
-        check_model(dense)
-        calibration_batches(dense, calibration_of(data, settings))
+        check_original(inputs.dense)
+        calibration_batches(inputs.dense, calibration_of(inputs.data, settings))
     keep_settings(directory, settings)
-    watch = Stopwatch(dense, (settings.tokens, settings.long), settings.calls)
-    for seed in settings.seeds:
-        shared = None
-        for mechanism in mechanisms:
-            if read_record(place_of(directory, seed, mechanism.name)):
-                continue
-            observer = on_mechanism(mechanism.name, seed)
-            shared = shared or shared_inputs(dense, task, data, settings, seed, directory)
-            run_mechanism(mechanism, shared, task, data, settings, watch, directory, observer)
-    config = dense.transformer.config
-    if lengths:
-        on_mechanism("lengths", 0)
-    measured = measure_lengths(config, lengths, settings.calls, directory / "lengths.json") if lengths else ()
+    places = {(one.name, seed): place_of(directory, seed, one.name) for seed in settings.seeds for one in mechanisms}
+    missing = {key: place for key, place in places.items() if not (read_record(place) or trained_place(place).exists())}
+    if not missing:
+        return []
+    names = {name for name, _ in missing}
+    untrained = [mechanism for mechanism in mechanisms if mechanism.name in names]
+    costs = measure_costs(inputs.dense, settings, untrained, directory, partial(on_part, "shapes"))
+    jobs = []
+    for (name, seed), place in missing.items():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        arguments = (name, seed, run, data_dir, settings, costs, directory)
+        jobs.append(Job(f"{name}-seed{seed}", train_mechanism, arguments, trained_place(place)))
+    return jobs
+
+
+def time_and_sum_up(
+    inputs: Inputs,
+    settings: Settings,
+    mechanisms: Sequence[Mechanism],
+    directory: Path,
+    *,
+    lengths: Sequence[int] = (),
+    on_part: OnPart = lambda what, done, parts: None,
+) -> Result:
+    """Time all trained mechanisms, and return the results of all; nothing else should run meanwhile.
+
+    Args:
+        lengths: numbers of tokens for the timing of single shapes; empty for none.
+        on_part: see :func:`unfinished_jobs`.
+    """
     names = [name for one in mechanisms for name in ((one.name, one.name + INT8) if one.int8 else (one.name,))]
     places = {name: [place_of(directory, seed, name) for seed in settings.seeds] for name in names}
-    rows = tuple(row_of(places[name], places[FULL], task.headline, tuple(data.measured)) for name in names)
+    untimed = [place for group in places.values() for place in group if trained_place(place).exists()]
+    watch = Stopwatch(inputs.dense, settings.calls)
+    for number, place in enumerate(untimed):
+        on_part("models", number, len(untimed))
+        time_mechanism(place, watch)
+    config, path = inputs.dense.transformer.config, directory / "lengths.json"
+    measured = measure_lengths(config, lengths, settings.calls, path, partial(on_part, "lengths"))
+    task = inputs.task
+    rows = tuple(row_of(places[name], places[FULL], task.headline, tuple(inputs.data.measured)) for name in names)
     records = tuple(record for name in names for place in places[name] if (record := read_record(place)))
     result = Result(settings, task.headline, rows, measured, records)
     write_whole(directory / RESULTS, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 import torch
+from torch import nn
 
 from edge.files import write_whole
 from export.adaptive.scores import scorers, with_scores
-from export.experiments.attention.stopwatch import Stopwatch
+from export.experiments.attention.stopwatch import Stopwatch, timed_files
 from export.heads import SequenceClassifier
 from export.reduction.plan import amdahl_bound, macs_per_token
 from export.transformer import LayerShape, Transformer, TransformerConfig
@@ -42,16 +43,22 @@ class Length(msgspec.Struct, frozen=True):
 
 
 def measure_lengths(
-    config: TransformerConfig, lengths: Sequence[int], calls: int, path: Path | None = None
+    config: TransformerConfig,
+    lengths: Sequence[int],
+    calls: int,
+    path: Path | None = None,
+    on_length: Callable[[int, int], None] = lambda done, lengths: None,
 ) -> tuple[Length, ...]:
     """Time the missing lengths, with random weights.
 
     Args:
         config: of the model; its first layer has the shape.
         calls: of each model, up to 128 tokens.
+        on_length: called with the number of lengths that are done, and of all.
     """
     done = list(_read(path))
-    for tokens in lengths:
+    for number, tokens in enumerate(lengths):
+        on_length(number, len(lengths))
         if any(one.tokens == tokens for one in done):
             continue
         done += _at(config, tokens, max(_LEAST_CALLS, min(calls, calls * _FULL_CALLS_TOKENS // tokens)))
@@ -69,14 +76,18 @@ def no_logits_bound(config: TransformerConfig, tokens: int) -> float:
 def _at(config: TransformerConfig, tokens: int, calls: int) -> list[Length]:
     dense_shape = config.layers[0]
     dense = _model(config, dense_shape, tokens)
-    watch = Stopwatch(dense, (tokens,), calls)
+    watch = Stopwatch(dense, calls)
+
+    def ratio(model: nn.Module) -> float:
+        return watch.speeds(timed_files(dense, model, (tokens,)))[0].ratio
+
     literal = with_scores(dense, "literal", scorers(0))
-    found = [Length(tokens, LITERAL, watch.speeds(literal)[0].ratio, no_logits_bound(config, tokens))]
+    found = [Length(tokens, LITERAL, ratio(literal), no_logits_bound(config, tokens))]
     for name, (heads, units) in SMALLER.items():
         number = max(1, round(heads * dense_shape.num_heads))
         shape = msgspec.structs.replace(dense_shape, num_heads=number, ffn_dim=round(units * dense_shape.ffn_dim))
         macs = [macs_per_token(config.dim, one, tokens) for one in (dense_shape, shape)]
-        found.append(Length(tokens, name, watch.speeds(_model(config, shape, tokens))[0].ratio, macs[0] / macs[1]))
+        found.append(Length(tokens, name, ratio(_model(config, shape, tokens)), macs[0] / macs[1]))
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -14,18 +14,33 @@ from edge.files import replaced_directory, write_durably
 from export.adaptive.budget import CostCurve
 from export.adaptive.use import HeadUse
 from export.errors import CheckpointError
-from export.experiments.attention.stopwatch import Speed
+from export.experiments.attention.stopwatch import Speed, Timed
 from export.heads import SequenceClassifier
 from export.processor import Processor
+from export.reduction.options import CALIBRATION_EXAMPLES
+from export.reduction.search import Costs
 from export.runs import PREDICTIONS
-from export.tasks.predictions import Predicted, encode_predictions
 from export.tasks.recipe import Recipe
 from export.tasks.tokens import Batch, Encoded, sorted_batches
 
-_RECORD = "record.json"
+_RECORD, _BOUNDS = "record.json", "bounds.json"
 #: Share of the coordinates of each original head that is left, [layers, H].
 Kept: TypeAlias = tuple[tuple[float, ...], ...]
 _BATCH = 32
+
+
+class MeasuredCosts(NamedTuple):
+    """Costs of a layer in units of the dense one.
+
+    Attributes:
+        curve: by the share of its heads' coordinates.
+        times: of each option of a reduction; None where no mechanism needs them.
+        rest: of the embeddings and the task head.
+    """
+
+    curve: CostCurve
+    times: Costs | None = None
+    rest: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -38,7 +53,7 @@ class SharedInputs:
         calibration: real inputs, with targets.
         share: of attention to keep, for mechanisms that have a choice.
         target_speedup: of the reduction with feed-forward layers.
-        curve: cost of a layer by the share of its heads' coordinates.
+        costs: of layers, as measured.
         state: a directory for the state of reductions.
     """
 
@@ -49,7 +64,7 @@ class SharedInputs:
     share: float
     target_speedup: float
     tokens: int
-    curve: CostCurve
+    costs: MeasuredCosts
     state: Path
 
     def batches(self) -> list[Batch]:
@@ -86,7 +101,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     long: int
     calls: int
-    calibration: int = 256
+    calibration: int = CALIBRATION_EXAMPLES
     stop_points: float = 0.5
 
 
@@ -98,7 +113,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         scores: on the hold-out, of each epoch.
         kept: share of the coordinates of each head that is used on the hold-out; None if all are.
         use: of the scores; None without scores.
-        processor: that trained and timed it; earlier versions did not record it.
+        speeds: empty until it is timed.
+        processor: that timed it, which has also trained it but on a cluster; earlier versions did not record it.
     """
 
     name: str
@@ -108,17 +124,34 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int
     scores: tuple[float, ...]
     seconds: float
-    speeds: tuple[Speed, ...]
+    speeds: tuple[Speed, ...] = ()
     kept: Kept | None = None
     use: HeadUse | None = None
     processor: Processor | None = None
 
 
-def save_record(directory: Path, record: Record, predictions: Mapping[str, Predicted]) -> None:
-    """Write a record and its predictions, whole or not at all."""
+def save_record(directory: Path, record: Record, predictions: bytes, files: Iterable[Timed] = ()) -> None:
+    """Write a record, its encoded predictions, and the files that are still to be timed, whole or not at all."""
     with replaced_directory(directory) as new:
         write_durably(new / _RECORD, msgspec.json.format(msgspec.json.encode(record), indent=2))
-        write_durably(new / PREDICTIONS, encode_predictions(predictions))
+        write_durably(new / PREDICTIONS, predictions)
+        bounds = {}
+        for file in files:
+            write_durably(new / _onnx(file.tokens), file.onnx)
+            bounds[file.tokens] = file.bound
+        if bounds:
+            write_durably(new / _BOUNDS, msgspec.json.encode(bounds))
+
+
+def read_timed(directory: Path) -> Iterator[Timed]:
+    """Yield the files that :func:`save_record` wrote to be timed."""
+    bounds = msgspec.json.decode((directory / _BOUNDS).read_bytes(), type=dict[int, float | None])
+    for tokens, bound in bounds.items():
+        yield Timed(tokens, (directory / _onnx(tokens)).read_bytes(), bound)
+
+
+def _onnx(tokens: int) -> str:
+    return f"{tokens}.onnx"
 
 
 def read_record(directory: Path) -> Record | None:

@@ -14,14 +14,11 @@ from export.adaptive.use import rows_of
 from export.experiments.attention.records import ChangedModel, Kept, SharedInputs
 from export.heads import SequenceClassifier
 from export.reduction.calibration import attention_statistics
-from export.reduction.latency import measure_times
 from export.reduction.plan import plan_of
 from export.reduction.reduce import LayerReport, apply_plan, measure_losses, reduce_model
 from export.reduction.search import Grid, grid_of, least_loss
-from export.reduction.states import after_feed_forward, embedded, head_gradients, layers_of
+from export.reduction.states import after_feed_forward, embedded, gradient_importance, layers_of
 from export.reduction.sublayers import AttentionReducer
-
-_LATENCIES = "latency.json"
 
 
 def pruned_by_gradient(shared: SharedInputs) -> ChangedModel:
@@ -31,7 +28,9 @@ def pruned_by_gradient(shared: SharedInputs) -> ChangedModel:
     """
     model, batches = copy.deepcopy(shared.dense), shared.batches()
     config = model.transformer.config
-    importance = torch.stack([layer / layer.norm() for layer in head_gradients(shared.dense, batches)])  # [layers, H]
+    importance = torch.stack(
+        [layer.heads / layer.heads.norm() for layer in gradient_importance(shared.dense, batches)]
+    )  # [layers, H]
     number = round(shared.share * importance.numel())
     chosen = torch.zeros_like(importance).flatten()
     chosen[importance.flatten().argsort(descending=True)[:number]] = 1
@@ -58,12 +57,13 @@ def attention_plan(shared: SharedInputs) -> ChangedModel:
     """Return the calibrated reduction that keeps ``share`` of the attention and all hidden units."""
     config = shared.dense.transformer.config
     dense = config.layers[0]
-    whole = grid_of(dense)
+    whole = grid_of(config)
     grid = Grid(whole.attention, (dense.ffn_dim,))
     losses = measure_losses(shared.dense, shared.calibration, grid, state=shared.state / "attention")
     shares = np.array([heads * rank / (dense.num_heads * dense.head_dim) for heads, rank in grid.attention])
     table = np.array([layer.attention for layer in losses])
     chosen = least_loss(table, shares, shared.share * len(config.layers))
+    assert chosen is not None, "shares are whole numbers of bins"
     plan = plan_of(config, [grid.shape(option, 0, dense) for option in chosen])
     model, reports = apply_plan(shared.dense, shared.calibration, plan, state=shared.state / "attention")
     assert isinstance(model, SequenceClassifier)
@@ -72,16 +72,16 @@ def attention_plan(shared: SharedInputs) -> ChangedModel:
 
 def whole_plan(shared: SharedInputs) -> ChangedModel:
     """Return the calibrated reduction of heads and hidden units at the target speed-up."""
-    dense = shared.dense.transformer.config.layers[0]
-    grid = grid_of(dense)
-    times, rest = measure_times(shared.dense, grid, shared.tokens, cache=shared.state / _LATENCIES)
+    config = shared.dense.transformer.config
+    dense, grid = config.layers[0], grid_of(config)
+    assert shared.costs.times is not None
     reduced = reduce_model(
         shared.dense,
         shared.calibration,
         shared.target_speedup,
         grid=grid,
-        times=times,
-        rest=rest,
+        times=shared.costs.times,
+        rest=shared.costs.rest,
         state=shared.state / "whole",
     )
     assert isinstance(reduced.model, SequenceClassifier)

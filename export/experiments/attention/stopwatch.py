@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -46,28 +47,49 @@ class Speed(msgspec.Struct, frozen=True):
         return self.bound is None or self.ratio <= self.bound * (1 + TOLERANCE)
 
 
-class Stopwatch:
-    """Times models against a dense one, which is exported once for each length."""
+class Timed(NamedTuple):
+    """A model to be timed at a length: its ONNX file, and the largest ratio that its multiplications explain."""
 
-    def __init__(self, dense: SequenceClassifier, lengths: Sequence[int], calls: int) -> None:
-        self._dense, self._lengths, self._calls = dense, lengths, calls
-        self._exported: dict[int, bytes] = {}
+    tokens: int
+    onnx: bytes
+    bound: float | None
 
-    def speeds(self, model: nn.Module, *, int8: bool = False) -> tuple[Speed, ...]:
-        """Return the speed of a model at each length."""
-        return tuple(self._speed(model, tokens, int8) for tokens in self._lengths)
 
-    def _speed(self, model: nn.Module, tokens: int, int8: bool) -> Speed:
-        feeds = feeds_of(self._dense.transformer.config, tokens)
-        inputs = {name: torch.from_numpy(array) for name, array in feeds.items()}
-        if tokens not in self._exported:
-            self._exported[tokens] = to_onnx(self._dense, inputs, [_OUTPUT], {})
+def timed_files(
+    dense: SequenceClassifier, model: nn.Module, lengths: Sequence[int], *, int8: bool = False
+) -> Iterator[Timed]:
+    """Export a model, which replaces the dense one, for each length."""
+    for tokens in lengths:
+        inputs = _inputs(dense, tokens)
         exported = to_onnx(model, inputs, [_OUTPUT], {})
         if int8:
-            exported = dynamic_int8(exported)
-        found = compare(self._exported[tokens], exported, feeds, self._calls)
-        bound = None if int8 else multiplications(self._dense, inputs) / multiplications(model, inputs)
-        return Speed(tokens, found.milliseconds, found.dense_milliseconds, found.ratio, bound)
+            yield Timed(tokens, dynamic_int8(exported), None)
+        else:
+            yield Timed(tokens, exported, multiplications(dense, inputs) / multiplications(model, inputs))
+
+
+class Stopwatch:
+    """Times exported models against a dense one, which is exported once for each length."""
+
+    def __init__(self, dense: SequenceClassifier, calls: int) -> None:
+        self._dense, self._calls = dense, calls
+        self._exported: dict[int, bytes] = {}
+
+    def speeds(self, files: Iterable[Timed]) -> tuple[Speed, ...]:
+        """Return the speed of a model at each length."""
+        return tuple(map(self._speed, files))
+
+    def _speed(self, file: Timed) -> Speed:
+        tokens = file.tokens
+        if tokens not in self._exported:
+            self._exported[tokens] = to_onnx(self._dense, _inputs(self._dense, tokens), [_OUTPUT], {})
+        feeds = feeds_of(self._dense.transformer.config, tokens)
+        found = compare(self._exported[tokens], file.onnx, feeds, self._calls)
+        return Speed(tokens, found.milliseconds, found.dense_milliseconds, found.ratio, file.bound)
+
+
+def _inputs(dense: SequenceClassifier, tokens: int) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(array) for name, array in feeds_of(dense.transformer.config, tokens).items()}
 
 
 def multiplications(model: nn.Module, inputs: dict[str, Tensor]) -> int:

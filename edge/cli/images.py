@@ -1,0 +1,63 @@
+"""Images and labels on the command line of ``fewheads infer``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge.datatypes import Array
+from edge.errors import Literally, ServerRefused, UsageError
+from edge.protocol import PROBABILITIES
+
+if TYPE_CHECKING:
+    from edge.client import Client
+
+_STDIN = "-"
+_IMAGE = "image"
+
+
+def are_images(client: Client, model: str, version: str, arguments: Sequence[str]) -> bool:
+    """Return whether arguments are files for a model that takes images; the server is asked if one may be a file."""
+    if not any(one == _STDIN or os.path.isfile(one) for one in arguments):
+        return False
+    try:
+        return client.preprocess(model, version) == _IMAGE
+    except ServerRefused as error:
+        if error.code == "UNIMPLEMENTED":  # another server
+            return False
+        raise
+
+
+def read_images(paths: Sequence[str]) -> Array:
+    """Return the contents of files, BYTES [files, 1]; ``-`` is stdin. Raise a UsageError if one cannot be read."""
+    images = np.empty((len(paths), 1), np.object_)
+    try:
+        images[:, 0] = [sys.stdin.buffer.read() if path == _STDIN else Path(path).read_bytes() for path in paths]
+    except OSError as error:
+        fix = "Give paths of JPEG or PNG files, or - for stdin."
+        raise UsageError("image", given=Literally(error), expected="a file", fix=fix) from None
+    return images
+
+
+def top_options(model: str, outputs: Sequence[str], top: int | None) -> dict[str, Any]:
+    """Return the options of a request for so many labels; raise a UsageError if the model has none."""
+    if top is None:
+        return {}
+    if PROBABILITIES not in outputs:
+        given, expected = Literally(f"{model} with the outputs {', '.join(outputs)}"), "a model with labels"
+        raise UsageError("--top", given=given, expected=expected, fix="Leave --top out.")
+    return {"outputs": (PROBABILITIES,), "top": top}
+
+
+def labels_of(ranked: Array) -> list[list[dict[str, Any]]]:
+    """Return label and probability of each row's likeliest classes, from texts VALUE:INDEX:LABEL."""
+    rows = []
+    for row in ranked.tolist():
+        parts = [text.decode(errors="backslashreplace").split(":", 2) for text in row]
+        rows.append([{"label": part[-1], "probability": float(part[0])} for part in parts])
+    return rows

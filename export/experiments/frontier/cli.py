@@ -1,0 +1,214 @@
+"""The command ``fewheads frontier``."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from edge.cli.output import json_option, print_json, print_table, remark, working
+from edge.errors import Literally, UsageError
+from edge.files import write_whole
+from export.experiments.frontier import LATENCIES
+from export.figures import new_figure
+from export.loading import loading_torch
+from export.options import DIRECTORY, data_dir_option, out_option, plots_option, precision_option
+from export.outputs import check_workspace
+from export.parallel.options import jobs_option, ray_option
+from export.tasks import AVERAGED, data_directory
+
+# torch takes seconds to import, so only the commands' bodies do it.
+if TYPE_CHECKING:
+    from export.experiments.frontier.settings import FamilySettings, FrontierSettings
+    from export.experiments.frontier.summary import Frontier
+    from export.intervals import Difference
+    from export.training.recipe import Precision
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.option("--model", type=DIRECTORY, help="Hugging Face directory that all runs start from.")
+@click.option(
+    "--task", "tasks", multiple=True, type=click.Choice(AVERAGED), help="A task, repeatable; all five by default."
+)
+@click.option("--settings", "path", type=_FILE, help="Other settings than the published ones, as JSON.")
+@click.option(
+    "--seeds", type=click.IntRange(1), help="Families of each task; 3 or 5 by default, as the settings have it."
+)
+@click.option("--epochs", type=click.IntRange(1), help="Length of each training; by default, the settings decide.")
+@click.option("--limit", type=click.IntRange(1), help="Train on at most so many examples; all by default.")
+@precision_option()
+@data_dir_option
+@jobs_option
+@ray_option
+@out_option("Directory for all results; families with the same settings resume there, others are refused.")
+@click.option("--report", "only_report", is_flag=True, help="Train nothing: sum up the records in --out.")
+@plots_option
+@json_option
+def frontier(
+    model: Path | None,
+    tasks: tuple[str, ...],
+    path: Path | None,
+    seeds: int | None,
+    epochs: int | None,
+    limit: int | None,
+    precision: Precision,
+    data_dir: Path,
+    jobs: int | None,
+    ray: str | None,
+    out: Path,
+    only_report: bool,
+    plots: bool,
+    as_json: bool,
+) -> None:
+    """Measure speed against accuracy: dense models, leaner ones, and simple reductions of the same speed.
+
+    On five tasks of GLUE and several seeds, each family is trained, reduced, distilled, and exported in FP32 and INT8;
+    then all files are timed in turns on ONNX Runtime. Writes frontier.json, report.md and frontier.png. A family takes
+    20 to 60 minutes of a core.
+    """
+    if plots:
+        new_figure(1, 1, without="give --no-plots")
+    if only_report:
+        _check_only_report(model, tasks, path, {"--seeds": seeds, "--epochs": epochs, "--limit": limit})
+        found = _recorded(out)
+    else:
+        if model is None:
+            fix = "Give the directory of a BERT, or --report to sum up earlier records."
+            raise UsageError("--model", given=Literally("nothing"), expected="a Hugging Face directory", fix=fix)
+        inputs = {"--model": model, **{f"the data of {task} in": data_directory(task, data_dir) for task in tasks}}
+        check_workspace("--out", out, inputs, settings=LATENCIES)
+        changes = {"seeds": seeds, "epochs": epochs, "teacher_epochs": epochs, "limit": limit}
+        given = {name: value for name, value in changes.items() if value}
+        found = _measured(_families(path, given, tasks, precision, model, data_dir), model, data_dir, out, jobs, ray)
+    with working("summing up"):
+        _write(found, out, plots=plots)
+    if as_json:
+        print_json(found)
+        return
+    _print(found)
+
+
+def _check_only_report(model: Path | None, tasks: tuple[str, ...], path: Path | None, others: dict[str, Any]) -> None:
+    given = [name for name, value in {"--model": model, "--task": tasks, "--settings": path, **others}.items() if value]
+    if given:
+        fix = "Leave it out: the records have their settings."
+        raise UsageError(
+            given[0], given=Literally("an option of a training"), expected="nothing beside --report", fix=fix
+        )
+
+
+def _families(
+    path: Path | None,
+    changes: dict[str, Any],
+    tasks: tuple[str, ...],
+    precision: Precision,
+    model: Path,
+    data_dir: Path,
+) -> list[FamilySettings]:
+    with loading_torch("loading torch and data"):
+        from export.experiments.frontier.settings import FROZEN, families_of, read_settings
+
+        settings = msgspec.structs.replace(read_settings(path or FROZEN, changes, tasks), precision=precision)
+        return families_of(settings, model, data_dir)
+
+
+def _measured(
+    families: list[FamilySettings], model: Path, data_dir: Path, out: Path, jobs: int | None, ray: str | None
+) -> Frontier:
+    from export.experiments.frontier.family import family_directory, family_inputs, time_shapes
+    from export.experiments.frontier.family_job import train_family
+    from export.experiments.frontier.records import ANSWERED, TIMED, read_family
+    from export.experiments.frontier.summary import frontier_of
+    from export.experiments.frontier.timing import time_files
+    from export.experiments.settings import check_settings
+    from export.parallel.job import Job
+    from export.parallel.run import run_all
+    from export.training.watch import watching
+
+    directories = [family_directory(out, family.task, family.seed) for family in families]
+    for family, directory in zip(families, directories, strict=True):  # all of them, before the first is trained
+        check_settings(directory, family)
+    if not all((directory / ANSWERED).exists() for directory in directories):
+        out.mkdir(parents=True, exist_ok=True)
+        with watching("shapes") as watch:
+            time_shapes(model, out, families[0].frontier.tokens, partial(watch.on_part, "shapes timed"))
+    run_all(
+        [
+            Job(directory.name, train_family, (family, model, data_dir, directory), directory / ANSWERED)
+            for family, directory in zip(families, directories, strict=True)
+        ],
+        logs=out / "logs",
+        workers=jobs,
+        ray=ray,
+    )
+    for family, directory in zip(families, directories, strict=True):
+        if (directory / TIMED).exists():
+            remark(f"{directory.name}: timed earlier")
+            continue
+        inputs = family_inputs(family, model, data_dir)
+        with watching(f"{directory.name}/times") as watch:
+            time_files(family, inputs, directory, partial(watch.on_part, "items"))
+    return frontier_of([read_family(directory) for directory in directories], _joined(families))
+
+
+def _joined(families: list[FamilySettings]) -> FrontierSettings:
+    """Return the settings of all families."""
+    tasks = {task: settings for family in families for task, settings in family.frontier.tasks.items()}
+    return msgspec.structs.replace(families[0].frontier, tasks=tasks)
+
+
+def _recorded(out: Path) -> Frontier:
+    """Return the summary of the records in a directory, which need not have any model."""
+    with loading_torch("reading records"):
+        from export.experiments.frontier.records import is_measured, read_family
+        from export.experiments.frontier.summary import frontier_of
+
+        found = [read_family(directory) for directory in sorted(out.glob("*-seed*")) if is_measured(directory)]
+        if not found:
+            fix = "Give the --out of an earlier `fewheads frontier`, or leave --report out."
+            raise UsageError(f"--out {out}", given=Literally("no family"), expected="records of one at least", fix=fix)
+        ordered = sorted(found, key=lambda one: AVERAGED.index(one.answered.settings.task))
+        return frontier_of(ordered, _joined([one.answered.settings for one in ordered]))
+
+
+def _write(found: Frontier, out: Path, *, plots: bool) -> None:
+    from export.experiments.frontier.plot import draw
+    from export.experiments.frontier.report import report_of
+
+    write_whole(out / "frontier.json", msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    write_whole(out / "report.md", report_of(found).encode())
+    if plots:
+        draw(found, out / "frontier.png")
+
+
+def _print(found: Frontier) -> None:
+    speeds = ("speed-up", "at 128 tokens", "over dense INT8")
+    columns = ("run", "precision", *speeds, "average", "points", "95 % interval")
+    rows = [
+        (
+            point.run,
+            point.precision,
+            point.speedup,
+            point.fixed_speedup,
+            point.int8_speedup,
+            point.average,
+            *_words(point.telling),
+        )
+        for point in found.points
+    ]
+    seeds = ", ".join(f"{task} {number}" for task, number in found.seeds.items())
+    title = f"Against dense FP32 on {', '.join(found.telling)}; ONNX Runtime, one thread, batch 1; seeds: {seeds}"
+    print_table(f"{title}; processor: {', '.join(found.processors)}", columns, rows)
+    ahead = [(one.control, one.speedup, one.control_speedup, *_words(one.difference)) for one in found.advantages]
+    heads = ("control", "speed of the search", "of the control", "points ahead", "95 % interval")
+    print_table("The search against simple reductions", heads, ahead)
+
+
+def _words(difference: Difference) -> tuple[str, str]:
+    low, high = difference.interval
+    return f"{difference.value:+.2f}", f"{low:+.2f} … {high:+.2f}"

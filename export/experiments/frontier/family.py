@@ -1,0 +1,188 @@
+"""The runs of one task and seed: a teacher, and models that imitate it: a dense one, leaner tiers, and controls.
+
+All imitations have the same number of epochs, on the same examples. The dense baseline is the better of teacher and
+dense model on the hold-out.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from edge.files import write_whole
+from export.experiments.frontier import LATENCIES
+from export.experiments.frontier.settings import DENSE, TEACHER, FamilySettings, control_name
+from export.reduction.controls import Strategy
+from export.reduction.latency import measure_layers
+from export.reduction.run import reduce_run
+from export.reduction.search import grid_of, widest
+from export.runs import WEIGHTS
+from export.tasks.glue import TASKS
+from export.tasks.models import open_model, open_tuned
+from export.tasks.predictions import read_predictions
+from export.tasks.recipe import Recipe
+from export.tasks.run import finetune_run, prepare
+from export.tasks.task import HOLDOUT, Data, Reader, Task
+from export.tasks.teacher import Teacher
+from export.tasks.tokens import load_tokenizer
+from export.training.watch import Watch
+
+
+class FamilyInputs(NamedTuple):
+    """Inputs of a family: the initial model, and the data in its tokens."""
+
+    task: Task
+    model: Path
+    reader: Reader
+    data_dir: Path
+    data: Data
+
+
+def family_inputs(family: FamilySettings, model: Path, data_dir: Path) -> FamilyInputs:
+    """Read the inputs of a family."""
+    task, reader = TASKS[family.task], load_tokenizer(model)
+    data = prepare(task, data_dir, reader, max_length=family.frontier.max_length, limit=family.own.limit)
+    return FamilyInputs(task, model, reader, data_dir, data)
+
+
+def time_shapes(model: Path, out: Path, tokens: int, on_shape: Callable[[int, int], None]) -> None:
+    """Time the shapes of layers that reductions choose from, before anything else runs; one table serves all families.
+
+    Args:
+        out: the directory of the families; timings that are there are kept.
+    """
+    config = open_model(model).transformer.config
+    shapes = grid_of(config).beside(widest(config)).all()
+    measure_layers(config, shapes, [tokens], cache=out / LATENCIES, on_shape=on_shape)
+
+
+def family_directory(out: Path, task: str, seed: int) -> Path:
+    """Return the directory of a family's runs."""
+    return out / f"{task}-seed{seed}"
+
+
+class Stage(NamedTuple):
+    """A missing run of a family: its name, and the function that makes it."""
+
+    name: str
+    make: Callable[[Watch], object]
+
+
+def stages(family: FamilySettings, inputs: FamilyInputs, directory: Path) -> Iterator[Stage]:
+    """Yield the missing runs of a family, in order; each must be made before the next is taken.
+
+    A finished run is left out, and an unfinished one resumes.
+    """
+    frontier, teaching = family.frontier, _Teaching(family, inputs, directory)
+
+    def missing(name: str) -> bool:
+        return not (directory / name / WEIGHTS).exists()
+
+    if missing(TEACHER):
+        recipe = frontier.teaching(family.own)
+        yield Stage(TEACHER, partial(teaching.tune, TEACHER, inputs.model, recipe, None))
+    if missing(DENSE):
+        yield Stage(DENSE, partial(teaching.imitate, DENSE, directory / TEACHER, family.own.epochs))
+    for steps in _lean_runs(family):
+        if not missing(steps[-1].name):
+            continue
+        for step in [step for step in steps if missing(step.name)]:
+            reduced = f"{step.name}-reduced"
+            if missing(reduced):
+                yield Stage(reduced, partial(_reduce, family, inputs, directory, step, reduced))
+            yield Stage(step.name, partial(teaching.imitate, step.name, directory / reduced, step.epochs))
+        for step in steps:  # half of a family's bytes, and nothing reads them again
+            for spent in {f"{step.name}-reduced", step.name} - {steps[-1].name}:
+                shutil.rmtree(directory / spent, ignore_errors=True)
+
+
+class _Step(NamedTuple):
+    """A reduction of the run ``source`` and the imitation that follows."""
+
+    name: str
+    source: str
+    speedup: float
+    strategy: Strategy
+    epochs: int
+
+
+def _lean_runs(family: FamilySettings) -> Iterator[tuple[_Step, ...]]:
+    """Yield the steps to each tier and control."""
+    frontier, epochs = family.frontier, family.own.epochs
+    for tier, speedup in frontier.tiers.items():
+        if frontier.gradual:
+            first, part = f"{tier}-first", math.sqrt(speedup)
+            yield (
+                _Step(first, TEACHER, part, "search", epochs // 2),
+                _Step(tier, first, part, "search", epochs - epochs // 2),
+            )
+        else:
+            yield (_Step(tier, TEACHER, speedup, "search", epochs),)
+    for control in family.controls:
+        yield (_Step(control_name(frontier, control), TEACHER, frontier.tiers[frontier.control_tier], control, epochs),)
+
+
+def better_dense(task: Task, directory: Path) -> str:
+    """Return the better dense run on the hold-out, the teacher or the distilled model, which wins a tie."""
+    scores = {name: read_predictions(directory / name, HOLDOUT).score(task.headline) for name in (DENSE, TEACHER)}
+    return max(scores, key=lambda name: scores[name])
+
+
+class _Teaching:
+    """The trainings of a family; the outputs of its teacher are computed once."""
+
+    def __init__(self, family: FamilySettings, inputs: FamilyInputs, directory: Path) -> None:
+        self._family, self._inputs, self._directory = family, inputs, directory
+        self._teacher: Teacher | None = None
+
+    def imitate(self, name: str, source: Path, epochs: int, watch: Watch) -> None:
+        if self._teacher is None:
+            model = open_tuned(self._directory / TEACHER, self._inputs.task.name)
+            layers = range(len(model.transformer.layers))
+            self._teacher = Teacher(model, self._inputs.data.train, layers, self._family.frontier.precision)
+        self.tune(name, source, self._family.frontier.imitating(self._family.own, epochs), self._teacher, watch)
+
+    def tune(self, name: str, source: Path, recipe: Recipe, teacher: Teacher | None, watch: Watch) -> None:
+        inputs = self._inputs
+        finetune_run(
+            inputs.task,
+            source,
+            inputs.data,
+            inputs.reader,
+            self._directory / name,
+            recipe,
+            seed=self._family.seed,
+            max_length=self._family.frontier.max_length,
+            data_dir=inputs.data_dir,
+            teacher=teacher,
+            observer=watch,
+        )
+
+
+def _reduce(
+    family: FamilySettings, inputs: FamilyInputs, directory: Path, step: _Step, name: str, watch: Watch
+) -> None:
+    own = directory / f".{TEACHER}.reduction" / LATENCIES
+    if not own.exists():
+        own.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(directory.parent / LATENCIES, own)
+    report = reduce_run(
+        directory / step.source,
+        inputs.data_dir,
+        directory / name,
+        step.speedup,
+        tokens=family.frontier.tokens,
+        examples=family.own.calibration,
+        strategy=step.strategy,
+        seed=family.seed,
+        asymmetric=family.frontier.asymmetric,
+        on_shape=lambda done, shapes: watch.on_part("shapes timed", done, shapes),
+        on_progress=lambda progress: watch.on_part(progress.stage, progress.done, progress.layers),
+    )
+    write_whole(directory / f"{name}.json", msgspec.json.format(msgspec.json.encode(report), indent=1))

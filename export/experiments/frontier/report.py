@@ -1,0 +1,148 @@
+"""Markdown tables of a frontier, for README and LIMITS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from export.experiments.frontier.settings import DENSE
+from export.experiments.frontier.summary import FP32, Frontier, Point
+from export.experiments.records import markdown_table
+from export.intervals import Difference, with_interval
+
+#: The product's aims for the telling tasks: a tier's precision, its speed-up, and the points it may lose.
+AIMS = {
+    ("half", "fp32"): (2.0, 0.2),
+    ("third", "fp32"): (3.0, 0.5),
+    ("quarter", "fp32"): (4.0, 1.0),
+    ("quarter", "int8"): (7.0, 1.0),
+}
+#: How far above its aim the upper confidence bound of a loss may be.
+_MARGIN = 1.0
+
+
+def report_of(frontier: Frontier) -> str:
+    """Return the page of a frontier."""
+    seeds = ", ".join(
+        f"{task} (n = {frontier.items[task]:,}, {number} seeds, {frontier.mean_tokens[task]:.0f} tokens)"
+        for task, number in frontier.seeds.items()
+    )
+    lines = [
+        "# Speed against accuracy",
+        "",
+        f"Tasks: {seeds}. ONNX Runtime, one thread, batch 1, timed on {', '.join(frontier.processors)}; trained on "
+        f"{', '.join(frontier.training_processors)}. Differences are paired, in points, with 95 % intervals over items "
+        "and seeds.",
+        "",
+        *headline(frontier),
+        "",
+        "## Aims",
+        "",
+        *aims(frontier),
+        "",
+        "## The search against simple reductions of the same speed",
+        "",
+        *controls(frontier),
+        "",
+        "## All files",
+        "",
+        *_files(frontier),
+        "",
+        "## Task by task",
+        "",
+        *_tasks(frontier),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def headline(frontier: Frontier) -> list[str]:
+    """Return the table of the first screen: dense and tiers, in FP32 and INT8, on the telling tasks."""
+    found = {(point.run, point.precision): point for point in frontier.points}
+    rows = []
+    for run in (DENSE, *frontier.settings.tiers):
+        cells: list[object] = [run]
+        for precision in (FP32, "int8"):
+            point = found.get((run, precision))
+            same = (run, precision) == (DENSE, FP32)
+            cells += [f"{point.speedup:.1f}×", "–" if same else _lost(point.telling)] if point else ["", ""]
+        rows.append(cells)
+    return markdown_table(("model", "FP32 speed", "score lost", "INT8 speed", "score lost"), rows, texts=1)
+
+
+def aims(frontier: Frontier) -> list[str]:
+    """Return the table of the aims, and whether they are met."""
+    found = {(point.run, point.precision): point for point in frontier.points}
+    rows = []
+    for key, (speedup, points) in AIMS.items():
+        if key in found:
+            point = found[key]
+            lost, bound = -point.telling.value, -point.telling.interval[0]
+            fast, kept, sure = point.speedup >= speedup, lost <= points, bound <= points + _MARGIN
+            verdict = "met" if fast and kept and sure else _missed(fast=fast, kept=kept)
+            wanted = f"{key[1].upper()} {speedup:.1f}× at {points}"
+            rows.append((wanted, verdict, f"{point.speedup:.2f}", f"{lost:.2f}", f"{bound:.2f}"))
+    return markdown_table(("aim", "", "speed", "points lost", "upper bound"), rows, texts=2)
+
+
+def controls(frontier: Frontier) -> list[str]:
+    """Return the table of the search's advantages over controls."""
+    rows = []
+    for one in frontier.advantages:
+        seeds = ", ".join(f"{task} {number}" for task, number in one.seeds.items())
+        cells = (one.control, seeds, f"{one.speedup:.2f}", f"{one.control_speedup:.2f}", _signed(one.difference))
+        rows.append((*cells, *(_signed(one.tasks[task]) if task in one.tasks else "" for task in frontier.telling)))
+    heads = ("control", "seeds", "speed of the search", "of the control", "points ahead", *frontier.telling)
+    return markdown_table(heads, rows, texts=2)
+
+
+def _files(frontier: Frontier) -> list[str]:
+    speeds = ("speed, dev as it is", "at 128 tokens", "against dense INT8")
+    heads = ("run", "precision", *speeds, "average", "points", f"without {_left_out(frontier)}", "against its FP32")
+    rows = [
+        (
+            point.run,
+            point.precision,
+            f"{point.speedup:.2f} ({point.slowest:.2f} … {point.fastest:.2f})",
+            f"{point.fixed_speedup:.2f}",
+            f"{point.int8_speedup:.2f}",
+            f"{point.average:.1f}",
+            _signed(point.difference),
+            _signed(point.telling),
+            _signed(point.own) if point.own else "",
+        )
+        for point in frontier.points
+    ]
+    return markdown_table(heads, rows, texts=2)
+
+
+def _tasks(frontier: Frontier) -> list[str]:
+    heads = ("run", "precision", *(f"{task}" for task in frontier.seeds))
+    rows: list[tuple[str, ...]] = [("chance", "", *(f"{value:.1f}" for value in frontier.chance.values()))]
+    rows += [(point.run, point.precision, *_cells(point, frontier)) for point in frontier.points]
+    return markdown_table(heads, rows, texts=2)
+
+
+def _cells(point: Point, frontier: Frontier) -> Iterator[str]:
+    found = {task.task: task for task in point.tasks}
+    for name in frontier.seeds:
+        task = found.get(name)
+        plain = (point.run, point.precision) == (DENSE, FP32)
+        yield "" if task is None else f"{task.metric:.1f}" + ("" if plain else f", {_signed(task.difference)}")
+
+
+def _left_out(frontier: Frontier) -> str:
+    return ", ".join(task for task in frontier.seeds if task not in frontier.telling) or "none"
+
+
+def _missed(*, fast: bool, kept: bool) -> str:
+    if not fast:
+        return "too slow"
+    return "not certain" if kept else "missed"
+
+
+def _signed(difference: Difference) -> str:
+    return with_interval(difference.value, difference.interval, lambda value: f"{value:+.1f}")
+
+
+def _lost(difference: Difference) -> str:
+    low, high = difference.interval
+    return with_interval(-difference.value, (-high, -low), lambda value: f"{value:.1f}".replace("-0.0", "0.0"))

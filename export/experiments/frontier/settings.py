@@ -1,0 +1,173 @@
+"""Settings of the frontier: the committed ones, and what a family's results depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edge.errors import Literally, UsageError
+from edge.files import sha256
+from export.experiments.settings import digest
+from export.provenance import versions
+from export.reduction.controls import Strategy
+from export.tasks import DATA
+from export.tasks.glue import TASKS, read
+from export.tasks.recipe import Recipe
+from export.training.recipe import Precision
+
+#: The committed settings, frozen before any dev set was looked at.
+FROZEN = Path(__file__).with_name("settings.json")
+DENSE, TEACHER = "dense", "teacher"
+
+
+class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Training of one task, the same for all its runs.
+
+    Attributes:
+        seeds: families of the task.
+        teacher_epochs: of the teacher, which all others imitate.
+        epochs: of each imitation, the dense model's too.
+        controls: strategies beside the search, and how many families have each, the first ones.
+        calibration: examples for the reduction.
+        limit: most training examples; None is all.
+    """
+
+    seeds: int
+    teacher_epochs: int
+    epochs: int
+    peak_learning_rate: float
+    controls: dict[Strategy, int]
+    calibration: int
+    limit: int | None = None
+
+
+class FrontierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Settings of all families.
+
+    Attributes:
+        dropout: of the teacher's training.
+        tokens: the length of the input that reductions plan for.
+        tiers: target speed-ups at that length; at the lengths of dev, leaner tiers are faster.
+        control_tier: the tier whose speed the controls share.
+        asymmetric: whether a layer makes up for the reduced ones before it.
+        gradual: whether tiers of the search are reduced in two steps, each with half of the epochs after it.
+    """
+
+    tasks: dict[str, TaskSettings]
+    dropout: float
+    precision: Precision
+    max_length: int
+    tokens: int
+    tiers: dict[str, float]
+    control_tier: str
+    asymmetric: bool = True
+    gradual: bool = False
+
+    def teaching(self, task: TaskSettings) -> Recipe:
+        """Return the recipe of the teacher."""
+        return Recipe(
+            epochs=task.teacher_epochs,
+            peak_learning_rate=task.peak_learning_rate,
+            precision=self.precision,
+            dropout=self.dropout,
+        )
+
+    def imitating(self, task: TaskSettings, epochs: int) -> Recipe:
+        """Return the recipe of the others, for all or some of their epochs."""
+        return Recipe(
+            epochs=epochs,
+            peak_learning_rate=task.peak_learning_rate,
+            precision=self.precision,
+            frozen_embeddings=True,
+        )
+
+
+class FamilySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings that the results of a family depend on; other settings need another directory.
+
+    Attributes:
+        frontier: of all families, with this task alone.
+        model: SHA-256 of the Hugging Face directory.
+        data: SHA-256 of the task's files.
+        versions: of the packages that train and convert.
+    """
+
+    task: str
+    seed: int
+    controls: tuple[Strategy, ...]
+    frontier: FrontierSettings
+    model: str
+    data: str
+    versions: dict[str, str]
+
+    @property
+    def own(self) -> TaskSettings:
+        """The settings of the task."""
+        return self.frontier.tasks[self.task]
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """The measured runs, by the names of their directories: dense, tiers, controls."""
+        return (DENSE, *self.frontier.tiers, *(control_name(self.frontier, one) for one in self.controls))
+
+
+def control_name(frontier: FrontierSettings, strategy: Strategy) -> str:
+    """Return the name of a control's run."""
+    return f"{frontier.control_tier}-{strategy}"
+
+
+def read_settings(path: Path, changes: Mapping[str, Any], tasks: Sequence[str] = ()) -> FrontierSettings:
+    """Read the settings of a frontier.
+
+    Args:
+        changes: fields of every task to replace.
+        tasks: those to keep; empty for all.
+
+    Raises:
+        UsageError: the file is malformed or lacks a task.
+    """
+    fix = f"Compare it with {FROZEN.name} in the package, or leave the option out."
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=FrontierSettings)
+    except (OSError, msgspec.DecodeError) as error:
+        raise UsageError(f"--settings {path}", given=Literally(error), expected="settings", fix=fix) from None
+    unknown = [task for task in (*found.tasks, *tasks) if task not in TASKS]
+    missing = [task for task in tasks if task not in found.tasks]
+    if unknown or missing or found.control_tier not in found.tiers:
+        given = Literally(f"{', '.join(found.tasks)}; controls at {found.control_tier}")
+        expected = (
+            f"tasks of GLUE with {', '.join(tasks) or 'one at least'}; controls at one of {', '.join(found.tiers)}"
+        )
+        raise UsageError(f"--settings {path}", given=given, expected=expected, fix=fix)
+    kept = {task: msgspec.structs.replace(found.tasks[task], **changes) for task in tasks or found.tasks}
+    return msgspec.structs.replace(found, tasks=kept)
+
+
+def families_of(frontier: FrontierSettings, model: Path, data_dir: Path) -> list[FamilySettings]:
+    """Return the settings of every family, seed by seed; the data of all tasks are read and checked."""
+    start, found = digest(model, "*.json", "*.safetensors"), []
+    for task, settings in frontier.tasks.items():
+        for split in ("train", *TASKS[task].dev):
+            read(TASKS[task], data_dir, split)
+        data = digest(data_dir / DATA[task].directory, "train.tsv", "dev.tsv")
+        found += [
+            FamilySettings(
+                task=task,
+                seed=seed,
+                controls=tuple(control for control, seeds in settings.controls.items() if seed < seeds),
+                frontier=msgspec.structs.replace(frontier, tasks={task: settings}),
+                model=start,
+                data=data,
+                versions=versions(),
+            )
+            for seed in range(settings.seeds)
+        ]
+    return sorted(found, key=lambda family: family.seed)
+
+
+def settings_digest(families: Iterable[FamilySettings]) -> str:
+    """Return the SHA-256 of the settings of families."""
+    return sha256(msgspec.json.encode(list(families)))

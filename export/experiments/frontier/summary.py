@@ -1,0 +1,225 @@
+"""Summary of measured families: speeds, mean scores, and differences with their intervals.
+
+A difference is that of two runs with the same seed on the same items, in points: hundredths of the task's headline
+metric. Averages are over all tasks, and over those on which the dense model is better than chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import scipy.stats
+
+from edge.datatypes import Array
+from export.experiments.frontier.records import Family, Key
+from export.experiments.frontier.settings import DENSE, FrontierSettings
+from export.intervals import Difference, PairedRuns, average_difference, resampled
+from export.processor import described
+from export.tasks.glue import TASKS
+from export.tasks.metrics import METRICS
+
+FP32 = "fp32"
+_DENSE: Key = (DENSE, FP32)
+
+
+class TaskPoint(msgspec.Struct, frozen=True):
+    """A file on one task: its metric times 100, a mean over seeds, and the difference to dense FP32."""
+
+    task: str
+    metric: float
+    difference: Difference
+
+
+class Point(msgspec.Struct, frozen=True):
+    """A run in one precision, over all tasks and seeds that have it.
+
+    Attributes:
+        speedup: over the dense FP32 model at the lengths of dev; the geometric mean over tasks and seeds.
+        slowest, fastest: of the families' speed-ups.
+        fixed_speedup: the geometric mean at one length.
+        int8_speedup: over the dense INT8 model.
+        average: the mean metric over all tasks, times 100.
+        difference: of the average to the dense FP32 model's.
+        telling: the same without tasks on which the dense model is at chance.
+        own: of the average of telling tasks to that of the same run in FP32; None for FP32.
+    """
+
+    run: str
+    precision: str
+    speedup: float
+    slowest: float
+    fastest: float
+    fixed_speedup: float
+    int8_speedup: float
+    average: float
+    difference: Difference
+    telling: Difference
+    own: Difference | None
+    tasks: tuple[TaskPoint, ...]
+
+
+class Advantage(msgspec.Struct, frozen=True):
+    """The search's advantage over a control, in FP32, on the telling tasks and seeds that have both.
+
+    Attributes:
+        speedup, control_speedup: over dense FP32.
+    """
+
+    control: str
+    seeds: dict[str, int]
+    speedup: float
+    control_speedup: float
+    difference: Difference
+    tasks: dict[str, Difference]
+
+
+class Frontier(msgspec.Struct, frozen=True):
+    """All points, dense FP32 first, the advantages over controls, and the conditions of the measurement.
+
+    Attributes:
+        settings: of all families; a family's tasks are a part of them.
+        seeds: families of each task.
+        chance: the metric of the best constant answer on dev, times 100; 0 for a correlation.
+        telling: tasks on which the dense model is better than chance, by one-sided tests at 5 %.
+        processors: of the timing and of the training, with their features.
+    """
+
+    settings: FrontierSettings
+    seeds: dict[str, int]
+    items: dict[str, int]
+    mean_tokens: dict[str, float]
+    chance: dict[str, float]
+    telling: tuple[str, ...]
+    points: tuple[Point, ...]
+    advantages: tuple[Advantage, ...]
+    processors: tuple[str, ...]
+    training_processors: tuple[str, ...]
+    versions: dict[str, str]
+
+
+def frontier_of(families: Sequence[Family], settings: FrontierSettings) -> Frontier:
+    """Return the summary of families of one or more tasks; tasks may differ in their number of seeds."""
+    groups: dict[str, list[Family]] = {}
+    for family in families:
+        groups.setdefault(family.answered.settings.task, []).append(family)
+    tasks = {task: _Task(task, group, place) for place, (task, group) in enumerate(groups.items())}
+    telling = tuple(task for task, values in tasks.items() if values.is_telling)
+    keys = list(dict.fromkeys(key for family in families for key in family.answers))
+    points = tuple(_point(key, tasks, telling or tuple(tasks)) for key in keys)
+    tier = settings.control_tier
+    controls = [run for run, precision in keys if precision == FP32 and run.startswith(f"{tier}-")]
+    return Frontier(
+        settings=settings,
+        seeds={task: len(group) for task, group in groups.items()},
+        items={task: group[0].answered.items for task, group in groups.items()},
+        mean_tokens={task: group[0].answered.mean_tokens for task, group in groups.items()},
+        chance={task: values.chance for task, values in tasks.items()},
+        telling=telling,
+        points=points,
+        advantages=tuple(_advantage(tier, control, tasks, telling or tuple(tasks)) for control in controls),
+        processors=described(family.timed.processor for family in families),
+        training_processors=described(family.answered.processor for family in families),
+        versions=families[0].timed.versions,
+    )
+
+
+class _Task:
+    """The metric of every file of a task: by seed, and in resamples of the items, the same for all files."""
+
+    def __init__(self, task: str, families: Sequence[Family], place: int) -> None:
+        self.families, self._place = families, place
+        self._metric: Any = METRICS[TASKS[task].headline]
+        targets = families[0].targets
+        self.chance = 0.0
+        if TASKS[task].labels:
+            constants = [self._metric(np.full_like(targets, label), targets) for label in np.unique(targets)]
+            self.chance = 100 * float(max(constants))
+        self._resampled: dict[tuple[int, Key], Array] = {}
+
+    def having(self, *keys: Key) -> list[int]:
+        """Return the places of the families that have files."""
+        return [place for place, family in enumerate(self.families) if all(key in family.answers for key in keys)]
+
+    def values(self, key: Key) -> Array:
+        """Return the metric of a file times 100, by seed."""
+        return np.array([self._value(place, key) for place in self.having(key)])
+
+    def minus(self, key: Key, other: Key) -> PairedRuns:
+        """Return the difference of two files over the seeds that have both."""
+        places = self.having(key, other)
+        by_seed = np.array([self._value(place, key) - self._value(place, other) for place in places])
+        drawn = np.mean([self._drawn(place, key) - self._drawn(place, other) for place in places], axis=0)
+        return PairedRuns(by_seed, drawn)
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether the dense model's mean metric is above chance: the lower bound of its one-sided 95 % interval."""
+        drawn = np.mean([self._drawn(place, _DENSE) for place in self.having(_DENSE)], axis=0)
+        values = self.values(_DENSE)
+        error = scipy.stats.t.ppf(0.95, len(values) - 1) * scipy.stats.sem(values) if len(values) > 1 else 0.0
+        return bool(values.mean() - np.hypot(values.mean() - np.quantile(drawn, 0.05), error) > self.chance)
+
+    def _value(self, place: int, key: Key) -> float:
+        family = self.families[place]
+        return 100 * float(self._metric(family.answers[key], family.targets))
+
+    def _drawn(self, place: int, key: Key) -> Array:
+        if (place, key) not in self._resampled:
+            family, generator = self.families[place], np.random.default_rng(self._place)
+            found = resampled(self._metric, family.answers[key], family.targets, generator=generator)
+            self._resampled[place, key] = 100 * found
+        return self._resampled[place, key]
+
+
+def _point(key: Key, tasks: Mapping[str, _Task], telling: Sequence[str]) -> Point:
+    run, precision = key
+    having = {task: values for task, values in tasks.items() if values.having(key)}
+    families = [values.families[place] for values in having.values() for place in values.having(key)]
+    speedups = _of(families, key)
+    fixed = np.array([family.timed.fixed_speedups["/".join(key)] for family in families])
+    differences = {task: values.minus(key, _DENSE) for task, values in having.items()}
+    told = [task for task in telling if task in having]
+    own = [having[task].minus(key, (run, FP32)) for task in told] if precision != FP32 else []
+    return Point(
+        run,
+        precision,
+        speedup=_geometric(speedups),
+        slowest=float(speedups.min()),
+        fastest=float(speedups.max()),
+        fixed_speedup=_geometric(fixed),
+        int8_speedup=_geometric(speedups / _of(families, (DENSE, "int8"))),
+        average=float(np.mean([values.values(key).mean() for values in having.values()])),
+        difference=average_difference(list(differences.values())),
+        telling=average_difference([differences[task] for task in told]),
+        own=average_difference(own) if own else None,
+        tasks=tuple(
+            TaskPoint(task, float(having[task].values(key).mean()), average_difference([difference]))
+            for task, difference in differences.items()
+        ),
+    )
+
+
+def _advantage(tier: str, control: str, tasks: Mapping[str, _Task], telling: Sequence[str]) -> Advantage:
+    ours, theirs = (tier, FP32), (control, FP32)
+    having = {task: tasks[task] for task in telling if tasks[task].having(ours, theirs)}
+    families = [values.families[place] for values in having.values() for place in values.having(ours, theirs)]
+    differences = {task: values.minus(ours, theirs) for task, values in having.items()}
+    return Advantage(
+        control.removeprefix(f"{tier}-"),
+        {task: len(values.having(ours, theirs)) for task, values in having.items()},
+        _geometric(_of(families, ours)),
+        _geometric(_of(families, theirs)),
+        average_difference(list(differences.values())),
+        {task: average_difference([difference]) for task, difference in differences.items()},
+    )
+
+
+def _of(families: Sequence[Family], key: Key) -> Array:
+    return np.array([family.timed.speedups["/".join(key)] for family in families])
+
+
+def _geometric(ratios: Array) -> float:
+    return float(np.exp(np.log(ratios).mean()))

@@ -1,0 +1,107 @@
+"""Simple reductions at the same speed: what the search for shapes and the calibration have to beat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+import torch
+from torch import nn
+
+from edge.errors import Literally
+from export.errors import PlanError
+from export.reduction.plan import LayerPlan, Plan
+from export.reduction.search import Costs, Grid, time_of, widest
+from export.reduction.states import gradient_importance
+from export.reduction.sublayers import Method
+from export.tasks.objectives import Head
+from export.tasks.tokens import Batch
+from export.transformer import LayerShape, TransformerConfig
+
+#: How a model is reduced. ``search`` is the product's way. ``uniform`` gives all layers one shape; ``first-layers``
+#: keeps the first layers as they are. The others have the shapes of the search, but choose heads and units by the
+#: gradients of the task's loss, by the sizes of the weights, or at random, and do not adjust what stays.
+Strategy: TypeAlias = Literal["search", "uniform", "first-layers", "gradient", "weights", "random"]
+CONTROLS: tuple[Strategy, ...] = ("uniform", "first-layers", "gradient", "weights", "random")
+#: Hidden units of a uniform shape come in multiples of this.
+_UNITS = 32
+
+
+class Choice(NamedTuple):
+    """A plan, and the statistics that its reduction uses."""
+
+    plan: Plan
+    method: Method
+
+
+def uniform_shapes(
+    config: TransformerConfig, grid: Grid, losses: Sequence[Costs], times: Costs, rest: float, target_speedup: float
+) -> list[LayerShape]:
+    """Return one shape for all layers that reaches a speed-up: heads of the original width, and units in steps of 32.
+
+    Of all numbers of heads, each with as many units as the time allows, it is the one with the least sum of losses;
+    between two options of the grid, times and losses are interpolated.
+
+    Raises:
+        PlanError: no shape is that fast.
+    """
+    dense = widest(config)
+    budget = (time_of(config.layers, grid, times, rest) / target_speedup - rest) / len(config.layers)
+    total = Costs(*(np.sum(half, axis=0).tolist() for half in zip(*losses, strict=True)))
+    units = np.arange(0, dense.ffn_dim + 1, _UNITS)
+    ascending = grid.feed_forward[::-1]
+    seconds, lost = (np.interp(units, ascending, half.feed_forward[::-1]) for half in (times, total))
+    found: dict[LayerShape, float] = {}
+    for option, (heads, rank) in enumerate(grid.attention):
+        fitting = np.flatnonzero(times.attention[option] + seconds <= budget)
+        if rank == dense.head_dim and len(fitting):
+            shape = LayerShape(heads, rank, int(units[fitting[-1]]), dense.scale)
+            found[shape] = total.attention[option] + float(lost[fitting[-1]])
+    if not found:
+        given, fix = Literally(f"{target_speedup:g}x"), "Ask for less, or let the search choose the shapes."
+        raise PlanError("target speed-up", given=given, expected="what one shape for all layers reaches", fix=fix)
+    return [min(found, key=found.__getitem__)] * len(config.layers)
+
+
+def first_layers(model: Head, grid: Grid, times: Costs, rest: float, target_speedup: float) -> Plan:
+    """Leave only the first layers of a model, in place: as many as come nearest to a speed-up."""
+    config = model.transformer.config
+    whole = time_of(config.layers, grid, times, rest)
+    speedups = [whole / time_of(config.layers[:number], grid, times, rest) for number in range(1, len(config.layers))]
+    number = 1 + int(np.abs(np.log(np.array(speedups) / target_speedup)).argmin())
+    model.transformer.layers = nn.ModuleList(list(model.transformer.layers)[:number])
+    model.transformer.config = msgspec.structs.replace(config, layers=config.layers[:number])
+    return Plan(config.dim, config.layers, tuple(LayerPlan(shape) for shape in config.layers[:number]))
+
+
+def chosen(strategy: Strategy, plan: Plan, model: Head, batches: Sequence[Batch], seed: int) -> Choice:
+    """Return a plan of the same shapes with the heads and units that a strategy keeps.
+
+    Args:
+        batches: with targets, for the gradients.
+        seed: of a random choice.
+    """
+    if strategy == "weights":
+        return Choice(plan, "weights")
+    if strategy == "gradient":
+        scores = [tuple(importance) for importance in gradient_importance(model, batches)]
+    elif strategy == "random":
+        generator = torch.Generator().manual_seed(seed)
+        scores = [
+            (torch.rand(dense.num_heads, generator=generator), torch.rand(dense.ffn_dim, generator=generator))
+            for dense in plan.dense
+        ]
+    else:
+        return Choice(plan, "calibrated")
+    layers = tuple(
+        LayerPlan(layer.shape, _largest(heads, layer.shape.num_heads), _largest(units, layer.shape.ffn_dim))
+        for layer, (heads, units) in zip(plan.layers, scores, strict=True)
+    )
+    return Choice(msgspec.structs.replace(plan, layers=layers), "slice" if strategy == "random" else "weights")
+
+
+def _largest(scores: torch.Tensor, number: int) -> tuple[int, ...]:
+    """Return the indices of the largest scores, ascending."""
+    return tuple(sorted(scores.argsort(descending=True)[:number].tolist()))

@@ -1,0 +1,112 @@
+"""The command ``fewheads report``, and the reports of new runs."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from edge.cli.output import json_option, print_json, print_table, remark, working
+from edge.files import write_result
+from export.figures import new_figure
+from export.loading import loading_torch
+from export.measures import print_measures
+from export.options import DIRECTORY, replace_option, run_data_dir_option
+from export.outputs import check_file
+from export.runs import REPORT, data_dir_of, recorded
+from export.tasks import data_of
+
+# torch takes seconds to import, so only the command's body does it.
+if TYPE_CHECKING:
+    from export.intervals import Mean
+    from export.report.numbers import Split
+
+#: Errors in the table of a split; the page has more.
+_SHOWN = 5
+_WITHOUT = "run the command where it is installed"
+
+
+@click.command()
+@click.argument("run", type=DIRECTORY)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The page to write, one HTML file; needs matplotlib.  [default: report.html in RUN]",
+)
+@run_data_dir_option
+@replace_option("an earlier page")
+@json_option
+def report(run: Path, out: Path | None, data_dir: Path | None, replace: bool, as_json: bool) -> None:
+    """Describe a fine-tuned run: metrics, classes, calibration, errors, training and the origin of its data.
+
+    Writes a page, and prints tables or with --json the same numbers.
+    """
+    config = recorded(run)
+    data_dir = data_dir_of(config, data_dir)
+    own = run / REPORT
+    out = out or own
+    inputs = {"the data in": data_of(config, data_dir), "RUN": None if out.resolve() == own.resolve() else run}
+    check_file("--out", out, inputs, replace=replace)
+    new_figure(1, 1, without=_WITHOUT)
+    with loading_torch():
+        from export.report.page import page_of
+        from export.report.run import read_report
+    with working(f"reporting on {run.name}"):
+        found, items = read_report(run, data_dir)
+        write_result(out, page_of(found, items).encode())
+    if as_json:
+        print_json(found)
+        return
+    print_measures(found.task, found.run, found.metrics)
+    for split in found.splits:
+        _print(split)
+    rows = [(one.name, one.rows, one.in_train) for one in found.rows]
+    print_table("Data", ("split", "items", "also in the training set"), rows)
+    click.echo(f"The page is {out}.")
+
+
+def write_reports(runs: Sequence[Path], data_dir: Path) -> None:
+    """Write the page of each new run into it; without matplotlib, only say how to get it."""
+    if importlib.util.find_spec("matplotlib") is None:
+        remark("no report.html: pip install 'fewheads[plot]', then run 'fewheads report RUN'")
+        return
+    from export.report.page import page_of
+    from export.report.run import read_report
+
+    for run in runs:
+        with working(f"reporting on {run.name}"):
+            write_result(run / REPORT, page_of(*read_report(run, data_dir)).encode())
+
+
+def _print(split: Split) -> None:
+    if split.classes:
+        found = split.classes
+        rows = [
+            (one.label, one.train, one.n, one.predicted, _share(one.precision), _share(one.recall), one.f1)
+            for one in found.rows
+        ]
+        title = (
+            f"{split.name}, {split.n} items: always {found.majority!r} has an accuracy of {_share(found.baseline)}; "
+            f"expected calibration error {_share(found.calibration_error)}"
+        )
+        columns = ("class", "training set", "items", "predicted", "precision", "recall", "F1")
+        print_table(title, columns, rows)
+    if split.values:
+        values = split.values
+        title = f"{split.name}, {split.n} items: root mean squared error {_share(values.rmse)}"
+        print_table(title, ("always the mean", "bias"), [(_share(values.baseline), _share(values.bias))])
+    found_errors = (split.classes or split.values).errors  # type: ignore[union-attr]
+    rows_of_errors = [
+        (" | ".join(one.item)[:200], one.target, one.prediction, one.confidence) for one in found_errors[:_SHOWN]
+    ]
+    heads = ("item", "in the data", "predicted", "probability")
+    print_table("Most confident wrong answers" if split.classes else "Largest residuals", heads, rows_of_errors)
+
+
+def _share(one: Mean | None) -> str | None:
+    from export.intervals import with_interval
+
+    return None if one is None else with_interval(one.value, one.interval, "{:.3f}".format)

@@ -1,0 +1,71 @@
+"""The items that a run was trained and measured on, for people: texts, and names and pixels of images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from edge.datatypes import Array
+from export.own_data import DataFile, SplitRows
+from export.tasks.images import ImageFolder, Images
+from export.tasks.models import Architecture
+from export.tasks.sentences import TRAIN, SentenceTask
+from export.tasks.task import ImageShape, Task
+from export.tasks.tokens import Rows
+
+
+class SplitItems(NamedTuple):
+    """Items of a split.
+
+    Attributes:
+        targets: classes or values, [n].
+        shown: returns the texts of an item, or the name of an image, by its index.
+        picture: returns the colours of an image, [size, size, channels] from 0 to 1; None for texts.
+    """
+
+    targets: Array
+    shown: Callable[[int], tuple[str, ...]]
+    picture: Callable[[int], Array] | None = None
+
+
+class Items(NamedTuple):
+    """The labels, the targets of the training set, the items of the measured splits, and where they come from."""
+
+    labels: tuple[str, ...]
+    train: Array
+    measured: Mapping[str, SplitItems]
+    files: tuple[DataFile, ...]
+    rows: tuple[SplitRows, ...]
+
+
+def items_of(task: Task, architecture: Architecture, data_dir: Path) -> Items:
+    """Read the data of a run on a task.
+
+    Raises:
+        DataError: they are missing, or are not those of the training.
+    """
+    if isinstance(task, SentenceTask):
+        splits = task.examples(data_dir)
+        texts = {name: SplitItems(one.targets, one.texts.__getitem__) for name, one in splits.measured.items()}
+        return Items(task.class_names, splits.train.targets, texts, task.files(data_dir), splits.rows)
+    config = architecture.transformer
+    shape = ImageShape(config.image_size, config.channels)
+    data = task.prepare(data_dir, shape, max_length=architecture.max_length, limit=None)
+    images = {name: _images(rows) for name, rows in data.measured.items()}
+    own = task.own_data
+    rows = tuple(SplitRows(name, len(one.targets)) for name, one in {TRAIN: data.train, **data.measured}.items())
+    return Items(data.labels, data.train.targets, images, own.files if own else (), own.splits if own else rows)
+
+
+def _images(rows: Rows) -> SplitItems:
+    assert isinstance(rows, Images | ImageFolder)
+    keys = rows.keys
+
+    def picture(row: int) -> Array:
+        pixels = rows.batch(np.array([row])).inputs[0].numpy()  # [channels, size, size] from -1 to 1
+        return np.asarray((pixels.transpose(1, 2, 0) + 1) / 2)
+
+    return SplitItems(rows.targets, lambda row: (keys[row],), picture)

@@ -1,0 +1,244 @@
+"""The numbers of a report: metrics, classes, calibration, residuals, errors and the origin of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import scipy.special
+import scipy.stats
+
+from edge.bundles.manifest import Provenance
+from edge.datatypes import Array
+from export.intervals import Mean, interval, mean
+from export.own_data import DataFile, SplitRows
+from export.report.items import Items, SplitItems
+from export.runs import RunMetrics
+from export.tasks.models import OpenedModel
+from export.tasks.predictions import Predictions, read_matching
+from export.tasks.task import Task
+
+#: Bins of equal width, as in Guo et al. 2017, "On Calibration of Modern Neural Networks".
+_BINS = 10
+_MOST_ERRORS = 20
+
+
+class ClassRow(msgspec.Struct, frozen=True):
+    """A class on a split; shares have Wilson's 95 % intervals.
+
+    Attributes:
+        train: examples to learn from.
+        n: items of the class.
+        predicted: items that the model takes for it.
+        recall: share of ``n`` that is found; None if there are no items.
+        precision: share of ``predicted`` that is right; None if there are none.
+    """
+
+    label: str
+    train: int
+    n: int
+    predicted: int
+    recall: Mean | None
+    precision: Mean | None
+    f1: float
+
+
+class Bin(msgspec.Struct, frozen=True):
+    """Items whose largest probability is within a tenth: how many, its mean, and the share of right answers."""
+
+    n: int
+    confidence: float
+    accuracy: Mean
+
+
+class Wrong(msgspec.Struct, frozen=True):
+    """A wrong answer, or a value far off.
+
+    Attributes:
+        row: index in the split.
+        item: its texts, or the name of the image.
+        target: label or value in the data.
+        prediction: label or value that the model gives.
+        confidence: the largest probability; None for values.
+    """
+
+    row: int
+    item: tuple[str, ...]
+    target: str
+    prediction: str
+    confidence: float | None = None
+
+
+class Classes(msgspec.Struct, frozen=True):
+    """A classifier on a split.
+
+    Attributes:
+        baseline: the accuracy of always giving the commonest class of the training set, :attr:`majority`.
+        confusion: items by class in the data and then by predicted class.
+        calibration_error: the mean distance of probability and accuracy over the bins, the expected calibration error.
+        errors: wrong answers, the most confident first.
+    """
+
+    majority: str
+    baseline: Mean
+    rows: tuple[ClassRow, ...]
+    confusion: tuple[tuple[int, ...], ...]
+    calibration_error: Mean
+    bins: tuple[Bin, ...]
+    errors: tuple[Wrong, ...]
+
+
+class Values(msgspec.Struct, frozen=True):
+    """A regression on a split.
+
+    Attributes:
+        rmse: root of the mean squared error.
+        baseline: that of always giving the mean of the training set.
+        bias: mean of prediction minus target.
+        points: target and prediction of each item.
+        errors: the largest residuals first.
+    """
+
+    rmse: Mean
+    baseline: Mean
+    bias: Mean
+    points: tuple[tuple[float, float], ...]
+    errors: tuple[Wrong, ...]
+
+
+class Split(msgspec.Struct, frozen=True):
+    """The answers on a split: classes or values."""
+
+    name: str
+    n: int
+    classes: Classes | None = None
+    values: Values | None = None
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What a run was trained on, and how well it does.
+
+    Attributes:
+        headline: the metric by which the best epoch was chosen on the hold-out.
+        rows: the splits of the data.
+        splits: the answers on them.
+    """
+
+    run: str
+    task: str
+    headline: str
+    metrics: RunMetrics
+    provenance: Provenance
+    files: tuple[DataFile, ...]
+    rows: tuple[SplitRows, ...]
+    splits: tuple[Split, ...]
+
+
+def report_of(run: Path, found: OpenedModel, task: Task, items: Items) -> Report:
+    """Return the report of an opened run, from its predictions and the items of its data.
+
+    Raises:
+        CheckpointError: the run's predictions are of other items.
+    """
+    assert found.config is not None
+    assert found.metrics is not None
+    splits = tuple(
+        _split(name, read_matching(run, name, one.targets), one, items) for name, one in items.measured.items()
+    )
+    return Report(
+        str(run),
+        task.name,
+        task.headline,
+        found.metrics,
+        found.config.provenance,
+        items.files,
+        items.rows,
+        splits,
+    )
+
+
+def _split(name: str, predictions: Predictions, items: SplitItems, every: Items) -> Split:
+    n = len(items.targets)
+    if predictions.logits.shape[1] == 1:
+        return Split(name, n, values=_values(predictions, items, every.train))
+    return Split(name, n, classes=_classes(predictions, items, every))
+
+
+def _classes(predictions: Predictions, items: SplitItems, every: Items) -> Classes:
+    targets, answers, labels = predictions.targets, predictions.answers, every.labels
+    right, confidence = answers == targets, scipy.special.softmax(predictions.logits, axis=1).max(axis=1)
+    known, confusion = np.bincount(every.train, minlength=len(labels)), np.zeros((len(labels),) * 2, dtype=np.int64)
+    np.add.at(confusion, (targets, answers), 1)
+    hits, counts, predicted = confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
+    majority = int(known.argmax())
+    wrong = np.flatnonzero(~right)
+    worst = wrong[np.argsort(-confidence[wrong], kind="stable")][:_MOST_ERRORS]
+    return Classes(
+        majority=labels[majority],
+        baseline=_share(counts[majority], len(targets)),
+        rows=tuple(
+            ClassRow(
+                label,
+                int(known[number]),
+                int(counts[number]),
+                int(predicted[number]),
+                _share(hits[number], counts[number]) if counts[number] else None,
+                _share(hits[number], predicted[number]) if predicted[number] else None,
+                float(2 * hits[number] / max(counts[number] + predicted[number], 1)),
+            )
+            for number, label in enumerate(labels)
+        ),
+        confusion=tuple(map(tuple, confusion.tolist())),
+        calibration_error=Mean(
+            float(calibration_error(confidence, right)), interval(calibration_error, confidence, right)
+        ),
+        bins=tuple(
+            Bin(int(chosen.sum()), float(confidence[chosen].mean()), _share(right[chosen].sum(), chosen.sum()))
+            for bin_ in range(_BINS)
+            if (chosen := _bins(confidence) == bin_).any()
+        ),
+        errors=tuple(
+            Wrong(int(row), items.shown(row), labels[targets[row]], labels[answers[row]], float(confidence[row]))
+            for row in worst
+        ),
+    )
+
+
+def _values(predictions: Predictions, items: SplitItems, train: Array) -> Values:
+    targets, answers = predictions.targets.astype(np.float64), predictions.answers.astype(np.float64)
+    residuals = answers - targets
+    worst = np.argsort(-np.abs(residuals), kind="stable")[:_MOST_ERRORS]
+    return Values(
+        rmse=_over_items(_rmse, residuals),
+        baseline=_over_items(_rmse, targets - train.mean()),
+        bias=_over_items(mean, residuals),
+        points=tuple(zip(targets.tolist(), answers.tolist(), strict=True)),
+        errors=tuple(Wrong(int(row), items.shown(row), f"{targets[row]:.4g}", f"{answers[row]:.4g}") for row in worst),
+    )
+
+
+def calibration_error(confidence: Array, right: Array) -> Array:
+    """Return the expected calibration error, [...], of the largest probabilities and right answers, [..., n] each."""
+    bins, gap = _bins(confidence), right - confidence
+    sums = [np.abs(np.where(bins == one, gap, 0).sum(axis=-1)) for one in range(_BINS)]
+    return np.asarray(sum(sums) / confidence.shape[-1])
+
+
+def _bins(confidence: Array) -> Array:
+    return np.minimum((confidence * _BINS).astype(np.int64), _BINS - 1)
+
+
+def _share(hits: int, n: int) -> Mean:
+    """Return a share with its Wilson interval."""
+    low, high = scipy.stats.binomtest(int(hits), int(n)).proportion_ci(method="wilson")
+    return Mean(float(hits / n), (float(low), float(high)))
+
+
+def _over_items(metric: Callable[[Array], Array], values: Array) -> Mean:
+    return Mean(float(metric(values)), interval(metric, values))
+
+
+def _rmse(residuals: Array) -> Array:
+    return np.asarray(np.sqrt(np.square(residuals).mean(axis=-1)))

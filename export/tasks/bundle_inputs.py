@@ -1,0 +1,120 @@
+"""What the clients of a classifier send, texts or images: the step that reads it, golden rows and calibration rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from edge.bundles.image import ImagePreprocessor
+from edge.bundles.manifest import ImagePreprocess, Profile, TokenizerPreprocess
+from edge.bundles.preprocess import TokenizerPreprocessor
+from edge.datatypes import Array, TensorSpec
+from export.runs import TOKENIZER
+from export.tasks.examples import drawn, limited
+from export.tasks.images import ImageFolder, Images, image_step
+from export.tasks.models import Architecture
+from export.tasks.sentences import SentenceTask
+from export.tasks.task import ImageShape
+from export.tasks.tokens import load_tokenizer
+from export.tasks.vision import ImageTask
+
+MAX_BATCH_SIZE = 32
+GOLDEN_ROWS, CALIBRATION_ROWS = 32, 128
+_MAX_TEXT_BYTES = 16 * 1024
+_PAD_ID = 0
+_TEXTS = ("text", "text_pair")
+_IDS, _MASK, _SEGMENTS = "input_ids", "attention_mask", "token_type_ids"
+#: Usual tokens of a text, which runtimes tune for.
+_USUAL_TOKENS = 32
+#: Class names in the description of a bundle, at most.
+_NAMED_CLASSES = 12
+
+
+class BundleInputs(NamedTuple):
+    """The inputs of a bundle.
+
+    Attributes:
+        files: that the step reads.
+        raw: golden rows as clients send them, by the name of the input.
+        golden: what the step computes of these.
+        calibration: other rows, as the graph reads them.
+        tensors: inputs of the graph, all with the same profile.
+        labels: names of the classes; empty for a regression.
+    """
+
+    preprocess: TokenizerPreprocess | ImagePreprocess
+    files: dict[str, bytes]
+    raw: dict[str, Array]
+    golden: dict[str, Array]
+    calibration: dict[str, Array]
+    tensors: tuple[TensorSpec, ...]
+    profile: Profile
+    labels: tuple[str, ...]
+    description: str
+
+
+def text_inputs(task: SentenceTask, run: Path, architecture: Architecture, data_dir: str | Path) -> BundleInputs:
+    """Return the inputs of a model of texts or of pairs of texts, with the tokenizer of its run."""
+    definition = load_tokenizer(run).to_str().encode()
+    pair = len(task.texts) == 2
+    config = TokenizerPreprocess(
+        input=_TEXTS[0],
+        file=TOKENIZER,
+        ids=_IDS,
+        mask=_MASK,
+        max_length=architecture.max_length,
+        pad_id=_PAD_ID,
+        max_text_bytes=_MAX_TEXT_BYTES,
+        pair=_TEXTS[1] if pair else None,
+        # A single text is segment 0, a constant of the graph.
+        segments=_SEGMENTS if pair and architecture.transformer.segments else None,
+    )
+    tokenize = TokenizerPreprocessor(config, definition, str(run / TOKENIZER))
+    splits = task.examples(data_dir)
+    texts = columns(limited(splits.holdout, GOLDEN_ROWS).texts)
+    usual = min(_USUAL_TOKENS * len(task.texts), config.max_length)
+    return BundleInputs(
+        preprocess=config,
+        files={TOKENIZER: definition},
+        raw={name: column.astype(np.bytes_) for name, column in zip(_TEXTS, texts, strict=False)},
+        golden=tokenize(*texts),
+        calibration=tokenize(*columns(limited(splits.train, CALIBRATION_ROWS).texts)),
+        tensors=tuple(TensorSpec(tensor, "INT64", (-1, -1)) for tensor in config.outputs),
+        profile=Profile(min=(1, 1), opt=(1, usual), max=(MAX_BATCH_SIZE, config.max_length)),
+        labels=task.class_names,
+        description=task.description,
+    )
+
+
+def image_inputs(task: ImageTask, architecture: Architecture, data_dir: str | Path) -> BundleInputs:
+    """Return the inputs of a model of images; golden images are held-out ones, as files."""
+    transformer, labels = architecture.transformer, architecture.labels
+    shape = ImageShape(transformer.image_size, transformer.channels)
+    data = task.prepare(data_dir, shape, max_length=architecture.max_length, limit=None)
+    train, holdout = data.train, data.holdout
+    assert isinstance(train, Images | ImageFolder)
+    assert isinstance(holdout, Images | ImageFolder)
+    config = image_step(shape.size, shape.channels)
+    files: Array = np.array([[one] for one in holdout.files(drawn(holdout.keys, GOLDEN_ROWS))], np.object_)
+    calibration = train.batch(drawn(train.keys, CALIBRATION_ROWS)).inputs.numpy()
+    sizes = (shape.channels, shape.size, shape.size)
+    classes = ", ".join(labels) if len(labels) <= _NAMED_CLASSES else f"{len(labels)} classes"
+    return BundleInputs(
+        preprocess=config,
+        files={},
+        raw={config.input: files.astype(np.bytes_)},
+        golden=ImagePreprocessor(config)(files),
+        calibration={config.output: calibration},
+        tensors=(TensorSpec(config.output, "FP32", (-1, *sizes)),),
+        profile=Profile(min=(1, *sizes), opt=(1, *sizes), max=(MAX_BATCH_SIZE, *sizes)),
+        labels=labels,
+        description=f"{task.origin}: {classes}",
+    )
+
+
+def columns(rows: Sequence[tuple[str, ...]]) -> list[Array]:
+    """Return the first texts of all rows, and of pairs the second ones, as BYTES [rows, 1]."""
+    return [np.array([[text.encode()] for text in column], np.object_) for column in zip(*rows, strict=True)]

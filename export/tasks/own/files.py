@@ -1,0 +1,128 @@
+"""The files of each split of a user's own data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from edge.errors import Literally
+from export.errors import DataError
+from export.runs import StructT
+from export.tasks.images import ENDINGS as IMAGES
+from export.tasks.own.tables import ENDINGS as TABLES
+from export.tasks.own.tables import KNOWN
+from export.tasks.sentences import TRAIN
+
+#: Names of splits for published metrics.
+DEV = ("dev", "validation", "valid", "val", "test")
+#: One of several files of a split, such as train-00000-of-00002.parquet.
+_SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}")
+
+
+class Found(NamedTuple):
+    """Files, or for images folders, by the name of the split; ``train`` is the first."""
+
+    images: bool
+    splits: Mapping[str, tuple[Path, ...]]
+
+
+def find(path: Path, dev: Path | None) -> Found:
+    """Return the files of own data.
+
+    Args:
+        path: a table, a directory with tables, one that ``datasets`` saved, or a folder of images.
+        dev: a table, or a folder of images, for the published metrics; it replaces those in ``path``.
+
+    Raises:
+        DataError: there are none of these, or a split has files of two formats.
+    """
+    if not path.exists():
+        raise DataError(f"{path}", given=Literally("nothing there"), expected=KNOWN, fix="Give another --data.")
+    found = _find(path)
+    if dev is None:
+        return found
+    other = _find(dev)
+    if other.images != found.images:
+        given, expected = ("images" if one.images else "tables" for one in (other, found))
+        fix = "Give both in the same form."
+        raise DataError(f"--dev {dev}", given=Literally(given), expected=f"{expected}, as in --data", fix=fix)
+    return Found(found.images, {TRAIN: found.splits[TRAIN], DEV[0]: other.splits[TRAIN]})
+
+
+def _find(path: Path) -> Found:
+    if path.is_file():
+        return Found(False, {TRAIN: (path,)})
+    if (path / "dataset_dict.json").is_file():
+        return Found(False, _with_train(path, {name: _saved(path / name) for name in _saved_splits(path)}))
+    if (path / "state.json").is_file():
+        return Found(False, {TRAIN: _saved(path)})
+    tables = _tables(path)
+    if tables:
+        return Found(False, _with_train(path, tables))
+    folders = {name: (path / name,) for name in (TRAIN, *DEV) if _has_classes(path / name)}
+    if folders:
+        return Found(True, _with_train(path, folders))
+    if _has_classes(path):
+        return Found(True, {TRAIN: (path,)})
+    names = sorted(entry.name + "/" * entry.is_dir() for entry in path.iterdir())
+    given = Literally(", ".join(names[:8]) + ", …" * (len(names) > 8) if names else "an empty directory")
+    fix = "Give a file, or a directory with train.csv and dev.csv, or with images as CLASS/NAME.png."
+    raise DataError(f"{path}", given=given, expected=KNOWN, fix=fix)
+
+
+def _tables(path: Path) -> dict[str, tuple[Path, ...]]:
+    splits: dict[str, list[Path]] = {}
+    for file in sorted(path.iterdir()):
+        shard = _SHARD.fullmatch(file.stem)
+        name = shard[1] if shard else file.stem
+        if file.suffix.lower() in TABLES and name in (TRAIN, *DEV):
+            earlier = splits.setdefault(name, [])
+            if earlier and not (shard and earlier[0].suffix == file.suffix and _SHARD.fullmatch(earlier[0].stem)):
+                given = Literally(f"{earlier[0].name} and {file.name}")
+                raise DataError(f"{path}", given=given, expected=f"one file for {name}", fix="Remove one of them.")
+            earlier.append(file)
+    return {name: tuple(files) for name, files in splits.items()}
+
+
+def _with_train(path: Path, splits: Mapping[str, tuple[Path, ...]]) -> dict[str, tuple[Path, ...]]:
+    if TRAIN not in splits:
+        given, fix = Literally(", ".join(splits)), f"Name the training set {TRAIN}, or give it alone."
+        raise DataError(f"{path}", given=given, expected=f"a split {TRAIN}", fix=fix)
+    return {TRAIN: splits[TRAIN], **splits}
+
+
+def _saved_splits(path: Path) -> list[str]:
+    return _json(path / "dataset_dict.json", _DatasetDict).splits
+
+
+def _saved(path: Path) -> tuple[Path, ...]:
+    state = _json(path / "state.json", _State)
+    return tuple(path / file.filename for file in state.files)
+
+
+class _DatasetDict(msgspec.Struct):
+    splits: list[str]
+
+
+class _DataFile(msgspec.Struct):
+    filename: str
+
+
+class _State(msgspec.Struct):
+    files: list[_DataFile] = msgspec.field(name="_data_files")
+
+
+def _json(path: Path, kind: type[StructT]) -> StructT:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError) as error:
+        fix = "Save the data set again with save_to_disk()."
+        raise DataError(f"{path}", given=Literally(error), expected="a file of 'datasets'", fix=fix) from None
+
+
+def _has_classes(path: Path) -> bool:
+    return path.is_dir() and any(file.suffix.lower() in IMAGES for file in path.glob("*/*"))

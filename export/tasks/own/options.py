@@ -1,0 +1,137 @@
+"""Options of ``fewheads finetune`` for own data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from edge.cli.options import grouped_options
+from edge.cli.output import progress, remark
+from edge.errors import Literally, UsageError
+
+if TYPE_CHECKING:
+    from export.own_data import OwnData
+
+
+class OwnOptions(NamedTuple):
+    """The options as given; see :class:`export.tasks.own.texts.Choices`."""
+
+    data: Path | None
+    dev: Path | None
+    texts: tuple[str, ...]
+    label: str | None
+    labels: tuple[str, ...]
+    regression: bool | None
+
+    def check_none(self) -> None:
+        """Raise a UsageError for an option that only own data have."""
+        given = {"--dev": self.dev, "--text": self.texts, "--label": self.label, "--labels": self.labels}
+        for option, value in given.items():
+            if value:
+                raise _without_data(option, value)
+        if self.regression is not None:
+            raise _without_data("--regression" if self.regression else "--classification", Literally("it"))
+
+    def describe(self, data: Path) -> OwnData:
+        """Read and check the data, with a bar, and say what was found.
+
+        Raises:
+            DataError: the data are missing or malformed, or too few.
+            UsageError: an option does not suit the data.
+        """
+        from export.tasks.own.task import describe
+        from export.tasks.own.texts import Choices
+
+        choices = Choices(self.texts, self.label, self.labels, self.regression)
+        with progress() as bar:
+            task = bar.add_task(f"reading {data}", total=1, note="")
+            found = describe(
+                data, self.dev, choices, lambda done, images: bar.update(task, completed=done, total=images)
+            )
+            bar.update(task, completed=bar.tasks[0].total)
+        for line in _remarks(found):
+            remark(line)
+        return found
+
+
+_OPTIONS = (
+    click.option(
+        "--data",
+        type=click.Path(path_type=Path),
+        help="Instead of TASK, your own data: a table (.csv, .tsv, .jsonl, .parquet), a directory with train.csv and "
+        "dev.csv, one that Hugging Face's datasets saved, or a folder of images as CLASS/NAME.png.",
+    ),
+    click.option(
+        "--dev",
+        type=click.Path(path_type=Path),
+        help="Own data: what the published metrics are measured on.  [default: dev, validation or test in --data, or "
+        "else a fifth of the rows]",
+    ),
+    click.option(
+        "--text",
+        "texts",
+        multiple=True,
+        metavar="COLUMN",
+        help="Own data: column of the text; twice for pairs.  [default: by common names, such as text]",
+    ),
+    click.option(
+        "--label", metavar="COLUMN", help="Own data: column of the label.  [default: by common names, such as label]"
+    ),
+    click.option(
+        "--labels",
+        metavar="NAME,NAME…",
+        help="Own data: classes in the order of their numbers, or names for the classes 0, 1, ….  [default: those in "
+        "the data, sorted]",
+    ),
+    click.option(
+        "--regression/--classification",
+        default=None,
+        help="Own data: whether labels are numbers to predict.  [default: numbers that are not whole, or of more than "
+        "20 kinds, are]",
+    ),
+)
+
+
+def _options(
+    data: Path | None,
+    dev: Path | None,
+    texts: Sequence[str],
+    label: str | None,
+    labels: str | None,
+    regression: bool | None,
+) -> OwnOptions:
+    if len(texts) > 2:
+        fix = "Join further columns into one."
+        raise UsageError("--text", given=list(texts), expected="one column, or two for pairs", fix=fix)
+    names = tuple(name.strip() for name in labels.split(",")) if labels else ()
+    return OwnOptions(data, dev, tuple(texts), label, names, regression)
+
+
+#: Adds the options of own data to a command, which gets all of them as the argument ``own``.
+own_data_options = grouped_options(_options, "own", _OPTIONS)
+
+
+def _without_data(option: str, value: object) -> UsageError:
+    fix = "Give --data with a file or directory instead of TASK, or leave the option out."
+    return UsageError(option, given=value if isinstance(value, Literally) else str(value), expected="--data", fix=fix)
+
+
+def _remarks(data: OwnData) -> list[str]:
+    """Return what was decided about the data, and what makes metrics on them doubtful."""
+    name = data.name
+    rows = ", ".join(f"{split.rows:,} {split.name}" for split in data.splits)
+    if data.images:
+        lines = [f"{name}: {len(data.labels)} classes of images; {rows}"]
+    else:
+        kind = f"{len(data.labels)} classes" if data.labels else "values"
+        lines = [f"{name}: text in {' and '.join(data.texts)}, {kind} in {data.label}; {rows}"]
+    lines += [f"{name}: {file.name} has no labels and is left out" for file in data.files if not file.split]
+    return lines + [
+        f"{name}: {split.in_train:,} of {split.rows:,} in {split.name} are in the training set, too; "
+        "metrics on them say little about new data"
+        for split in data.splits
+        if split.in_train
+    ]

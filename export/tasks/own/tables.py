@@ -1,0 +1,199 @@
+"""Tables with named columns: CSV, TSV, JSON Lines, Parquet and Arrow."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from edge.errors import Literally
+from export.errors import DataError
+
+#: A key of Arrow's schema metadata, for the features of Hugging Face's ``datasets``.
+_FEATURES = b"huggingface"
+
+
+class Table(NamedTuple):
+    """A table in memory.
+
+    Attributes:
+        columns: lists, or columns of Arrow, by name.
+        lines: of the file where each row begins; None for formats without lines.
+        classes: names of class numbers, by column, where the file has them.
+    """
+
+    path: Path
+    columns: Mapping[str, Any]
+    lines: Sequence[int] | None
+    classes: Mapping[str, tuple[str, ...]]
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return len(next(iter(self.columns.values()), ()))
+
+    def values(self, column: str) -> list[Any]:
+        """Return the cells of a column."""
+        found = self.columns[column]
+        return found if isinstance(found, list) else list(found.to_pylist())
+
+    def place(self, row: int) -> str:
+        """Return the file and the line of a row, or its number from 1, for messages."""
+        return f"{self.path} line {self.lines[row]}" if self.lines is not None else f"{self.path} row {row + 1}"
+
+
+def read_table(path: Path) -> Table:
+    """Read a table; the ending of the file's name decides its format.
+
+    Raises:
+        DataError: the ending is unknown, or the file is missing, malformed, or not UTF-8.
+    """
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        fix = "Save the table in one of these formats, or rename the file if it has one of them."
+        raise DataError(
+            f"{path}", given=Literally(f"a file {path.suffix or 'without an ending'}"), expected=KNOWN, fix=fix
+        )
+    return reader(path)
+
+
+def _read_csv(path: Path) -> Table:
+    text = _text(path)
+    # Spreadsheets write semicolons where the comma is the decimal point; a heading has no commas of its own then.
+    heading = text.partition("\n")[0]
+    delimiter = ";" if heading.count(";") > heading.count(",") else ","
+    return _with_heading(path, _csv_records(path, text, delimiter), "Quote cells that hold the delimiter.")
+
+
+def _read_tsv(path: Path) -> Table:
+    # Not splitlines(), and no text mode: cells may hold U+2028 or a lone "\r".
+    lines = (line.removesuffix("\r") for line in _text(path).split("\n"))
+    records = ((number, line.split("\t")) for number, line in enumerate(lines, 1) if line)
+    return _with_heading(path, records, "Quotes mean nothing in .tsv.")
+
+
+def _csv_records(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the line where each record begins, and its cells; empty lines are left out."""
+    # newline="": quoted cells keep their line ends.
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    line = 1
+    try:
+        for cells in reader:
+            if cells:
+                yield line, cells
+            line = reader.line_num + 1
+    except csv.Error as error:
+        fix = "Repair it: a quote within a quoted cell is doubled, and a quoted cell must end."
+        raise DataError(f"{path} line {line}", given=Literally(error), expected="a row of CSV", fix=fix) from None
+
+
+def _with_heading(path: Path, records: Iterator[tuple[int, list[str]]], rule: str) -> Table:
+    """Return the table of records, of which the first has the names of the columns; ``rule`` is for the message."""
+    names = [cell.strip() for cell in next(records, (1, []))[1]]
+    _check_names(path, names)
+    columns: list[list[str]] = [[] for _ in names]
+    lines = []
+    for line, cells in records:
+        if len(cells) != len(names):
+            given, expected = Literally(f"{len(cells)} cells"), f"{len(names)}, as in the heading"
+            raise DataError(f"{path} line {line}", given=given, expected=expected, fix=f"Repair the line. {rule}")
+        lines.append(line)
+        for column, cell in zip(columns, cells, strict=True):
+            column.append(cell)
+    return _checked(Table(path, dict(zip(names, columns, strict=True)), lines, {}))
+
+
+def _read_jsonl(path: Path) -> Table:
+    decoder = msgspec.json.Decoder(dict[str, Any])
+    rows, lines = [], []
+    for number, line in enumerate(_text(path).split("\n"), 1):  # not splitlines(): texts may hold U+2028
+        if not line.strip():
+            continue
+        try:
+            rows.append(decoder.decode(line))
+        except msgspec.DecodeError as error:  # ValidationError is one too
+            given, fix = Literally(error), "Repair it; JSON Lines has one object on each line."
+            raise DataError(f"{path} line {number}", given=given, expected="a JSON object", fix=fix) from None
+        lines.append(number)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return _checked(Table(path, {name: [row.get(name) for row in rows] for name in names}, lines, {}))
+
+
+def _read_parquet(path: Path) -> Table:
+    import pyarrow
+    from pyarrow import parquet
+
+    return _from_arrow(path, lambda: parquet.read_table(path), (OSError, pyarrow.ArrowException))
+
+
+def _read_arrow(path: Path) -> Table:
+    import pyarrow
+
+    def read() -> Any:
+        with pyarrow.OSFile(str(path)) as source:
+            return pyarrow.ipc.open_stream(source).read_all()  # the form that ``datasets`` writes
+
+    return _from_arrow(path, read, (OSError, pyarrow.ArrowException))
+
+
+def _from_arrow(path: Path, read: Callable[[], Any], errors: tuple[type[Exception], ...]) -> Table:
+    try:
+        table = read()
+    except errors as error:
+        fix = "Write the file again."
+        raise DataError(f"{path}", given=Literally(error), expected=f"a file {path.suffix}", fix=fix) from None
+    _check_names(path, table.column_names)
+    columns = {name: table.column(name) for name in table.column_names}
+    features = msgspec.json.decode((table.schema.metadata or {}).get(_FEATURES, b"{}")).get("info", {})
+    classes = {
+        name: tuple(feature["names"])
+        for name, feature in features.get("features", {}).items()
+        if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+    }
+    return _checked(Table(path, columns, None, classes))
+
+
+def _checked(table: Table) -> Table:
+    if not table.rows:
+        expected = "one at least" + ", below the heading" * (table.path.suffix.lower() in (".csv", ".tsv"))
+        raise DataError(
+            f"{table.path}", given=Literally("no rows"), expected=expected, fix="Give a file with examples."
+        )
+    return table
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    twice = [name for name in names if name and names.count(name) > 1]
+    if twice:
+        fix = "Give each column a name of its own."
+        raise DataError(f"{path} heading", given=f"{twice[0]}", expected="it once", fix=fix)
+
+
+def _text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+        return data.decode("utf-8-sig")  # Excel begins UTF-8 with a byte order mark
+    except OSError as error:
+        fix = "Give another path."
+        raise DataError(f"{path}", given=Literally(error.strerror), expected="a readable file", fix=fix) from None
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        given = Literally(f"byte 0x{data[error.start]:02x}, which is not UTF-8")
+        raise DataError(f"{path} line {line}", given=given, expected="UTF-8", fix="Save the file as UTF-8.") from None
+
+
+_READERS: Mapping[str, Callable[[Path], Table]] = {
+    ".csv": _read_csv,
+    ".tsv": _read_tsv,
+    ".jsonl": _read_jsonl,
+    ".parquet": _read_parquet,
+    ".arrow": _read_arrow,
+}
+#: Endings of the tables that users name; those of Arrow are inside of a directory that ``datasets`` saved.
+ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
+#: The formats, for messages.
+KNOWN = "a table (.csv, .tsv, .jsonl or .parquet), a directory that 'datasets' saved, or a folder of images"

@@ -1,0 +1,145 @@
+"""Classes or values: what a label column holds, and the targets for training."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from edge.datatypes import Array
+from edge.errors import Literally, UsageError
+from export.errors import DataError
+from export.tasks.own.columns import Rows
+
+#: Numbers with more distinct values than this are values to predict, not classes.
+_MOST_NUMBERS = 20
+#: As many as a bundle can name.
+_MOST_CLASSES = 4096
+#: Least examples of a class: a part of them is held out.
+_FEWEST = 5
+#: Values that a new head learns at usual learning rates.
+_LARGEST = 10.0
+
+
+class Targets(NamedTuple):
+    """What to predict: classes by their text in the files, with their names; none for values."""
+
+    values: tuple[str, ...]
+    labels: tuple[str, ...]
+
+
+def targets_of(rows: Rows, column: str, names: Sequence[str], regression: bool | None, known: Sequence[str]) -> Targets:
+    """Decide what a label column holds.
+
+    Numbers are values if one of them is not whole, or if there are more than twenty distinct ones; all else is classes.
+
+    Args:
+        names: of the classes in the order of their numbers, as given; for the classes 0, 1, … other names. Empty sorts
+            those in the data.
+        regression: as given; None decides.
+        known: classes in the order of their numbers, as the file names them; empty where it does not.
+
+    Raises:
+        DataError: numbers and text are mixed, there is one class, or a class has too few examples.
+        UsageError: names are not those of the data.
+    """
+    assert rows.labels is not None
+    counts = Counter(rows.labels)
+    numbers = {value: number for value in counts if (number := _number(value)) is not None}
+    if regression is None:
+        whole = all(number.is_integer() for number in numbers.values())
+        many = bool(numbers) and (len(numbers) > _MOST_NUMBERS or not whole)
+        regression = not names and not known and many and len(numbers) > len(counts) // 2
+    if regression:
+        if names:
+            fix = "Leave one of them out."
+            raise UsageError("--labels", given=list(names), expected="no names with --regression", fix=fix)
+        values_of(rows, column)
+        if len(counts) < 2:
+            _refuse_one(column, rows)
+        return Targets((), ())
+    ordered = known or sorted(counts, key=lambda value: (numbers.get(value, math.inf), value))
+    values = tuple(value for value in ordered if value in counts)
+    labels = tuple(names) or values
+    if names:
+        numbered = values == tuple(map(str, range(len(names)))) and not set(names) & set(values)
+        values = values if numbered else labels
+        _check_names(names, values, rows, column)
+    check_classes({value: counts[value] for value in values}, f"column {column}")
+    return Targets(values, labels)
+
+
+def check_classes(counts: Mapping[str, int], subject: str) -> None:
+    """Raise a DataError for a single class, for too many, or for one with fewer than :data:`_FEWEST` examples."""
+    total = sum(counts.values())
+    if len(counts) < 2:
+        given, expected = Literally(f"the one class {next(iter(counts))!r} in {total} rows"), "two classes or more"
+        raise DataError(subject, given=given, expected=expected, fix="Give data with several classes.")
+    rare = sorted((value for value in counts if counts[value] < _FEWEST), key=lambda value: counts[value])
+    if len(counts) > _MOST_CLASSES or len(rare) > len(counts) / 2:
+        given = Literally(f"{len(counts):,} distinct labels in {total:,} rows")
+        expected = f"at most {_MOST_CLASSES:,} classes with {_FEWEST} examples or more each"
+        fix = "Name the column of the classes with --label, or give --regression for numbers to predict."
+        raise DataError(subject, given=given, expected=expected, fix=fix)
+    if rare:
+        shown = ", ".join(f"{value!r} {counts[value]} times" for value in rare[:5]) + ", …" * (len(rare) > 5)
+        fix = "Give more examples, remove these rows, or correct the labels if they are misspelt."
+        raise DataError(subject, given=Literally(shown), expected=f"{_FEWEST} or more for each class", fix=fix)
+
+
+def class_numbers(rows: Rows, column: str, values: Sequence[str]) -> Array:
+    """Return the number of each row's class, int64 [n].
+
+    Raises:
+        DataError: a label is none of the classes.
+    """
+    assert rows.labels is not None
+    numbers = {value: number for number, value in enumerate(values)}
+    for label, place in zip(rows.labels, rows.places, strict=True):
+        if label not in numbers:
+            shown = ", ".join(values[:20]) + ", …" * (len(values) > 20)
+            fix = "Correct the label, remove the row, or name all classes with --labels."
+            expected = f"one of the {len(values)} classes to learn: {shown}"
+            raise DataError(f"{place} column {column}", given=label, expected=expected, fix=fix)
+    return np.array([numbers[label] for label in rows.labels], dtype=np.int64)
+
+
+def values_of(rows: Rows, column: str) -> Array:
+    """Return the value of each row, float32 [n].
+
+    Raises:
+        DataError: a label is not a number, or is too large.
+    """
+    assert rows.labels is not None
+    found = []
+    for label, place in zip(rows.labels, rows.places, strict=True):
+        number = _number(label)
+        if number is None or abs(number) > _LARGEST:
+            expected = "a number" if number is None else f"a number from {-_LARGEST:g} to {_LARGEST:g}"
+            fix = "Correct it, or give --classification." if number is None else "Divide the column by a constant."
+            raise DataError(f"{place} column {column}", given=label, expected=expected, fix=fix)
+        found.append(number)
+    return np.array(found, dtype=np.float32)
+
+
+def _check_names(names: Sequence[str], values: Sequence[str], rows: Rows, column: str) -> None:
+    if len(set(names)) < len(names) or len(names) < 2:
+        raise UsageError("--labels", given=list(names), expected="two names or more that differ", fix="Correct them.")
+    class_numbers(rows, column, values)
+
+
+def _refuse_one(column: str, rows: Rows) -> None:
+    assert rows.labels is not None
+    given = Literally(f"the one value {rows.labels[0]} in {len(rows.labels)} rows")
+    raise DataError(f"column {column}", given=given, expected="values that differ", fix="Give another --label.")
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None

@@ -1,0 +1,151 @@
+"""Own texts, or pairs of texts, as a task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from edge.errors import Literally
+from edge.files import sha256
+from export.errors import DataError
+from export.own_data import DataFile, OwnData
+from export.tasks.examples import DEV_SEED, DEV_SHARE, Examples, held_out, split_holdout
+from export.tasks.own.columns import Columns, Rows, columns_of, rows_of
+from export.tasks.own.files import DEV, Found, find
+from export.tasks.own.tables import Table, read_table
+from export.tasks.own.targets import class_numbers, targets_of, values_of
+from export.tasks.sentences import TRAIN, SentenceTask, Splits
+
+
+class Choices(NamedTuple):
+    """What a user says about own tables; None and empty for what the data decide.
+
+    Attributes:
+        texts: columns, two for pairs.
+        regression: False for classes.
+    """
+
+    texts: tuple[str, ...] = ()
+    label: str | None = None
+    labels: tuple[str, ...] = ()
+    regression: bool | None = None
+
+
+class OwnTextTask(SentenceTask, frozen=True, kw_only=True):
+    """A user's own texts, with classes or values."""
+
+    own_data: OwnData
+
+    @property
+    def origin(self) -> str:
+        """See :class:`export.tasks.sentences.SentenceTask`, as for the following."""
+        return self.own_data.origin
+
+    @property
+    def description(self) -> str:
+        """The name of the data and the answers."""
+        answers = self.labels if len(self.labels) <= 10 else (*self.labels[:10], "…")
+        return f"{self.name}: {' or '.join(answers) or f'a value of {self.target}'}"
+
+    def examples(self, data_dir: str | Path) -> Splits:
+        """Read the files, which must be those of the training."""
+        data = self.own_data.located(data_dir)
+        found, tables = _read(data)
+        columns = Columns(self.texts, self.target)
+        rows = {name: rows_of(of_split, columns) for name, of_split in tables.items()}
+        self.own_data.check_unchanged(_files(data, found, tables, rows))
+        return _splits(rows, self.target, data.values)
+
+    def files(self, data_dir: str | Path) -> tuple[DataFile, ...]:
+        """Return the files of the training, which :meth:`examples` compares with those there are."""
+        return self.own_data.files
+
+
+def text_task(data: OwnData) -> OwnTextTask:
+    """Return the task of data that :func:`describe` returned."""
+    metrics: tuple[str, ...] = ("pearson", "spearman")
+    if data.labels:
+        metrics = ("accuracy", "macro_f1", *(("matthews",) if len(data.labels) == 2 else ()))
+    return OwnTextTask(
+        name=data.name,
+        texts=data.texts,
+        target=data.label,
+        labels=data.labels,
+        metrics=metrics,
+        headline="macro_f1" if data.labels else "spearman",
+        own_data=data,
+    )
+
+
+def describe(data: OwnData, choices: Choices) -> OwnData:
+    """Read own tables, decide what is not chosen, and check everything that a training needs.
+
+    Raises:
+        DataError: a file, a column or a label is missing or malformed.
+        UsageError: a choice does not suit the data.
+    """
+    found, tables = _read(data)
+    columns = columns_of(tables[TRAIN][0], choices.texts, choices.label)
+    rows = {name: rows_of(of_split, columns) for name, of_split in tables.items()}
+    for name in (TRAIN, DEV[0]) if data.dev else (TRAIN,):  # other splits may have none
+        if rows[name].labels is None:
+            fix = "Give labelled data, or name another column with --label."
+            expected = f"labels in the column {columns.label}"
+            raise DataError(f"{tables[name][0].path}", given=Literally("none"), expected=expected, fix=fix)
+    known = tables[TRAIN][0].classes.get(columns.label, ())
+    targets = targets_of(rows[TRAIN], columns.label, choices.labels, choices.regression, known)
+    splits = _splits(rows, columns.label, targets.values)
+    counts = np.bincount(splits.train.targets, minlength=len(targets.values)) if targets.values else ()
+    for value, count in zip(targets.values, counts, strict=True):
+        if not count:
+            given, expected = Literally("no examples left to train on"), "some beside those that are held out"
+            fix = "Give more examples of it, with texts that differ: rows with equal texts are held out together."
+            raise DataError(f"{data.path} class {value!r}", given=given, expected=expected, fix=fix)
+    return msgspec.structs.replace(
+        data,
+        texts=columns.texts,
+        label=columns.label,
+        values=targets.values,
+        labels=targets.labels,
+        files=_files(data, found, tables, rows),
+        splits=splits.rows,
+    )
+
+
+def _read(data: OwnData) -> tuple[Found, dict[str, list[Table]]]:
+    found = find(Path(data.path), None if data.dev is None else Path(data.dev))
+    return found, {name: [read_table(path) for path in paths] for name, paths in found.splits.items()}
+
+
+def _splits(rows: Mapping[str, Rows], column: str, values: Sequence[str]) -> Splits:
+    """Return the examples; without labelled rows beside the training set, a part of it becomes dev."""
+    labelled = {name: of_split for name, of_split in rows.items() if of_split.labels is not None}
+    examples = {
+        name: Examples(one.texts, class_numbers(one, column, values) if values else values_of(one, column))
+        for name, one in labelled.items()
+    }
+    train = examples.pop(TRAIN)
+    if not examples:
+        held = held_out([texts[0] for texts in train.texts], DEV_SHARE, DEV_SEED)
+        train, examples = train.take(~held), {"dev": train.take(held)}
+    return Splits(*split_holdout(train), examples)
+
+
+def _files(
+    data: OwnData, found: Found, tables: Mapping[str, Sequence[Table]], rows: Mapping[str, Rows]
+) -> tuple[DataFile, ...]:
+    root = Path(data.path)
+    return tuple(
+        DataFile(
+            "" if rows[name].labels is None else name,
+            str(path.relative_to(root)) if path.is_relative_to(root) and path != root else path.name,
+            table.rows,
+            sha256(path.read_bytes()),
+        )
+        for name, paths in found.splits.items()
+        for path, table in zip(paths, tables[name], strict=True)
+    )

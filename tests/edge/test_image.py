@@ -1,0 +1,213 @@
+"""JPEG and PNG images to pixels: as a reference with Pillow and NumPy computes them, and what is refused."""
+
+from __future__ import annotations
+
+import struct
+import sys
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from io import BytesIO
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from edge.bundles.image import ImagePreprocessor
+from edge.bundles.manifest import ImagePreprocess
+from edge.datatypes import Array
+from edge.errors import BackendError, InvalidRequest
+from tests.support.image_model import encoded
+
+STEP = ImagePreprocess(
+    input="image",
+    output="pixels",
+    size=24,
+    colours="rgb",
+    mean=(0.485, 0.456, 0.406),
+    std=(0.229, 0.224, 0.225),
+    max_bytes=200_000,
+    max_pixels=200_000,
+    shorter_side=32,
+)
+
+
+def step(**changes: Any) -> ImagePreprocess:
+    return msgspec.structs.replace(STEP, **changes)
+
+
+def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+    """Return noise that is smooth enough to survive a JPEG."""
+    noise = np.random.default_rng(seed).integers(0, 256, (height // 6 + 2, width // 6 + 2, 3), np.uint8)
+    return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def reference(image: Image.Image, config: ImagePreprocess) -> Array:
+    """Resize, cut out the middle and normalise as the manifest's format says, on an upright image."""
+    image = image.convert("RGB" if config.colours == "rgb" else "L")
+    how = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}[config.interpolation]
+    size, side = config.size, config.shorter_side or config.size
+    if config.resize == "stretch":
+        image = image.resize((size, size), how)
+    else:
+        image = image.resize(tuple(int(side * other / min(image.size)) for other in image.size), how)
+        left, top = (round((other - size) / 2) for other in image.size)
+        image = image.crop((left, top, left + size, top + size))
+    values = np.asarray(image, np.float32).reshape(size, size, -1) / np.float32(255)
+    result: Array = ((values - np.float32(config.mean)) / np.float32(config.std)).transpose(2, 0, 1)
+    return result
+
+
+def pixels(data: bytes, config: ImagePreprocess = STEP) -> Array:
+    return ImagePreprocessor(config).read(data, "image")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        STEP,
+        step(interpolation="bicubic", shorter_side=None),
+        step(resize="stretch", shorter_side=None),
+        step(colours="grey", mean=(0.5,), std=(0.25,)),
+    ],
+    ids=["crop", "bicubic", "stretch", "grey"],
+)
+@pytest.mark.parametrize("size", [(60, 41), (33, 90), (10, 7)])
+def test_pixels_are_those_of_the_reference(config: ImagePreprocess, size: tuple[int, int]) -> None:
+    for kind in ("PNG", "JPEG"):
+        data = encoded(picture(*size), kind)
+        made = pixels(data, config)
+        assert (made.dtype, made.shape) == (np.float32, (config.channels, 24, 24))
+        np.testing.assert_array_equal(made, reference(Image.open(BytesIO(data)), config))
+
+
+def test_large_jpeg_is_decoded_smaller_with_nearly_the_same_values() -> None:
+    data = encoded(picture(401, 299), "JPEG", quality=90)
+    levels = (
+        np.abs(pixels(data) - reference(Image.open(BytesIO(data)), STEP)) * np.float32(STEP.std)[:, None, None] * 255
+    )
+    assert 0 < levels.mean() < 1
+    assert levels.max() < 8
+
+
+def test_other_modes_become_what_pillow_converts_them_to() -> None:
+    plain = picture(40, 40)
+    opaque = plain.convert("RGBA")
+    for image, kind in (
+        (plain.convert("L"), "PNG"),
+        (plain.convert("1"), "PNG"),
+        (plain.quantize(16), "PNG"),
+        (opaque, "PNG"),
+        (plain.convert("L"), "JPEG"),
+        (plain.convert("CMYK"), "JPEG"),
+    ):
+        data = encoded(image, kind)
+        np.testing.assert_array_equal(pixels(data), reference(Image.open(BytesIO(data)), STEP), err_msg=image.mode)
+
+
+@pytest.mark.parametrize("orientation", range(1, 10))
+def test_images_are_turned_upright(orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    for kind in ("JPEG", "PNG"):
+        data = encoded(picture(60, 44), kind, exif=exif.tobytes())
+        upright = ImageOps.exif_transpose(Image.open(BytesIO(data)))
+        # A filter of fixed-point weights is not symmetrical to the last bit.
+        np.testing.assert_allclose(pixels(data), reference(upright, STEP), atol=1.01 / 255 / min(STEP.std))
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png_header(width: int, height: int, bits: int = 8) -> bytes:
+    """Return a PNG that ends before its pixels."""
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, 2, 0, 0, 0))
+        + chunk(b"IDAT", b"")
+    )
+
+
+def transparent() -> Image.Image:
+    image = picture(40, 40).convert("RGBA")
+    image.putpixel((3, 3), (0, 0, 0, 254))
+    return image
+
+
+def animated() -> bytes:
+    return encoded(picture(40, 40), "PNG", save_all=True, append_images=[picture(40, 40, 1)])
+
+
+WHOLE = encoded(picture(60, 40), "JPEG")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (lambda: encoded(picture(40, 40), "GIF"), "got GIF, expected JPEG or PNG. Convert"),
+        (lambda: encoded(picture(40, 40), "BMP"), "got BMP, expected JPEG or PNG"),
+        (lambda: encoded(picture(40, 40), "TIFF"), "got TIFF, expected JPEG or PNG"),
+        (lambda: b"RIFF\x24\0\0\0WEBPVP8 ", "got WebP, expected JPEG or PNG"),
+        (lambda: b"\0\0\0\x20ftypavif", "got HEIC or AVIF, expected JPEG or PNG"),
+        (lambda: b"<svg xmlns=", "got SVG or XML, expected JPEG or PNG"),
+        (lambda: b"picture.png", "got bytes that begin with b'picture.png', expected JPEG or PNG"),
+        (lambda: b"", "got bytes that begin with b'', expected JPEG or PNG"),
+        (lambda: WHOLE[:-300], "got image file is truncated .*, expected a complete JPEG. Send the file's bytes"),
+        (lambda: encoded(picture(40, 40))[:-99], "got image file is truncated, expected a complete PNG"),
+        (lambda: bytes(200_001), "got 200001 bytes, expected at most 200000. Scale it down, or compress"),
+        (lambda: png_header(30_000, 30_000), "got 30000 x 30000 pixels, expected at most 200000 pixels. Scale"),
+        (lambda: png_header(1, 199_999), "got 32 x 6399968 pixels after the resize, expected at most 200000 pixels"),
+        (lambda: png_header(40, 40, bits=16), "got 16 bits in a channel, expected at most 8. Convert"),
+        (lambda: encoded(transparent()), "got transparent pixels, expected an opaque image. Put it on a background"),
+        (animated, "got an animated PNG, expected a single picture. Send one of its frames"),
+    ],
+)
+def test_what_is_refused(data: Callable[[], bytes], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^image: {message}"):
+        pixels(data())
+
+
+def test_errors_name_the_row() -> None:
+    read = ImagePreprocessor(STEP)
+    with pytest.raises(InvalidRequest, match=r"^image in input 'image' row 2: got GIF"):
+        read(np.array([[WHOLE], [b"GIF89a"], [WHOLE]], np.object_))
+    with pytest.raises(InvalidRequest, match=r"^image in input 'image': got GIF"):
+        read(np.array([[b"GIF89a"]], np.object_))
+
+
+EXIF = Image.Exif()
+EXIF[0x0112] = 6
+SEEDS = [
+    encoded(picture(30, 20), "JPEG", exif=EXIF.tobytes()),
+    encoded(picture(30, 20), "JPEG", progressive=True),
+    encoded(picture(30, 20).quantize(8), "PNG", exif=EXIF.tobytes()),
+    animated(),
+]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's, of metadata that it cannot read
+@given(
+    st.sampled_from(SEEDS), st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=6), st.integers(0)
+)
+@settings(deadline=None, max_examples=300)
+def test_broken_files_are_refused_and_nothing_else_is_raised(
+    data: bytes, changes: list[tuple[int, int]], cut: int
+) -> None:
+    broken = bytearray(data)
+    for place, value in changes:
+        broken[place % len(broken)] = value
+    if cut % 3 == 0:
+        broken = broken[: cut % len(broken)]
+    with suppress(InvalidRequest):
+        assert np.isfinite(pixels(bytes(broken))).all()
+
+
+def test_missing_pillow_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(BackendError, match=r"^pillow: .*expected an importable package. Install the extra 'images'"):
+        ImagePreprocessor(STEP)

@@ -1,0 +1,74 @@
+import json
+import re
+
+import numpy as np
+import pytest
+import sklearn.metrics
+
+from edge.errors import UsageError
+from export.intervals import Mean
+from export.report.cli import report
+from export.report.figures import confusion
+from export.report.numbers import Classes, ClassRow, calibration_error
+from export.runs import REPORT, is_run
+from export.tasks.predictions import read_predictions
+from tests.support.task_data import invoke
+
+pytest.importorskip("matplotlib")
+
+
+def test_the_calibration_error_is_the_mean_gap_of_ten_bins():
+    confidence, right = np.array([0.95, 0.95, 0.95, 0.95, 0.62, 1.0]), np.array([1, 1, 0, 0, 1, 1], dtype=bool)
+    # |2 - 3.8 + 1 - 1| of the last bin, which has 1.0, and |1 - 0.62|.
+    assert calibration_error(confidence, right) == pytest.approx((1.8 + 0.38) / 6)
+    assert calibration_error(np.stack([confidence] * 2), np.stack([right, ~right])).shape == (2,)
+
+
+def test_the_report_of_a_run_on_glue_has_the_numbers_of_its_predictions(place, tmp_path):
+    run = place / "SST-2"
+    assert (run / REPORT).exists()
+    assert is_run(run)
+    out = tmp_path / "page.html"
+    found = json.loads(invoke(report, run, "--data-dir", place, "--out", out, "--json"))
+    holdout, dev = found["splits"]
+    kept = read_predictions(run, "dev")
+    score = sklearn.metrics.precision_recall_fscore_support
+    precision, recall, f1, support = score(kept.targets, kept.answers, zero_division=0)
+    rows = dev["classes"]["rows"]
+    assert [row["label"] for row in rows] == ["negative", "positive"]
+    assert [row["n"] for row in rows] == support.tolist()
+    assert [row["f1"] for row in rows] == pytest.approx(f1.tolist())
+    assert [row["recall"]["value"] for row in rows] == pytest.approx(recall.tolist())
+    assert [row["precision"]["value"] for row in rows] == pytest.approx(precision.tolist())
+    assert all(row["recall"]["interval"][0] < row["recall"]["value"] for row in rows)
+    matrix = sklearn.metrics.confusion_matrix(kept.targets, kept.answers)
+    assert dev["classes"]["confusion"] == matrix.tolist()
+    assert len(dev["classes"]["errors"]) == (kept.targets != kept.answers).sum()
+    assert sum(one["n"] for one in dev["classes"]["bins"]) == dev["n"] == 40
+    assert (holdout["name"], [file["name"] for file in found["files"]]) == ("holdout", ["train.tsv", "dev.tsv"])
+    assert [(row["name"], row["rows"]) for row in found["rows"]] == [("train", 324), ("holdout", 36), ("dev", 40)]
+    page = out.read_text()
+    assert found["files"][0]["sha256"] in page
+    assert len(re.findall("<svg", page)) == 5  # the curve, and confusion and calibration of both splits
+    assert not re.findall(r"<script|(?:src|href)=\"(?!data:|#)", page)
+    assert "also in the training set" in invoke(report, run, "--data-dir", place, "--out", out, "--replace")
+
+
+def test_labels_of_any_script_are_escaped_in_figures():
+    rows = tuple(ClassRow(label, 1, 1, 1, None, None, 0.0) for label in ("<b>&", "日本", "$x"))
+    drawn = confusion(
+        Classes("日本", Mean(0, (0, 0)), rows, ((1, 0, 0), (0, 1, 0), (0, 1, 0)), Mean(0, (0, 0)), (), ())
+    )
+    assert "&lt;b&gt;&amp;</text>" in drawn
+    assert drawn.count("日本</text>") == drawn.count("$x</text>") == 2
+
+
+def test_pages_are_not_replaced_or_written_into_other_files_of_a_run(place, tmp_path):
+    run = place / "SST-2"
+    for arguments, message in (
+        ((run,), r"report\.html: got an existing file, expected a free path. Give --replace"),
+        ((run, "--out", run / "other.html"), "got a path inside of RUN"),
+        ((place / "model", "--out", tmp_path / "x.html"), "got a model without a task"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            invoke(report, *arguments, "--data-dir", place)

@@ -1,0 +1,255 @@
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge.errors import UsageError
+from export.errors import DataError
+from export.own_data import OwnData
+from export.tasks.own.task import describe, own_task
+from export.tasks.own.texts import Choices
+
+#: Made by pandas and by Hugging Face's datasets.
+MADE = Path(__file__).parents[1] / "data" / "own_data"
+
+ROWS = [
+    (f"the film {number} was {'good' if number % 2 else 'bad'}", ["bad", "good"][number % 2]) for number in range(40)
+]
+
+
+def write(path, columns, rows, delimiter=","):
+    lines = [delimiter.join(columns), *(delimiter.join(map(str, row)) for row in rows)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
+    return path
+
+
+def written(root, name):
+    path = root / name
+    if name == "semicolons.csv":
+        return write(path, ("id", "Review", "Label"), [(1, *row) for row in ROWS], ";")
+    if name.endswith(".jsonl"):
+        path.write_text("".join(json.dumps({"label": label, "text": text}) + "\n" for text, label in ROWS))
+        return path
+    if name.endswith(".parquet"):
+        pytest.importorskip("pyarrow")
+        return MADE / name
+    return write(path, ("text", "label"), ROWS, "\t" if name.endswith(".tsv") else ",")
+
+
+def read(path, *arguments, dev=None, **choices):
+    data = describe(Path(path), dev, Choices(*arguments, **choices))
+    return data, own_task(data).examples("nowhere")
+
+
+@pytest.mark.parametrize("name", ["reviews.csv", "semicolons.csv", "reviews.tsv", "reviews.jsonl", "reviews.parquet"])
+def test_every_format_gives_the_same_examples(name, tmp_path):
+    data, splits = read(written(tmp_path, name))
+    parts = (splits.train, *splits.measured.values())
+    assert (data.labels, [len(one.texts) for one in parts]) == (("bad", "good"), [28, 4, 8])
+    pairs = [pair for one in parts for pair in zip(one.texts, one.targets, strict=True)]
+    found = [(texts[0], data.labels[target]) for texts, target in pairs]
+    assert sorted(found) == sorted(ROWS)
+
+
+def test_a_saved_data_set_has_its_splits_and_class_names_and_its_unlabelled_split_is_left_out():
+    pytest.importorskip("pyarrow")
+    data, splits = read(MADE / "saved")
+    assert (data.name, data.labels, list(splits.dev)) == ("saved/", ("good", "bad"), ["validation"])
+    assert [(file.split, file.name.split("/")[0], file.rows) for file in data.files] == [
+        ("train", "train", 20),
+        ("train", "train", 20),
+        ("validation", "validation", 12),
+        ("", "test", 4),
+    ]
+    assert splits.dev["validation"].texts[1] == ("the film 1 was good",)
+    assert splits.dev["validation"].targets.tolist() == [1, 0] * 6
+    in_train = set(splits.train.texts) & set(splits.dev["validation"].texts)
+    assert [(one.name, one.in_train) for one in data.splits] == [
+        ("train", None),
+        ("holdout", 0),
+        ("validation", len(in_train)),
+    ]
+    assert 8 <= len(in_train) <= 12  # all twelve are in the file of the training set
+
+
+def test_cells_of_csv_may_hold_delimiters_quotes_and_line_ends(tmp_path):
+    odd = 'He said: "no, ""never"""\r\nand left'.replace('""', '"')
+    path = tmp_path / "odd.csv"
+    quoted = odd.replace('"', '""')
+    cells = [f'"{quoted} {number}",{number % 2}' for number in range(40)]
+    path.write_bytes(("\ufefftext,label\r\n" + "\r\n".join(cells) + "\r\n\r\n").encode())
+    _, splits = read(path)
+    texts = {texts[0] for one in (splits.train, *splits.measured.values()) for texts in one.texts}
+    assert texts == {f"{odd} {number}" for number in range(40)}
+
+
+def test_the_label_column_decides_between_classes_and_values(tmp_path):
+    def table(name, labels):
+        return write(tmp_path / name, ("text", "label"), [(f"text {row}", label) for row, label in enumerate(labels)])
+
+    stars = table("stars.csv", [row % 10 + 1 for row in range(100)])
+    assert read(stars)[0].labels == tuple(map(str, range(1, 11)))  # 2 before 10
+    data, splits = read(stars, regression=True)
+    assert (data.labels, splits.train.targets.dtype, own_task(data).headline) == ((), np.float32, "spearman")
+    assert read(table("halves.csv", [row % 6 / 2 for row in range(100)]))[0].labels == ()
+    many = table("many.csv", [row % 21 - 10 for row in range(200)])
+    assert (read(many)[0].labels, read(many, regression=False)[0].labels[:2]) == ((), ("-10", "-9"))
+    bits = table("bits.csv", [row % 2 for row in range(100)])
+    data, splits = read(bits, labels=("negative", "positive"))
+    assert (data.values, data.labels) == (("0", "1"), ("negative", "positive"))
+    (name,) = (texts[0] for texts in splits.train.texts[:1])
+    assert splits.train.targets[0] == int(name.split()[1]) % 2
+    assert read(table("words.csv", [row[1] for row in ROWS]), labels=("good", "bad"))[0].values == ("good", "bad")
+
+
+def test_cells_of_tsv_are_taken_as_they_are(tmp_path):
+    odd = [(f'" the \u2028 film\r was "good {row}', "good") for row in range(20)]
+    _, splits = read(write(tmp_path / "odd.tsv", ("text", "label"), [*odd, *ROWS], "\t"))
+    texts = {texts[0] for one in (splits.train, *splits.measured.values()) for texts in one.texts}
+    assert texts == {text for text, _ in (*odd, *ROWS)}
+
+
+def test_columns_of_pairs_and_own_names(tmp_path):
+    rows = [(f"a {row}", f"b {row}", row % 2, row) for row in range(40)]
+    path = write(tmp_path / "pairs.csv", ("premise", "hypothesis", "label", "id"), rows)
+    assert read(path)[0].texts == ("premise", "hypothesis")
+    data, splits = read(path, ("hypothesis",), "label")
+    assert (data.texts, len(splits.train.texts[0])) == (("hypothesis",), 1)
+
+
+def test_a_directory_with_files_for_each_split_and_a_dev_of_its_own(tmp_path):
+    write(tmp_path / "both" / "train.csv", ("text", "label"), ROWS)
+    write(tmp_path / "both" / "test.tsv", ("text", "label"), [*ROWS[:3], ("new", "good")], "\t")
+    (tmp_path / "both" / "README.md").write_text("Reviews.")
+    _, splits = read(tmp_path / "both")
+    assert (list(splits.dev), len(splits.train.texts), len(splits.holdout.texts)) == (["test"], 36, 4)
+    other = write(tmp_path / "other.csv", ("text", "label"), [("other", "bad")])
+    _, splits = read(tmp_path / "both", dev=other)
+    assert {name: one.texts for name, one in splits.dev.items()} == {"dev": (("other",),)}
+
+
+HEAD = "text,label\n"
+GOOD = "".join(f"{text},{label}\n" for text, label in ROWS)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "choices", "message"),
+    [
+        ("x.csv", "id,words\n1,a\n", {}, r"--label: got no column with a common name, .* has the columns id, words"),
+        ("x.csv", "id,label\n1,a\n", {}, "--text: got no column with a common name"),
+        ("x.csv", "text,review,label\na,b,c\n", {}, "--text: got text and review, which could all be it"),
+        ("x.csv", HEAD + GOOD, {"texts": ("body",)}, "--text: got no column body, .* columns text, label: name one"),
+        ("x.csv", HEAD + GOOD + "a,b,c\n", {}, r"x\.csv line 42: got 3 cells, expected 2"),
+        ("x.tsv", "text\tlabel\n" + "a\n", {}, r"x\.tsv line 2: got 1 cells, .* Quotes mean nothing in \.tsv"),
+        ("x.csv", HEAD + GOOD + '"a,b\n', {}, r"x\.csv line 42: got unexpected end of data"),
+        ("x.csv", HEAD + GOOD + '"a"b,c\n', {}, r"x\.csv line 42: got .* expected a row of CSV"),
+        ("x.csv", HEAD + "caf\udce9,good\n", {}, r"x\.csv line 2: got byte 0xe9, .* expected UTF-8"),
+        ("x.csv", HEAD + GOOD + " ,good\n", {}, r"line 42 column text: got an empty cell, expected text"),
+        ("x.csv", HEAD + GOOD + "fine,\n", {}, r"line 42 column label: got an empty cell, expected a label"),
+        ("x.csv", "text,text,label\na,b,c\n", {}, "heading: got 'text', expected it once"),
+        ("x.csv", HEAD, {}, "got no rows, expected one at least, below the heading"),
+        ("x.csv", HEAD + "a,yes\n" * 9, {}, "column label: got the one class 'yes' in 9 rows"),
+        (
+            "x.csv",
+            HEAD + "a,good\nb,bad\n" * 9,
+            {},
+            r"class 'bad': got no examples left to train on, .*held out",
+        ),
+        ("x.csv", HEAD + GOOD + "a,god\n", {}, "column label: got 'god' 1 times, expected 5 or more for each class"),
+        (
+            "x.csv",
+            HEAD + "".join(f"text {row},id{row}\n" for row in range(10_000)),
+            {},
+            r"got 10,000 distinct labels in 10,000 rows, .*--regression",
+        ),
+        (
+            "x.csv",
+            HEAD + "".join(f"text {row},{row / 4}\n" for row in range(40)) + "a,n/a\n",
+            {},
+            r"line 42 column label: got 'n/a', expected a number",
+        ),
+        (
+            "x.csv",
+            HEAD + "a,1.5\nb,200.5\n",
+            {},
+            r"line 3 column label: got '200\.5', expected a number from -10 to 10",
+        ),
+        ("x.csv", HEAD + "a,2\n" * 9, {"regression": True}, "got the one value 2 in 9 rows"),
+        ("x.csv", HEAD + GOOD, {"labels": ("bad", "fine")}, "line 3 column label: got 'good', expected one of the 2"),
+        ("x.csv", HEAD + GOOD, {"labels": ("bad",)}, r"--labels: got \['bad'\], expected two names or more"),
+        ("x.jsonl", '{"text": "a", "label": "b"}\n{"text": \n', {}, r"x\.jsonl line 2: got .* expected a JSON object"),
+        (
+            "x.jsonl",
+            '{"text": "a", "label": "b"}\n{"text": "a", "label": 1}\n',
+            {},
+            "line 2 .* got a number, 1, expected text",
+        ),
+        ("x.jsonl", '{"text": 7, "label": "b"}\n', {}, r"line 1 column text: got 7, expected text"),
+        (
+            "x.jsonl",
+            '{"text": "a", "label": ["b"]}\n',
+            {},
+            r"line 1 .* got \['b'\], expected text or a number",
+        ),
+        ("x.xlsx", "", {}, r"x\.xlsx: got a file \.xlsx, expected a table \(\.csv, \.tsv, \.jsonl or \.parquet\)"),
+        ("x/notes.txt", "", {}, r"x: got notes\.txt, expected a table .* Give a file, or a directory with train\.csv"),
+        ("x/dev.csv", HEAD + GOOD, {}, "got dev, expected a split train"),
+    ],
+)
+def test_malformed_data(name, content, choices, message, tmp_path):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises((DataError, UsageError), match=message):
+        describe(tmp_path / Path(name).parts[0], None, Choices(**choices))
+
+
+def test_malformed_parquet(tmp_path):
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "x.parquet"
+    path.write_bytes((MADE / "reviews.parquet").read_bytes()[:-9])
+    with pytest.raises(DataError, match=r"x\.parquet: got .* expected a file \.parquet"):
+        describe(path, None, Choices())
+
+
+def test_dev_with_other_labels_or_none_and_files_of_one_split_in_two_formats(tmp_path):
+    train, dev = write(tmp_path / "train.csv", ("text", "label"), ROWS), tmp_path / "dev.csv"
+    for content, message in (
+        (
+            "text,label\na,good\nb,awful\n",
+            r"dev\.csv line 3 .* got 'awful', expected one of the 2 .*: bad, good",
+        ),
+        ("text\na\n", r"dev\.csv: got none, expected labels in the column label"),
+        (
+            "words,label\na,good\n",
+            r"dev\.csv --text: got no column text, .*training set.* columns words, label",
+        ),
+    ):
+        dev.write_text(content)
+        with pytest.raises(DataError, match=message):
+            describe(train, dev, Choices())
+    shutil.copy(train, tmp_path / "train.tsv")
+    with pytest.raises(DataError, match=r"got train\.csv and train\.tsv, expected one file for train"):
+        describe(tmp_path, None, Choices())
+
+
+def test_data_are_found_where_they_were_or_below_data_dir_and_must_not_change(tmp_path):
+    path = write(tmp_path / "here" / "reviews.csv", ("text", "label"), ROWS)
+    task = own_task(describe(path, None, Choices()))
+    before = task.examples("nowhere")
+    moved = shutil.move(path.parent, tmp_path / "there")
+    with pytest.raises(DataError, match=r"reviews\.csv: got nothing there, .*give --data-dir with the directory"):
+        task.examples("nowhere")
+    assert task.examples(moved).train.texts == before.train.texts
+    with open(Path(moved) / "reviews.csv", "a") as file:
+        file.write("new,good\n")
+    with pytest.raises(DataError, match=r"reviews\.csv: got 41 rows with SHA-256 .*, expected 40 rows with SHA-256"):
+        task.examples(moved)
+
+
+def test_a_name_is_that_of_no_other_task():
+    assert OwnData(path="/data/SST-2").name == "SST-2/"
+    assert OwnData(path="/data/digits.csv").name == "digits.csv"

@@ -1,0 +1,173 @@
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from edge.bundles.bundle import Bundle
+from edge.errors import UsageError
+from export.cli import export
+from export.errors import DataError
+from export.experiments.attention.cli import compare
+from export.reduction.cli import reduce
+from export.reduction.plan_cli import plan
+from export.report.cli import report
+from export.routing.cli import route
+from export.runs import REPORT, read_config
+from export.tasks.cli import finetune
+from export.tasks.models import open_model
+from export.tasks.predictions import read_predictions
+from tests.support.task_data import NEUTRAL, invoke, make_sentiment
+
+TUNING = ("--lr", 2e-2, "--batch", 32, "--max-length", 32)
+CALIBRATION = ("--calibration", 200, "--tokens", 8, "--target-speedup", 1.05)
+
+
+def write_reviews(path, items):
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("review", "stars", "id"))
+        writer.writerows((text, "like" if label else "dislike", number) for number, (text, label) in enumerate(items))
+
+
+@pytest.fixture(scope="module")
+def tuned(place):
+    """A directory with a model, reviews with one text of HTML and a wrong label, and a run on them."""
+    items = [(text, label) for text, label in dict(make_sentiment(360)).items()]
+    write_reviews(place / "reviews.csv", items)
+    write_reviews(
+        place / "dev.csv", [*make_sentiment(60, 1), ("good nice <script>alert(1)</script> & good", 0), items[0]]
+    )
+    data = ("--data", place / "reviews.csv", "--dev", place / "dev.csv", "--label", "stars")
+    invoke(finetune, *data, "--model", place / "model", "--out", place, *TUNING)
+    return place
+
+
+def test_a_run_on_own_data_has_a_report_with_escaped_texts_and_duplicates(tuned):
+    run = tuned / "reviews"
+    config = read_config(run)
+    assert (config.data_dir, config.arguments["task"]) == (None, "reviews.csv")
+    assert config.own_data.labels == ("dislike", "like")
+    kept = read_predictions(run, "dev")
+    assert (kept.answers == kept.targets).mean() > 0.9
+    page = (run / REPORT).read_text()
+    assert "good nice &lt;script&gt;alert(1)&lt;/script&gt; &amp; good" in page
+    assert "<script" not in page
+    found = json.loads(invoke(report, run, "--out", tuned / "page.html", "--json"))
+    dev = {one["name"]: one for one in found["rows"]}["dev"]
+    assert dev["rows"] == 62
+    assert dev["in_train"] >= 1
+    assert f"{dev['in_train']} of 62 items of dev are in the training set, too" in page
+    (wrong,) = [one for one in found["splits"][1]["classes"]["errors"] if "<script>" in one["item"][0]]
+    assert (wrong["target"], wrong["prediction"]) == ("dislike", "like")
+    assert found["splits"][1]["classes"]["majority"] in ("dislike", "like")
+
+
+@pytest.fixture(scope="module")
+def taught(tuned):
+    """The directory of that run with a smaller one, ``taught``, that had it as its teacher."""
+    invoke(reduce, tuned / "reviews", *CALIBRATION, "--out", tuned / "lean")
+    data = ("--data", tuned / "reviews.csv", "--dev", tuned / "dev.csv", "--label", "stars")
+    teaching = ("--teacher", tuned / "reviews", "--model", tuned / "lean", "--epochs", 1, "--name", "taught")
+    invoke(finetune, *data, *teaching, "--out", tuned, *TUNING, "--no-report")
+    return tuned
+
+
+def test_a_run_on_own_data_is_planned_reduced_and_taught(taught):
+    assert not (taught / "taught" / REPORT).exists()
+    small, lean, full = (open_model(taught / name).transformer.config for name in ("taught", "lean", "reviews"))
+    assert small.layers == lean.layers != full.layers
+    assert read_config(taught / "lean").own_data == read_config(taught / "reviews").own_data
+    plans = json.loads(invoke(plan, taught / "reviews", *CALIBRATION, "--json"))["plans"]
+    assert [layer["ffn_dim"] for layer in plans[0]["layers"]] == [shape.ffn_dim for shape in lean.layers]
+
+
+def test_runs_on_own_data_are_exported_with_their_labels_and_texts_and_routed(taught):
+    runs = (taught / "reviews", taught / "taught")
+    tiers = ("--tier-name", "x1", "--tier-name", "lean", "--artifacts", "onnxruntime")
+    invoke(export, *runs, "--repository", taught / "models", "--name", "reviews", *tiers)
+    bundle = Bundle.open(taught / "models" / "reviews-1")
+    assert bundle.manifest.postprocess.labels == ("dislike", "like")
+    assert bundle.manifest.description == "reviews.csv: dislike or like"
+    assert "reviews.csv (SHA-256 " in bundle.manifest.provenance.data
+    golden = {text.decode() for text in bundle.golden.raw["text"].ravel()}
+    assert golden <= {text for text, _ in make_sentiment(360)}
+    routed = json.loads(invoke(route, *runs, "--cost-ratio", 0.5, "--json"))
+    assert (routed["task"], routed["splits"][1]["items"]) == ("reviews.csv", 62)
+
+
+def test_mechanisms_are_compared_on_own_data(tuned):
+    options = ("--only", "literal", "--epochs", 1, "--limit", 200, "--calls", 5, "--no-plots", "--no-lengths")
+    compared = json.loads(invoke(compare, tuned / "reviews", "--out", tuned / "compared", *options, "--json"))
+    assert (compared["settings"]["task"], compared["metric"]) == ("reviews.csv", "macro_f1")
+
+
+def test_values_and_pairs(tuned, tmp_path):
+    """The score of a pair is the number of words that its texts share, over 2."""
+    generator = np.random.default_rng(0)
+    rows = []
+    for _ in range(200):
+        one, other = (set(generator.choice(NEUTRAL, 4, replace=False)) for _ in range(2))
+        rows.append({"text_a": " ".join(sorted(one)), "text_b": " ".join(sorted(other)), "score": len(one & other) / 2})
+    (tmp_path / "shared.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    invoke(finetune, "--data", tmp_path / "shared.jsonl", "--model", tuned / "model", "--out", tmp_path, *TUNING)
+    run = tmp_path / "shared"
+    found = json.loads(invoke(report, run, "--out", tmp_path / "page.html", "--json"))
+    (dev,) = [split["values"] for split in found["splits"] if split["name"] == "dev"]
+    kept = read_predictions(run, "dev")
+    residuals = kept.answers.astype(np.float64) - kept.targets
+    assert dev["rmse"]["value"] == pytest.approx(np.sqrt((residuals**2).mean()))
+    assert dev["errors"][0]["row"] == np.abs(residuals).argmax()
+    assert [point[0] for point in dev["points"]] == kept.targets.tolist()
+    assert {measure["metric"] for measure in found["metrics"]["measures"]} == {"pearson", "spearman"}
+    assert "Largest residuals" in (tmp_path / "page.html").read_text()
+    invoke(export, run, "--repository", tmp_path / "models", "--name", "shared", "--artifacts", "onnxruntime")
+    manifest = Bundle.open(tmp_path / "models" / "shared-1").manifest
+    assert [spec.name for spec in manifest.preprocess.inputs] == ["text", "text_pair"]
+    assert manifest.postprocess.output == "score"
+
+
+def test_images_in_folders(tuned, tmp_path):
+    datasets, image = pytest.importorskip("sklearn.datasets"), pytest.importorskip("PIL.Image")
+    digits = datasets.load_digits()
+    for number in np.flatnonzero(digits.target < 3):
+        folder = tmp_path / "digits" / f"class {digits.target[number]}"
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = (digits.images[number] * (255 / 16)).astype(np.uint8)
+        image.fromarray(pixels).save(folder / f"{number}.png")
+    command = ("--data", tmp_path / "digits", "--dim", 32, "--depth", 1, "--epochs", 12, "--lr", 5e-3)
+    invoke(finetune, *command, "--name", "run", "--out", tmp_path)
+    run = tmp_path / "run"
+    config = read_config(run)
+    assert config.arguments["labels"] == ["class 0", "class 1", "class 2"]
+    assert (config.own_data.image_size, config.own_data.files[0].rows) == (8, 537)
+    kept = read_predictions(run, "dev")
+    assert (kept.answers == kept.targets).mean() > 0.8
+    page, wrong = (run / REPORT).read_text(), (kept.answers != kept.targets).sum()
+    held = read_predictions(run, "holdout")
+    assert page.count('<img src="data:image/png;base64,') == min(wrong, 20) + (held.answers != held.targets).sum()
+    invoke(reduce, run, "--calibration", 300, "--target-speedup", 1.02, "--out", tmp_path / "lean")
+    assert read_config(tmp_path / "lean").own_data == config.own_data
+    (tmp_path / "digits" / "class 1" / "x.png").write_bytes(b"GIF89a")
+    with pytest.raises(DataError, match=r"file \./: got 538 rows .* expected 537 rows .*fewheads finetune --data"):
+        invoke(report, run, "--replace")
+    for arguments, message in (
+        ((), r"class 1/x\.png: got cannot identify image file"),
+        (("--label", "digit"), "expected tables with these options; the classes of images are their directories"),
+    ):
+        with pytest.raises((DataError, UsageError), match=message):
+            invoke(finetune, *command, *arguments, "--name", "other", "--out", tmp_path)
+
+
+def test_options_that_do_not_go_together(tuned, tmp_path):
+    for arguments, message in (
+        ((), "TASK: got nothing, expected a task, or --data with a path"),
+        (("SST-2", "--data", tuned / "reviews.csv"), "TASK: got 'SST-2', expected nothing beside --data"),
+        (("SST-2", "--label", "stars"), "--label: got 'stars', expected --data"),
+        (("SST-2", "--regression"), "--regression: got it, expected --data"),
+        (("--data", tuned / "reviews.csv", *["--text", "review"] * 3), "--text: got .* two for pairs"),
+        (("--data", tuned, "--out", tuned / "runs"), "a path inside of the data in"),
+        (("--data", tuned / "missing.csv"), r"missing\.csv: got nothing there, expected a table"),
+    ):
+        with pytest.raises((UsageError, DataError), match=message):
+            invoke(finetune, "--model", tuned / "model", "--out", tmp_path, *arguments)
