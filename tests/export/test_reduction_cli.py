@@ -65,7 +65,7 @@ def test_runs_that_cannot_be_reduced_are_rejected_before_the_timings(place, sst2
     (run / CONFIG).write_text(json.dumps(config | {"data_dir": str(tmp_path / "gone")}))
     for arguments, error, message in (
         ((place / "SST-2", "--calibration", 2), ReductionError, r"set: got \d+ tokens .*expected more than 64"),
-        ((run,), DataError, r"gone: got nothing there, .*trained with\. Give --data-dir"),
+        ((run,), DataError, r"gone: got nothing there, .*made with\. Give --data-dir"),
         ((place / "model", "--data-dir", place), UsageError, "got a model without a task, expected a run on one of"),
     ):
         with pytest.raises(error, match=message):
