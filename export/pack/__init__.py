@@ -7,6 +7,7 @@
 - :mod:`export.pack.profiles`: the shapes of its inputs
 - :mod:`export.pack.inputs`: golden and calibration inputs, random or from a file
 - :mod:`export.pack.golden`: golden outputs, and the checks of the graph
+- :mod:`export.pack.simplify`: graphs with folded constants and batch normalisations
 - :mod:`export.pack.quantize`: INT8 for graphs with convolutions and matrix products
 - :mod:`export.pack.accuracy`: errors of a reduced precision, and their limits
 - :mod:`export.pack.variants`: the files in FP16 and INT8

@@ -13,9 +13,10 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto, NodeProto
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
-from onnxruntime.quantization.shape_inference import quant_pre_process
+from onnxruntime.quantization.quant_utils import add_pre_process_metadata
 
 from edge.datatypes import Array
+from export.pack.simplify import simplified
 from export.precision import INT8_OPSET
 
 #: Operators with weights as the second input, and the axis of the output channels in them.
@@ -33,18 +34,14 @@ def quantized(model: bytes, calibration: Sequence[Mapping[str, Array]], opset: i
     loaded = onnx.load_model_from_string(model)
     if opset < INT8_OPSET:
         loaded = onnx.version_converter.convert_version(loaded, INT8_OPSET)
+    prepared = simplified(loaded)
+    chosen = _with_weights(prepared)
+    if not chosen:
+        return None
+    _isolate(prepared, chosen)
+    add_pre_process_metadata(prepared)  # without it, the quantizer warns that nothing was folded
     with tempfile.TemporaryDirectory() as directory:
-        plain, path = Path(directory, "plain.onnx"), Path(directory, "int8.onnx")
-        # It folds constants into weights, and normalisations of batches into convolutions.
-        quant_pre_process(loaded, plain, skip_symbolic_shape=True)
-        prepared = onnx.load(plain)
-        used = {node.domain for node in prepared.graph.node} | {""}
-        for unused in [each for each in prepared.opset_import if each.domain not in used]:
-            prepared.opset_import.remove(unused)
-        chosen = _with_weights(prepared)
-        if not chosen:
-            return None
-        _isolate(prepared, chosen)
+        path = Path(directory, "int8.onnx")
         quantize_static(
             prepared,
             path,
@@ -77,11 +74,21 @@ class _Calibration(CalibrationDataReader):  # type: ignore[misc]
 
 
 def _with_weights(model: ModelProto) -> list[NodeProto]:
-    """Return the operators whose second input is a weight in FP32; all nodes get names, by which these are chosen."""
+    """Return the operators that become INT8; all nodes get names, by which these are chosen.
+
+    Their second input is a weight in FP32. Grouped convolutions stay as they are: they have few products for each
+    weight that they read, and lose the most.
+    """
     weights = {tensor.name for tensor in model.graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT}
     for number, node in enumerate(model.graph.node):
         node.name = node.name or f"{node.op_type}.{number}"
-    return [node for node in model.graph.node if node.op_type in _CHANNEL_AXES and node.input[1] in weights]
+    return [
+        node
+        for node in model.graph.node
+        if node.op_type in _CHANNEL_AXES
+        and node.input[1] in weights
+        and not any(attribute.name == "group" and attribute.i > 1 for attribute in node.attribute)
+    ]
 
 
 def _isolate(model: ModelProto, chosen: Sequence[NodeProto]) -> None:

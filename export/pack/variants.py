@@ -64,11 +64,17 @@ def fp16_variant(model: OnnxModel, checks: Checks) -> Variant:
     Raises:
         UsageError: the model cannot be converted, or computes something else in FP16.
     """
+    import onnx
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST
 
+    from export.pack.simplify import simplified
     from export.precision import half
 
-    data = _converted(model, "--fp16", lambda: half(model.data, fp32_operators=DEFAULT_OP_BLOCK_LIST))
+    def convert() -> bytes:
+        folded: bytes = simplified(onnx.load_model_from_string(model.data)).SerializeToString()
+        return half(folded, fp32_operators=DEFAULT_OP_BLOCK_LIST)
+
+    data = _converted(model, "--fp16", convert)
     return _checked(model, "--fp16", FULL, "tensorrt", model.opset, data, checks)
 
 
