@@ -10,6 +10,7 @@
 - :mod:`export.pack.simplify`: graphs with folded constants and batch normalisations
 - :mod:`export.pack.quantize`: INT8 for graphs with convolutions and matrix products
 - :mod:`export.pack.accuracy`: errors of a reduced precision, and their limits
+- :mod:`export.pack.overflow`: values beyond the range of FP16
 - :mod:`export.pack.variants`: the files in FP16 and INT8
 - :mod:`export.pack.bundle`: the bundle of all these
 """

@@ -81,12 +81,12 @@ def pack(
     if as_json:
         print_json(packed)
         return
-    _print(packed, calibrated=int8)
+    _print(packed, random_scales=int8 and calibration is None)
 
 
-def _print(packed: Packed, *, calibrated: bool) -> None:
+def _print(packed: Packed, *, random_scales: bool) -> None:
     if packed.golden == RANDOM:
-        ranges = ", and scales of INT8 from random inputs are wrong for real ones" if calibrated else ""
+        ranges = ", and scales of INT8 from random inputs are wrong for real ones" if random_scales else ""
         remark(
             f"The golden inputs are random: accuracy is not checked{ranges}. Give real inputs with --inputs FILE.npz."
         )

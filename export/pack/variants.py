@@ -132,6 +132,8 @@ def _checked(
         got = outputs_of(runner, checks.golden.inputs, checks.max_batch_size, subject, f"Leave {option} out.")
     finally:
         runner.close()
+    if runtime == "tensorrt":
+        _check_range(data, option, subject, checks)
     errors = check_accuracy(got, checks.golden, checks.max_batch_size > 0, option, subject)
     largest = compare(got, checks.golden, tolerance_of(checks.golden, precision)).max_abs_diff
     artifact = Artifact(
@@ -143,3 +145,16 @@ def _checked(
     )
     place = f"{checks.place}, tier {tier}, {precision} for {runtime}"
     return Variant(tier, artifact, data, errors, measures_of(errors, place))
+
+
+def _check_range(data: bytes, option: str, subject: str, checks: Checks) -> None:
+    """Check the first golden row alone, because all intermediate results stay in memory."""
+    from export.pack.overflow import overflowing_tensor
+
+    rows = slice(0, 1 if checks.max_batch_size else None)
+    inputs = {name: array[rows] for name, array in checks.golden.inputs.items()}
+    tensor = overflowing_tensor(data, inputs, subject)
+    if tensor is not None:
+        given = Literally("NaN, or a value above 65504")
+        fix = f"Leave {option} out, or scale the weights so that it is smaller."
+        raise UsageError(f"tensor {tensor!r} of {subject}", given=given, expected="the range of FP16", fix=fix)

@@ -1,7 +1,10 @@
 """Bundles of a user's ONNX files: written by the command, served, and refused where they would not serve."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import onnx
@@ -160,6 +163,29 @@ def test_models_that_would_not_serve(tmp_path, data, message):
     with pytest.raises(GoldenError if data == NOISE else UsageError, match=message):
         packed(write(tmp_path / "model.onnx", data))
     assert not (tmp_path / "models").exists()
+
+
+def test_an_old_opset_is_converted_by_the_command_in_the_error(tmp_path):
+    path = write(tmp_path / "old.onnx", unary("Relu", opset=12))
+    with pytest.raises(UsageError, match=r"opset of .*: got 12, expected 13 to 20") as caught:
+        packed(path)
+    (command,) = re.findall(r'python -c "(.+)"', caught.value.fix)
+    subprocess.run([sys.executable, "-c", command], cwd=tmp_path, check=True)
+    bundle = Bundle.open(packed(tmp_path / "newer.onnx")["bundle"])
+    assert bundle.artifact("onnxruntime").opset == 18
+
+
+def test_more_than_2_gib_is_refused_before_it_is_read(tmp_path):
+    message = r"size of .*: got 2\.\d\d GiB, expected less than 2 GiB with all weights.* Export the model in FP16"
+    large = write(tmp_path / "large.onnx", b"")
+    os.truncate(large, 2**31)  # a sparse file, which takes no room
+    with pytest.raises(UsageError, match=message):
+        packed(large)
+    path, model = tmp_path / "model.onnx", onnx.load_from_string(oracle_onnx())
+    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    os.truncate(tmp_path / "weights.bin", 2**31)
+    with pytest.raises(UsageError, match=message):
+        packed(path)
 
 
 ROWS = np.zeros((2, 3), np.float32)
