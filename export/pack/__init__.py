@@ -13,4 +13,5 @@
 - :mod:`export.pack.overflow`: values beyond the range of FP16
 - :mod:`export.pack.variants`: the files in FP16 and INT8
 - :mod:`export.pack.bundle`: the bundle of all these
+- :mod:`export.pack.packed`: what the command reports
 """

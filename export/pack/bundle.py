@@ -20,6 +20,7 @@ from export.outputs import check_bundle, check_name
 from export.pack.golden import check_repeatable, check_rows_independent, golden_outputs, tolerance_of
 from export.pack.inputs import RANDOM, SEED, in_runs, random_inputs, read_inputs, read_items
 from export.pack.model import OnnxModel, load_model, read_model
+from export.pack.packed import Packed, packed_file
 from export.pack.profiles import Shapes, profiles
 from export.pack.variants import Checks, Variant, check_convertible, fp16_variant, int8_variants
 
@@ -46,42 +47,6 @@ class PackOptions(msgspec.Struct, frozen=True):
     fp16: bool = False
     int8: bool = False
     calibration: Path | None = None
-
-
-class PackedFile(msgspec.Struct, frozen=True):
-    """One ONNX file of the bundle.
-
-    Attributes:
-        runtime: that reads it: ``any``, ``onnxruntime`` or ``tensorrt``.
-        rms_error: largest RMS error of an output against the golden outputs, as a share of their spread; None for the
-            given file, which made them, and where no output is a floating-point number.
-        largest_error: as ``rms_error``, the largest absolute error.
-    """
-
-    tier: str
-    file: str
-    runtime: str
-    precision: str
-    size_bytes: int
-    rms_error: float | None = None
-    largest_error: float | None = None
-
-
-class Packed(msgspec.Struct, frozen=True):
-    """A bundle that was written from an ONNX file.
-
-    Attributes:
-        max_batch_size: most rows of a run; 0 without a batch dimension.
-        golden: source of the golden inputs.
-        only_onnxruntime: why TensorRT cannot run the model; empty if no known reason forbids it.
-    """
-
-    bundle: str
-    max_batch_size: int
-    golden: str
-    golden_rows: int
-    only_onnxruntime: str
-    files: list[PackedFile]
 
 
 def pack_model(
@@ -177,7 +142,10 @@ def pack_model(
         source,
         golden.rows,
         model.operators.only_onnxruntime,
-        [_packed(FULL, given, model.data), *(_packed(one.tier, one.artifact, one.data, one) for one in variants)],
+        [
+            packed_file(FULL, given, model.data),
+            *(packed_file(one.tier, one.artifact, one.data, one) for one in variants),
+        ],
     )
 
 
@@ -190,19 +158,6 @@ def _golden(
         else random_inputs(runner.inputs, profile, max_batch_size)
     )
     return Golden(inputs, golden_outputs(runner, inputs, max_batch_size, path))
-
-
-def _packed(tier: str, artifact: Artifact, data: bytes, variant: Variant | None = None) -> PackedFile:
-    errors = variant.errors if variant else []
-    return PackedFile(
-        tier,
-        artifact.file,
-        artifact.runtime,
-        artifact.precision,
-        len(data),
-        max((error.rms for error in errors), default=None),
-        max((error.largest for error in errors), default=None),
-    )
 
 
 def _max_batch_size(runner: OnnxRuntimeRunner, path: Path, given: int | None) -> int:
