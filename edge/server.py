@@ -84,7 +84,7 @@ async def serve(settings: Settings, on_ready: Callable[[Ready], None]) -> None:
         if not stop.is_set():
             await loading  # raises its error, if any
             if settings.model_control == "none" and not list(parts.repository):
-                fix = "`fewheads export RUN --repository DIRECTORY`, or MODEL.onnx for RUN, writes one"
+                fix = "`fewheads export RUN --repository DIRECTORY` writes one, and so does `fewheads pack MODEL.onnx`"
                 log.warning("%s has no bundle, a directory with a manifest.json; %s", settings.repository, fix)
             on_ready(_ready(parts, metrics_port))
             parts.notifier.notify(READY=1)

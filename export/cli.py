@@ -34,8 +34,6 @@ from export.options import (
     version_option,
 )
 from export.outputs import check_run
-from export.own_onnx.bundle import OwnOptions, export_own
-from export.own_onnx.options import is_own_onnx, own_onnx_options, print_exported, refuse_tiers
 from export.runs import recorded
 from export.targets import targets_of
 from export.tasks import is_imported
@@ -162,7 +160,6 @@ def train(
 @click.option("--int8", is_flag=True, help="Looped models: tiers in INT8, too, if their loops are about as good.")
 @run_data_dir_option
 @imported_data_option
-@own_onnx_options
 @replace_option("existing bundles of that name and version")
 @json_option
 def export(
@@ -176,22 +173,18 @@ def export(
     data_dir: Path | None,
     data: Path | None,
     replace: bool,
-    own: OwnOptions,
     as_json: bool,
 ) -> None:
     """Convert runs to ONNX, check them against torch, and write them as bundles.
 
     Each calculator becomes a bundle, and looped runs of one function class, the full model first, become the tiers of
     one. Runs of `fewheads finetune`, `import` and `reduce`, the full model first, become the tiers of one bundle, NAME;
-    each has a twin in INT8, TIER-int8. An ONNX file of your own (.onnx) becomes a bundle with --name.
+    each has a twin in INT8, TIER-int8. `fewheads pack` makes a bundle of an ONNX file.
     """
-    if is_own_onnx(runs, own):
-        refuse_tiers(runs[0], tiers, artifacts)
-        _check_int8(int8, runs[0])
-        with working(f"exporting {runs[0]}"):
-            written = export_own(runs[0], repository, name, own, version=version, replace=replace)
-        print_exported(written, as_json=as_json)
-        return
+    file = next((run for run in runs if run.suffix == ".onnx"), None)
+    if file is not None:
+        fix = f"Make a bundle of an ONNX file with 'fewheads pack {file} --name NAME --repository {repository}'."
+        raise UsageError("RUN_DIR", given=str(file), expected="run directories", fix=fix)
     targets = targets_of(
         runs, repository, name=name, version=version, tiers=tiers, data_dir=data_dir, data=data, replace=replace
     )

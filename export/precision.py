@@ -60,7 +60,13 @@ def dynamic_int8(model: bytes, *, has_head: bool = True) -> bytes:
         return _checked(onnx.load(path))
 
 
-def half(model: bytes, *, fp32_head: bool = False, fp16_tensors: Collection[str] = ()) -> bytes:
+def half(
+    model: bytes,
+    *,
+    fp32_head: bool = False,
+    fp16_tensors: Collection[str] = (),
+    fp32_operators: Collection[str] = (),
+) -> bytes:
     """Return the model in FP16 for TensorRT, weights too, with softmaxes and what :func:`keep_fp32` keeps in FP32.
 
     Token ids stay INT64, and inputs and outputs FP32. A LayerNormalization reads and returns FP16 and sums in FP32, its
@@ -69,8 +75,9 @@ def half(model: bytes, *, fp32_head: bool = False, fp16_tensors: Collection[str]
     Args:
         fp32_head: whether all that follows the last normalisation stays FP32.
         fp16_tensors: inputs and outputs that become FP16.
+        fp32_operators: further operators that stay FP32, by type.
     """
-    return _checked(_half(_load(model), fp32_head, fp16_tensors))
+    return _checked(_half(_load(model), fp32_head, fp16_tensors, fp32_operators))
 
 
 def static_int8(
@@ -169,10 +176,12 @@ def _preprocessed(model: ModelProto) -> ModelProto:
     return model
 
 
-def _half(model: ModelProto, fp32_head: bool, fp16_tensors: Collection[str] = ()) -> ModelProto:
+def _half(
+    model: ModelProto, fp32_head: bool, fp16_tensors: Collection[str] = (), fp32_operators: Collection[str] = ()
+) -> ModelProto:
     head = _without_head(model) if fp32_head else None
     kept = [tensor.name for tensor in (*model.graph.input, *model.graph.output) if tensor.name not in fp16_tensors]
-    converted = convert_float_to_float16(model, keep_io_types=kept, op_block_list=["Softmax"])
+    converted = convert_float_to_float16(model, keep_io_types=kept, op_block_list=["Softmax", *fp32_operators])
     # The converter appends its casts at the end.
     OnnxModel(converted).topological_sort()
     keep_fp32(converted, model)

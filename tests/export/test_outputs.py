@@ -10,6 +10,7 @@ from edge.errors import UsageError
 from export.cli import export, train
 from export.experiments.attention.cli import compare
 from export.experiments.frontier.cli import frontier
+from export.pack.cli import pack
 from export.reduction.cli import reduce
 from export.routing.cli import route
 from export.tasks.cli import finetune
@@ -53,7 +54,7 @@ EXISTING = [
     (route, (*RUNS, "--out", "figures.json"), "figures.json: got an existing file"),
     (route, (*RUNS, "--plot", "figures.png"), "figures.png: got an existing file"),
     (export, ("full", "--repository", "bundles", "--name", "sst2"), "sst2-1: got an existing bundle"),
-    (export, ("own.onnx", "--repository", "bundles", "--name", "sst2"), "sst2-1: got an existing bundle"),
+    (pack, ("own.onnx", "--repository", "bundles", "--name", "sst2"), "sst2-1: got an existing bundle"),
 ]
 #: What nothing allows: inputs, and files of other kinds.
 REFUSED = [

@@ -10,6 +10,9 @@ from edge.errors import Literally, UsageError
 
 #: Input to its smallest, usual and largest shape.
 Shapes = dict[str, Profile]
+#: Dimensions of a batch of images, and the sizes that an example gives them (True) and other tensors.
+_IMAGES = 4
+_EXAMPLES = {True: (32, 224, 640), False: (1, 16, 64)}
 _FORM = "INPUT=MIN:OPT:MAX, each with as many sizes as the input has dimensions, such as ids=1x1:1x32:8x128"
 
 
@@ -33,37 +36,53 @@ def parse_shapes(given: Sequence[str]) -> Shapes:
     return shapes
 
 
-def profiles(inputs: Sequence[TensorSpec], max_batch_size: int, shapes: Mapping[str, Profile]) -> dict[str, Profile]:
+def profiles(
+    inputs: Sequence[TensorSpec],
+    dimensions: Mapping[str, Sequence[str]],
+    max_batch_size: int,
+    shapes: Mapping[str, Profile],
+) -> dict[str, Profile]:
     """Return the profile of each input with a -1; the batch alone needs no ``--shape``.
 
+    Args:
+        dimensions: of each input: a size, or the name of a dynamic dimension.
+
     Raises:
-        UsageError: a shape is missing, superfluous, or does not fit its input.
+        UsageError: shapes are missing, superfluous, or do not fit their inputs.
     """
     dynamic = {spec.name: spec for spec in inputs if -1 in spec.shape}
     for name in shapes:
         if name not in dynamic:
             expected = f"an input with a symbolic dimension, one of {sorted(dynamic)}"
             raise UsageError("--shape", given=name, expected=expected, fix="Correct the name, or leave the option out.")
+    first = 1 if max_batch_size else 0
+    missing = [spec for name, spec in dynamic.items() if name not in shapes and -1 in spec.shape[first:]]
+    if missing:
+        raise _missing(missing, dimensions, max_batch_size)
     return {name: _profile(spec, max_batch_size, shapes.get(name)) for name, spec in dynamic.items()}
+
+
+def _missing(specs: Sequence[TensorSpec], dimensions: Mapping[str, Sequence[str]], max_batch_size: int) -> UsageError:
+    """Return the error that asks for the dynamic dimensions by their names, with the options to copy."""
+    wanted, options = [], []
+    for spec in specs:
+        names = [name for name, size in zip(dimensions[spec.name], spec.shape, strict=True) if size == -1]
+        asked = ", ".join(names[1:] if max_batch_size else names)
+        wanted.append(f"{asked} of input {spec.name!r} [{', '.join(dimensions[spec.name])}]")
+        sizes = _EXAMPLES[len(spec.shape) == _IMAGES]
+        rows = (1, 1, max_batch_size) if max_batch_size else sizes
+        ranges = (
+            "x".join(str(own if own != -1 else size if place else row) for place, own in enumerate(spec.shape))
+            for size, row in zip(sizes, rows, strict=True)
+        )
+        options.append(f"--shape {spec.name}={':'.join(ranges)}")
+    expected = f"the smallest, usual and largest {' and '.join(wanted)}"
+    fix = f"Add them with the sizes that your requests have, such as {' '.join(options)}"
+    return UsageError("--shape", given=Literally("nothing"), expected=expected, fix=fix)
 
 
 def _profile(spec: TensorSpec, max_batch_size: int, given: Profile | None) -> Profile:
     if given is None:
-        if -1 in (spec.shape[1:] if max_batch_size else spec.shape):
-            rows = max_batch_size or 16
-            small, usual, large = (
-                "x".join(str(free if size == -1 else size) for size, free in zip(spec.shape, frees, strict=True))
-                for frees in (
-                    (1,) * len(spec.shape),
-                    (1, *(16,) * (len(spec.shape) - 1)),
-                    (rows, *(64,) * (len(spec.shape) - 1)),
-                )
-            )
-            fix = f"Add it with the sizes that your requests have, such as --shape {spec.name}={small}:{usual}:{large}"
-            subject = f"--shape for input {spec.name!r} {list(spec.shape)}"
-            raise UsageError(
-                subject, given=Literally("nothing"), expected="its smallest, usual and largest shape", fix=f"{fix}."
-            )
         rest = spec.shape[1:]
         return Profile(min=(1, *rest), opt=(1, *rest), max=(max_batch_size, *rest))
     subject = f"--shape for input {spec.name!r}"

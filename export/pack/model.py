@@ -1,4 +1,4 @@
-"""A user's ONNX file: reading, and checks of the requirements of a bundle."""
+"""A user's ONNX file, checked against what a bundle may hold."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from edge.bundles.onnx_file import check_self_contained
 from edge.datatypes import NUMPY_TYPES, TensorName, TensorSpec
-from edge.errors import BundleError, Literally, UsageError
+from edge.errors import BundleError, UsageError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
+from export.pack.operators import Operators, check_operators
+from export.pack.weights import read_with_weights
 
 if TYPE_CHECKING:
     import onnx
@@ -20,13 +21,15 @@ _MAX_TENSORS = 16
 _QUANTIZED = {"DynamicQuantizeLinear", "QuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv"}
 
 
-class OwnModel(NamedTuple):
+class OnnxModel(NamedTuple):
     """An ONNX file.
 
     Attributes:
+        data: with all weights inside.
         opset: of the ONNX standard.
         precision: the lowest that the graph computes in: ``fp32``, ``fp16`` or ``int8``.
         producer: the program that wrote it, as it names itself.
+        dimensions: of each input, as the file writes them: a size, a name, or ``?`` for a dimension without a name.
     """
 
     path: Path
@@ -34,20 +37,28 @@ class OwnModel(NamedTuple):
     opset: int
     precision: str
     producer: str
+    operators: Operators
+    dimensions: dict[str, list[str]]
 
 
-def read_model(path: Path) -> OwnModel:
+def read_model(path: Path) -> OnnxModel:
     """Read an ONNX file. Weights in files beside it are embedded.
 
     Raises:
-        UsageError: it is not an ONNX model, too large, or of an opset that bundles do not support.
+        UsageError: it is not an ONNX model, too large, or has an opset or operators that bundles do not support.
     """
-    model, data = _read(path)
-    producer = f"{model.producer_name} {model.producer_version}".strip()
-    return OwnModel(path, data, _opset(model, path), _precision(model), producer or "an unnamed producer")
+    model, data = read_with_weights(path)
+    opset = _opset(model, path)
+    operators = check_operators(model, opset, path)
+    producer = f"{model.producer_name} {model.producer_version}".strip() or "an unnamed producer"
+    dimensions = {
+        tensor.name: [size.dim_param or str(size.dim_value or "?") for size in tensor.type.tensor_type.shape.dim]
+        for tensor in model.graph.input
+    }
+    return OnnxModel(path, data, opset, _precision(model), producer, operators, dimensions)
 
 
-def load_model(model: OwnModel) -> OnnxRuntimeRunner:
+def load_model(model: OnnxModel) -> OnnxRuntimeRunner:
     """Return the model in ONNX Runtime, with inputs and outputs that a manifest can describe.
 
     Raises:
@@ -68,35 +79,18 @@ def load_model(model: OwnModel) -> OnnxRuntimeRunner:
     return runner
 
 
-def _read(path: Path) -> tuple[onnx.ModelProto, bytes]:
-    """Return the model and the bytes to ship: those of the file, unless its weights are in other files."""
-    import onnx
-
-    try:
-        data = path.read_bytes()
-        model = onnx.load(path)
-    except Exception as error:  # protobuf, onnx.checker and the operating system raise classes of their own
-        given = Literally(error.strerror if isinstance(error, OSError) and error.strerror else error)
-        fix = "Give the file that your framework exported; files with its weights belong beside it."
-        raise UsageError(f"model {path}", given=given, expected="an ONNX model", fix=fix) from None
-    try:
-        check_self_contained(data, str(path))
-    except BundleError:
-        try:
-            data = model.SerializeToString()
-        except ValueError as error:  # protobuf's limit of 2 GiB
-            fix = "Export it in FP16."
-            raise UsageError(f"model {path}", given=Literally(error), expected="at most 2 GiB", fix=fix) from None
-    return model, data
-
-
 def _opset(model: onnx.ModelProto, path: Path) -> int:
     opset = next((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), 0)
-    if opset not in _OPSETS:
-        expected = f"{_OPSETS[0]} to {_OPSETS[-1]}, which JetPack 6 reads"
-        fix = "Export it again with opset_version=18, or convert it with onnx.version_converter."
-        raise UsageError(f"opset of {path}", given=opset, expected=expected, fix=fix)
-    return int(opset)
+    if opset in _OPSETS:
+        return int(opset)
+    expected = f"{_OPSETS[0]} to {_OPSETS[-1]}, which JetPack 6 reads"
+    fix = "Export it again with opset_version=18"
+    if opset < _OPSETS[0]:
+        fix += (
+            f', or convert it: python -c "import onnx; onnx.save(onnx.version_converter.convert_version('
+            f"onnx.load('{path.name}'), 18), 'newer.onnx')\""
+        )
+    raise UsageError(f"opset of {path}", given=opset, expected=expected, fix=f"{fix}.")
 
 
 def _check_spec(subject: str, spec: TensorSpec) -> None:

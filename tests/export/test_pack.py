@@ -1,7 +1,10 @@
-"""Bundles of own ONNX files: written by the command, served by a server, and refused where they would not serve."""
+"""Bundles of a user's ONNX files: written by the command, served, and refused where they would not serve."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import onnx
@@ -16,6 +19,7 @@ from edge.errors import GoldenError, UsageError
 from edge.launch import running_server
 from edge.runtimes.build import load_runner
 from export.cli import export
+from export.pack.cli import pack
 from tests.data.make_broken_bundles import changed_onnx, custom_operator
 from tests.support import text_model
 from tests.support.models import oracle_onnx, serialized
@@ -24,11 +28,10 @@ from tests.support.task_data import invoke
 EXPRESSIONS = ("1 + 2", "3 - 4", "-5", "1 - 2 + 3")
 
 
-def export_own(path, *options, name="own"):
+def packed(path, *options, name="own"):
     """Run the command on an ONNX file and return what it prints; its errors are raised."""
     named = ["--name", name] if name else []
-    (exported,) = json.loads(invoke(export, path, "--repository", path.parent / "models", "--json", *named, *options))
-    return exported
+    return json.loads(invoke(pack, path, "--repository", path.parent / "models", "--json", *named, *options))
 
 
 def write(path, data):
@@ -52,6 +55,10 @@ def unary(operator, output="y", options=(), **shapes):
     return graph(node(operator, ["x"], [output], **dict(options)), output=output, **shapes)
 
 
+def misnamed_operator(model):
+    model.graph.node[1].op_type = "Frobnicate"
+
+
 RELU = unary("Relu")
 TOO_MANY_ROWS = graph(node("Concat", ["x", "x"], ["y"], axis=0), y=("twice", 3))
 MEAN_OVER_BATCH = graph(node("ReduceMean", ["x"], ["mean"], axes=[0]), node("Sub", ["x", "mean"], ["y"]))
@@ -63,9 +70,9 @@ OF_SEQUENCES = graph(node("SequenceConstruct", ["x"], ["y"]), result=SEQUENCE)
 def test_bundle_with_real_inputs_is_served(tmp_path):
     np.savez(tmp_path / "real.npz", x=tokenize(EXPRESSIONS))
     path = write(tmp_path / "model.onnx", oracle_onnx())
-    exported = export_own(path, "--inputs", tmp_path / "real.npz", "--max-batch-size", 16)
-    assert (exported["max_batch_size"], exported["golden_rows"]) == (16, 4)
-    bundle = Bundle.open(exported["bundle"])
+    written = packed(path, "--inputs", tmp_path / "real.npz", "--max-batch-size", 16)
+    assert (written["max_batch_size"], written["golden_rows"]) == (16, 4)
+    bundle = Bundle.open(written["bundle"])
     assert bundle.read("model.onnx") == oracle_onnx()
     assert bundle.golden.outputs["value"].ravel().tolist() == [3, -1, -5, 2]
     assert "real.npz" in bundle.manifest.provenance.data
@@ -78,41 +85,44 @@ def test_bundle_with_real_inputs_is_served(tmp_path):
 
 def test_random_golden_inputs_are_called_random(tmp_path):
     path = write(tmp_path / "model.onnx", oracle_onnx())
-    exported = export_own(path)
-    assert (exported["max_batch_size"], exported["golden"], exported["precision"]) == (8, "random", "fp32")
-    bundle = Bundle.open(exported["bundle"])
+    written = packed(path)
+    assert (written["max_batch_size"], written["golden"], len(written["files"])) == (8, "random", 1)
+    bundle = Bundle.open(written["bundle"])
     assert (bundle.manifest.provenance.data, bundle.manifest.provenance.seed) == ("unknown; golden inputs: random", 0)
     load_runner(bundle, "onnxruntime", tmp_path / "cache").runner.close()
     arguments = [str(path), "--repository", str(tmp_path / "models"), "--name", "own", "--replace"]
-    shown = CliRunner().invoke(export, arguments, catch_exceptions=False)
+    shown = CliRunner().invoke(pack, arguments, catch_exceptions=False)
     assert "accuracy is not checked" in shown.stderr
     assert "accuracy" not in shown.stdout
 
 
 def test_model_without_batch(tmp_path):
     path = write(tmp_path / "model.onnx", unary("Relu", x=(1, 3), y=(1, 3)))
-    exported = export_own(path)
-    assert (exported["max_batch_size"], Bundle.open(exported["bundle"]).manifest.profile) == (0, {})
+    written = packed(path)
+    assert (written["max_batch_size"], Bundle.open(written["bundle"]).manifest.profile) == (0, {})
     with pytest.raises(UsageError, match=r"--max-batch-size: got 4, expected 0, because 'x' of .* shape \[1, 3\]"):
-        export_own(path, "--max-batch-size", 4, name="other")
+        packed(path, "--max-batch-size", 4, name="other")
 
 
 def test_inputs_without_batch_keep_their_own_lengths(tmp_path):
     nodes, inputs = [node("Concat", ["x", "w"], ["y"], axis=0)], [value("x", (2, 3)), value("w", (5, 3))]
     data = serialized(helper.make_graph(nodes, "g", inputs, [value("y", (7, 3))]))
-    bundle = Bundle.open(export_own(write(tmp_path / "model.onnx", data))["bundle"])
+    bundle = Bundle.open(packed(write(tmp_path / "model.onnx", data))["bundle"])
     load_runner(bundle, "onnxruntime", tmp_path / "cache").runner.close()
 
 
-def test_missing_shapes_are_suggested_one_by_one(tmp_path):
-    path = write(tmp_path / "model.onnx", text_model.model("full"))
-    options = []
-    for name in ("input_ids", "attention_mask"):
-        with pytest.raises(UsageError, match=f"--shape for input '{name}' .* got nothing") as caught:
-            export_own(path, *options)
-        (suggestion,) = re.findall(r"--shape (\S+=[\dx:]+)\.", caught.value.fix)
-        options += ["--shape", suggestion]
-    bundle = Bundle.open(export_own(path, *options)["bundle"])
+def test_dynamic_dimensions_are_asked_for_by_name_with_options_to_copy(tmp_path):
+    model = onnx.load_from_string(text_model.model("full"))
+    for tensor in model.graph.input:
+        tensor.type.tensor_type.shape.dim[1].dim_param = f"length_of_{tensor.name}"
+    path = write(tmp_path / "model.onnx", model.SerializeToString())
+    asked = r"length_of_input_ids of input 'input_ids' \[\w+, length_of_input_ids\] and length_of_attention_mask"
+    with pytest.raises(
+        UsageError, match=f"--shape: got nothing, expected the smallest, usual and largest {asked}"
+    ) as it:
+        packed(path)
+    options = re.findall(r"--shape \S+=[\dx:]+", it.value.fix)
+    bundle = Bundle.open(packed(path, *" ".join(options).split())["bundle"])
     assert (bundle.manifest.profile["input_ids"].max, bundle.golden.inputs["input_ids"].shape) == ((8, 64), (8, 16))
 
 
@@ -121,20 +131,24 @@ def test_weights_beside_the_file_are_put_inside(tmp_path):
     model = onnx.load_from_string(oracle_onnx())
     onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     np.savez(tmp_path / "real.npz", x=tokenize(EXPRESSIONS))
-    bundle = Bundle.open(export_own(path, "--inputs", tmp_path / "real.npz")["bundle"])
+    bundle = Bundle.open(packed(path, "--inputs", tmp_path / "real.npz")["bundle"])
     assert bundle.golden.outputs["value"].ravel().tolist() == [3, -1, -5, 2]
     (tmp_path / "weights.bin").unlink()
-    with pytest.raises(UsageError, match="files with its weights belong beside it"):
-        export_own(path, name="other")
+    with pytest.raises(UsageError, match=r"weights of .*: got no file weights.bin in .* Copy these files beside"):
+        packed(path, name="other")
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"no model", r"expected an ONNX model\. Give the file"),
-        (unary("Relu", opset=21), r"opset of .*: got 21, expected 13 to 20.* opset_version=18"),
-        (unary("Relu", opset=12), "opset of .*: got 12, expected 13 to 20"),
-        (changed_onnx(custom_operator), "expected an ONNX model that ONNX Runtime .* standard operators"),
+        (b"no model", r"expected an ONNX model\. Give the .onnx file"),
+        (b"", "got no graph with nodes, expected an ONNX model"),
+        (unary("Relu", opset=21), r"opset of .*: got 21, expected 13 to 20.* opset_version=18\.$"),
+        (
+            changed_onnx(custom_operator),
+            "operators of .*: got com.example.Frobnicate, expected operators of ONNX",
+        ),
+        (changed_onnx(misnamed_operator), "operators of .*: got Frobnicate, expected operators of ONNX"),
         (OF_SEQUENCES, r"output 'y' of .*: got 'seq\(tensor\(float\)\)', expected a tensor of .*zipmap"),
         (unary("Relu", output="495"), "name of output '495' .*: got '495', .* output_names"),
         (unary("ReduceSum", options={"keepdims": 0}, y=()), r"shape of output 'y' .*: got \[\], expected 1 to 8"),
@@ -147,8 +161,31 @@ def test_weights_beside_the_file_are_put_inside(tmp_path):
 )
 def test_models_that_would_not_serve(tmp_path, data, message):
     with pytest.raises(GoldenError if data == NOISE else UsageError, match=message):
-        export_own(write(tmp_path / "model.onnx", data))
+        packed(write(tmp_path / "model.onnx", data))
     assert not (tmp_path / "models").exists()
+
+
+def test_an_old_opset_is_converted_by_the_command_in_the_error(tmp_path):
+    path = write(tmp_path / "old.onnx", unary("Relu", opset=12))
+    with pytest.raises(UsageError, match=r"opset of .*: got 12, expected 13 to 20") as caught:
+        packed(path)
+    (command,) = re.findall(r'python -c "(.+)"', caught.value.fix)
+    subprocess.run([sys.executable, "-c", command], cwd=tmp_path, check=True)
+    bundle = Bundle.open(packed(tmp_path / "newer.onnx")["bundle"])
+    assert bundle.artifact("onnxruntime").opset == 18
+
+
+def test_more_than_2_gib_is_refused_before_it_is_read(tmp_path):
+    message = r"size of .*: got 2\.\d\d GiB, expected less than 2 GiB with all weights.* Export the model in FP16"
+    large = write(tmp_path / "large.onnx", b"")
+    os.truncate(large, 2**31)  # a sparse file, which takes no room
+    with pytest.raises(UsageError, match=message):
+        packed(large)
+    path, model = tmp_path / "model.onnx", onnx.load_from_string(oracle_onnx())
+    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    os.truncate(tmp_path / "weights.bin", 2**31)
+    with pytest.raises(UsageError, match=message):
+        packed(path)
 
 
 ROWS = np.zeros((2, 3), np.float32)
@@ -167,7 +204,7 @@ ROWS = np.zeros((2, 3), np.float32)
 def test_golden_inputs_that_do_not_fit(tmp_path, arrays, message):
     np.savez(tmp_path / "in.npz", **arrays)
     with pytest.raises(UsageError, match=message):
-        export_own(write(tmp_path / "model.onnx", RELU), "--inputs", tmp_path / "in.npz")
+        packed(write(tmp_path / "model.onnx", RELU), "--inputs", tmp_path / "in.npz")
 
 
 @pytest.mark.parametrize(
@@ -185,21 +222,19 @@ def test_golden_inputs_that_do_not_fit(tmp_path, arrays, message):
 )
 def test_options_that_do_not_fit(tmp_path, options, message):
     with pytest.raises(UsageError, match=message):
-        export_own(write(tmp_path / "model.onnx", RELU), *options)
+        packed(write(tmp_path / "model.onnx", RELU), *options)
 
 
 @pytest.mark.parametrize("name", [None, "../up"])
 def test_name_that_no_model_can_have(tmp_path, name):
     with pytest.raises(UsageError, match=r"--name: got .*, expected lower-case letters.* such as my-model"):
-        export_own(write(tmp_path / "model.onnx", RELU), name=name)
+        packed(write(tmp_path / "model.onnx", RELU), name=name)
 
 
-def test_runs_and_own_files_do_not_mix(tmp_path):
+def test_export_refers_to_pack(tmp_path):
     path = write(tmp_path / "model.onnx", RELU)
-    with pytest.raises(UsageError, match="expected one ONNX file, or run directories alone"):
-        export_own(path, path)
-    with pytest.raises(UsageError, match=r"expected an ONNX file \(.onnx\) with --max-batch-size, --shape or --inputs"):
-        export_own(tmp_path / "run", "--max-batch-size", 4)
+    with pytest.raises(UsageError, match=r"RUN_DIR: got .*model.onnx', expected run directories.* 'fewheads pack .*"):
+        invoke(export, path, "--repository", tmp_path)
 
 
 def test_text_in_and_out(tmp_path):
@@ -208,6 +243,6 @@ def test_text_in_and_out(tmp_path):
     data = graph(number, text, x=("batch", 1), y=("batch", 1), datatype=TensorProto.STRING)
     model = write(tmp_path / "text.onnx", data)
     np.savez(tmp_path / "inputs.npz", x=np.array([["12"], ["7"]]))
-    bundle = Bundle.open(export_own(model, "--inputs", tmp_path / "inputs.npz")["bundle"])
+    bundle = Bundle.open(packed(model, "--inputs", tmp_path / "inputs.npz")["bundle"])
     assert bundle.golden.outputs["y"].ravel().tolist() == [b"12", b"7"]
     load_runner(bundle, "onnxruntime", tmp_path / "cache").runner.close()

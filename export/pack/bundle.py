@@ -1,0 +1,184 @@
+"""The bundle of a user's own ONNX file, written without a run directory and without torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+
+import msgspec
+
+from edge import __version__
+from edge.bundles.bundle import write_bundle
+from edge.bundles.golden import Golden
+from edge.bundles.manifest import Artifact, Manifest, Profile, Provenance, Tier
+from edge.errors import UsageError
+from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
+from export.exported import FULL
+from export.outputs import check_bundle, check_name
+from export.pack.golden import check_repeatable, check_rows_independent, golden_outputs, tolerance_of
+from export.pack.inputs import RANDOM, SEED, in_runs, random_inputs, read_inputs, read_items
+from export.pack.model import OnnxModel, load_model, read_model
+from export.pack.packed import Packed, packed_file
+from export.pack.profiles import Shapes, profiles
+from export.pack.variants import Checks, Variant, check_convertible, fp16_variant, int8_variants
+
+#: Used where the graph has a batch dimension and ``--max-batch-size`` is not given.
+DEFAULT_MAX_BATCH_SIZE = 8
+_PACKAGES = ("onnx", "onnxruntime", "numpy")
+
+
+class PackOptions(msgspec.Struct, frozen=True):
+    """Options of a bundle of an ONNX file.
+
+    Attributes:
+        max_batch_size: most rows of a run; 0 without a batch dimension; None takes it from the graph.
+        shapes: of each input with a dynamic dimension other than the batch.
+        inputs: an ``.npz`` with golden inputs; None for random ones.
+        fp16: whether TensorRT gets a file in FP16.
+        int8: whether there is a tier in INT8.
+        calibration: an ``.npz`` with inputs that calibrate INT8; None for the golden inputs.
+    """
+
+    max_batch_size: int | None = None
+    shapes: Shapes = msgspec.field(default_factory=dict)
+    inputs: Path | None = None
+    fp16: bool = False
+    int8: bool = False
+    calibration: Path | None = None
+
+
+def pack_model(
+    path: Path,
+    repository: Path,
+    name: str | None,
+    options: PackOptions,
+    *,
+    version: int = 1,
+    replace: bool = False,
+    begin: Callable[[str], None] = lambda step: None,
+) -> Packed:
+    """Write ``repository/<name>-<version>`` from an ONNX file, with golden outputs by ONNX Runtime.
+
+    Weights in files beside the ONNX file are embedded.
+
+    Args:
+        begin: called with the name of each step before it begins.
+
+    Raises:
+        UsageError: the file, the name or an option does not fit, a variant computes something else, or the bundle
+            exists; the message names the option that helps.
+        GoldenError: repeated runs of the graph give other outputs.
+    """
+    if options.calibration and not options.int8:
+        fix = "Add --int8, or leave --calibration out."
+        raise UsageError("--calibration", given=str(options.calibration), expected="it beside --int8", fix=fix)
+    name = check_name("--name", name)
+    target = repository / f"{name}-{version}"
+    inputs_given = {"the ONNX file": path, "--inputs": options.inputs, "--calibration": options.calibration}
+    check_bundle(target, inputs_given, replace=replace)
+    begin("reading")
+    model = read_model(path)
+    for option in [f"--{kind}" for kind in ("fp16", "int8") if getattr(options, kind)]:
+        check_convertible(model, option)
+    runner = load_model(model)
+    try:
+        specs = runner.inputs, runner.outputs
+        max_batch_size = _max_batch_size(runner, path, options.max_batch_size)
+        profile = profiles(runner.inputs, model.dimensions, max_batch_size, options.shapes)
+        begin("golden outputs")
+        golden = _golden(runner, path, options.inputs, profile, max_batch_size)
+        tolerance = tolerance_of(golden, model.precision)
+        check_repeatable(runner, golden, tolerance, max_batch_size, path)
+        # Requests never share a run of an INT8 tier, because dynamic quantization depends on the whole run.
+        if max_batch_size > 1 and model.precision != "int8":
+            check_rows_independent(runner, golden, tolerance, path)
+    finally:
+        runner.close()
+    runtime = "onnxruntime" if model.operators.only_onnxruntime else "any"
+    given = Artifact(
+        file="model.onnx", runtime=runtime, precision=model.precision, opset=model.opset, tolerance=tolerance
+    )
+    source = options.inputs.name if options.inputs else RANDOM
+    held_out = not options.int8 or options.calibration is not None
+    place = f"golden inputs: {source}" + ("" if held_out else ", which calibrated INT8")
+    variants: list[Variant] = []
+    if options.fp16:
+        begin("FP16")
+        variants.append(fp16_variant(model, Checks(golden, max_batch_size, f"golden inputs: {source}")))
+    if options.int8:
+        begin("INT8")
+        runs = (
+            read_items("--calibration", options.calibration, specs[0], profile, max_batch_size)
+            if options.calibration
+            else in_runs(golden.inputs, max_batch_size)
+        )
+        variants += int8_variants(model, runs, Checks(golden, max_batch_size, place))
+    tiers = {FULL: [given]}
+    for variant in variants:
+        tiers.setdefault(variant.tier, []).append(variant.artifact)
+    manifest = Manifest(
+        name=name,
+        version=version,
+        description=f"{path.name}, as given to 'fewheads pack'",
+        inputs=specs[0],
+        outputs=specs[1],
+        max_batch_size=max_batch_size,
+        profile=profile,
+        tiers=tuple(Tier(name=tier, artifacts=tuple(artifacts)) for tier, artifacts in tiers.items()),
+        golden="golden.npz",
+        files={},
+        provenance=_provenance(model, source, None if options.inputs else SEED),
+        measures=tuple(measure for variant in variants for measure in variant.measures),
+    )
+    begin("writing")
+    files = {given.file: model.data, manifest.golden: golden.encode()}
+    files |= {variant.artifact.file: variant.data for variant in variants}
+    written = write_bundle(target, manifest, files, replace=replace)
+    return Packed(
+        str(written.path),
+        max_batch_size,
+        source,
+        golden.rows,
+        model.operators.only_onnxruntime,
+        [
+            packed_file(FULL, given, model.data),
+            *(packed_file(one.tier, one.artifact, one.data, one) for one in variants),
+        ],
+    )
+
+
+def _golden(
+    runner: OnnxRuntimeRunner, path: Path, given: Path | None, profile: dict[str, Profile], max_batch_size: int
+) -> Golden:
+    inputs = (
+        read_inputs("--inputs", given, runner.inputs, profile, max_batch_size)
+        if given
+        else random_inputs(runner.inputs, profile, max_batch_size)
+    )
+    return Golden(inputs, golden_outputs(runner, inputs, max_batch_size, path))
+
+
+def _max_batch_size(runner: OnnxRuntimeRunner, path: Path, given: int | None) -> int:
+    fixed = [spec for spec in (*runner.inputs, *runner.outputs) if spec.shape[0] != -1]
+    if given and fixed:
+        raise UsageError(
+            "--max-batch-size",
+            given=given,
+            expected=f"0, because {fixed[0].name!r} of {path} has the fixed shape {list(fixed[0].shape)}",
+            fix="Leave the option out, or export the model again with a symbolic first dimension of all tensors.",
+        )
+    if given is not None:
+        return given
+    return 0 if fixed else DEFAULT_MAX_BATCH_SIZE
+
+
+def _provenance(model: OnnxModel, golden: str, seed: int | None) -> Provenance:
+    return Provenance(
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        trainer=f"unknown; {model.path.name} was written by {model.producer}"[:4096],
+        data=f"unknown; golden inputs: {golden}"[:4096],
+        seed=seed,
+        versions={"fewheads": __version__, **{package: importlib.metadata.version(package) for package in _PACKAGES}},
+    )

@@ -1,0 +1,99 @@
+"""The command ``fewheads pack``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from edge.cli.output import json_option, print_json, print_table, progress, remark
+from export.options import replace_option, repository_option, version_option
+from export.pack.bundle import DEFAULT_MAX_BATCH_SIZE, PackOptions, pack_model
+from export.pack.inputs import RANDOM
+from export.pack.packed import Packed, PackedFile
+from export.pack.profiles import parse_shapes
+
+_NPZ = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("model", metavar="MODEL.onnx", type=click.Path(path_type=Path))
+@repository_option("the model")
+@click.option("--name", help="Name of the model and its bundle.")
+@version_option
+@click.option(
+    "--max-batch-size",
+    type=click.IntRange(0, 4096),
+    help="Rows of a run, 0 for no batch. "
+    f"Default: {DEFAULT_MAX_BATCH_SIZE} where the first dimension of all tensors is dynamic, else 0.",
+)
+@click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    metavar="INPUT=MIN:OPT:MAX",
+    help="Sizes of an input with dynamic dimensions other than the batch, such as ids=1x1:1x32:8x128; repeatable.",
+)
+@click.option(
+    "--inputs",
+    type=_NPZ,
+    metavar="NPZ",
+    help="Real golden inputs, an array under the name of each input. Default: random ones.",
+)
+@click.option("--fp16", is_flag=True, help="Add a file in FP16 for TensorRT.")
+@click.option("--int8", is_flag=True, help="Add the tier x1-int8, with fixed scales, if it computes about the same.")
+@click.option(
+    "--calibration",
+    type=_NPZ,
+    metavar="NPZ",
+    help="Real inputs that set the scales of --int8, other than those of --inputs. Default: the golden inputs. Without "
+    "a batch, each array has one more dimension in front, the items.",
+)
+@replace_option("an existing bundle of that name and version")
+@json_option
+def pack(
+    model: Path,
+    repository: Path,
+    name: str | None,
+    version: int,
+    max_batch_size: int | None,
+    shapes: tuple[str, ...],
+    inputs: Path | None,
+    fp16: bool,
+    int8: bool,
+    calibration: Path | None,
+    replace: bool,
+    as_json: bool,
+) -> None:
+    """Make a bundle of your own ONNX file, with golden outputs by ONNX Runtime."""
+    options = PackOptions(max_batch_size, parse_shapes(shapes), inputs, fp16, int8, calibration)
+    with progress() as bar:
+        task = bar.add_task(f"packing {model.name}", total=3 + fp16 + int8, note="")
+        begun = 0
+
+        def begin(step: str) -> None:
+            nonlocal begun
+            bar.update(task, completed=begun, note=step)
+            begun += 1
+
+        packed = pack_model(model, repository, name, options, version=version, replace=replace, begin=begin)
+        bar.update(task, completed=begun, note="")
+    if as_json:
+        print_json(packed)
+        return
+    _print(packed, random_scales=int8 and calibration is None)
+
+
+def _print(packed: Packed, *, random_scales: bool) -> None:
+    if packed.golden == RANDOM:
+        ranges = ", and scales of INT8 from random inputs are wrong for real ones" if random_scales else ""
+        remark(
+            f"The golden inputs are random: accuracy is not checked{ranges}. Give real inputs with --inputs FILE.npz."
+        )
+    if packed.only_onnxruntime:
+        remark(f"Only ONNX Runtime runs this model, not TensorRT: it has {packed.only_onnxruntime}.")
+    batch = f"at most {packed.max_batch_size} rows" if packed.max_batch_size else "no batch"
+    title = f"{packed.bundle}: {batch}, {packed.golden_rows} golden rows ({packed.golden})"
+    columns = [field.replace("size_bytes", "bytes").replace("_", " ") for field in PackedFile.__struct_fields__]
+    print_table(title, columns, [msgspec.structs.astuple(file) for file in packed.files])

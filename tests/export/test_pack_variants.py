@@ -1,0 +1,303 @@
+"""FP16 and INT8 files of packed networks with convolutions: what is in them, how exact they are, what is refused."""
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+import tritonclient.grpc as triton
+from onnx import TensorProto, helper, numpy_helper
+
+from edge.bundles.bundle import Bundle
+from edge.errors import UsageError
+from edge.launch import running_server
+from edge.runtimes.build import load_runner
+from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
+from edge.runtimes.tensorrt_builder import compile_onnx
+from export.pack.accuracy import largest_rms
+from export.pack.cli import pack
+from tests.support.marks import with_rtx
+from tests.support.task_data import invoke
+
+FLOAT = TensorProto.FLOAT
+node = helper.make_node
+
+
+def value(name, shape, datatype=FLOAT):
+    return helper.make_tensor_value_info(name, datatype, shape)
+
+
+def constant(name, array):
+    return numpy_helper.from_array(np.asarray(array), name)
+
+
+def weight(name, *shape, seed=0):
+    values = np.random.default_rng([seed, *name.encode()]).normal(size=shape) / np.sqrt(np.prod(shape[1:]))
+    return constant(name, values.astype(np.float32))
+
+
+def model_of(nodes, inputs, outputs, constants=(), opset=17):
+    made = helper.make_graph(nodes, "g", inputs, outputs, constants)
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    onnx.checker.check_model(model)
+    return model.SerializeToString()
+
+
+def detector(rows="batch", *more, outputs=None, constants=()):
+    """A detector for images of 16 x 16: boxes [N, 64, 4] and scores [N, 64, 2] of two classes.
+
+    A normalised convolution with a variance far beyond FP16, a residual block, a grouped convolution and two heads.
+    """
+    statistics = [constant(f"bn.{name}", np.full(8, x, np.float32)) for name, x in NORMALISATION.items()]
+    shapes = {name: constant(f"{name}.shape", np.array([0 if rows == "batch" else 1, -1, n])) for name, n in HEADS}
+    nodes = [
+        node("Conv", ["image", "stem", "stem.bias"], ["conv"], strides=[2, 2], pads=[1] * 4),
+        node("BatchNormalization", ["conv", *(one.name for one in statistics)], ["normal"]),
+        node("Relu", ["normal"], ["features"]),
+        node("Conv", ["features", "block"], ["inner"], "block", pads=[1] * 4),
+        node("Add", ["features", "inner"], ["sum"], "residual"),
+        node("Conv", ["sum", "grouped"], ["deep"], "grouped", pads=[1] * 4, group=8),
+    ]
+    for name, _ in HEADS:
+        nodes += [
+            node("Conv", ["deep", f"{name}.weight"], [f"{name}.map"]),
+            node("Transpose", [f"{name}.map"], [f"{name}.last"], perm=[0, 2, 3, 1]),
+            node("Reshape", [f"{name}.last", f"{name}.shape"], [f"{name}.raw"]),
+        ]
+    nodes += [node("Identity", ["boxes.raw"], ["boxes"]), node("Sigmoid", ["scores.raw"], ["scores"]), *more]
+    weights = [
+        *(weight("stem", 8, 3, 3, 3), constant("stem.bias", np.zeros(8, np.float32)), weight("block", 8, 8, 3, 3)),
+        *(weight("grouped", 8, 1, 3, 3), *(weight(f"{name}.weight", n, 8, 1, 1) for name, n in HEADS)),
+    ]
+    ends = outputs or [value(name, (rows, 64, n)) for name, n in HEADS]
+    return model_of(
+        nodes, [value("image", (rows, 3, 16, 16))], ends, [*statistics, *shapes.values(), *weights, *constants]
+    )
+
+
+HEADS = (("boxes", 4), ("scores", 2))
+#: The scale is beyond FP16, too; only their quotient is usual.
+NORMALISATION = {"scale": 1e6, "bias": 0.1, "mean": 0.0, "variance": 1e12}
+
+
+def packed(path, data, *options, name="own"):
+    path.write_bytes(data)
+    return json.loads(invoke(pack, path, "--name", name, "--repository", path.parent / "models", "--json", *options))
+
+
+def images(rows, seed=0):
+    return np.random.default_rng(seed).normal(size=(rows, 3, 16, 16)).astype(np.float32)
+
+
+def computed(data, inputs):
+    runner = OnnxRuntimeRunner(data, subject="test")
+    try:
+        return runner.infer(inputs)
+    finally:
+        runner.close()
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    """A bundle of the detector with all variants, calibrated with other images than the golden ones."""
+    root = tmp_path_factory.mktemp("detector")
+    np.savez(root / "golden.npz", image=images(12, seed=1))
+    np.savez(root / "calibration.npz", image=images(40, seed=2))
+    options = ("--fp16", "--int8", "--inputs", root / "golden.npz", "--calibration", root / "calibration.npz")
+    return Bundle.open(packed(root / "detector.onnx", detector(), *options)["bundle"])
+
+
+def test_each_tier_has_its_files_and_their_measured_errors(bundle):
+    files = {
+        tier.name: [(artifact.runtime, artifact.precision, artifact.opset) for artifact in tier.artifacts]
+        for tier in bundle.manifest.tiers
+    }
+    assert files == {
+        "x1": [("any", "fp32", 17), ("tensorrt", "fp16", 17)],
+        "x1-int8": [("onnxruntime", "int8", 19), ("tensorrt", "int8", 19)],
+    }
+    # The error of each file is computed again here, from the bytes in the bundle.
+    for tier in bundle.manifest.tiers:
+        for artifact in tier.artifacts[1 if tier.name == "x1" else 0 :]:
+            got = computed(bundle.read(artifact.file), bundle.golden.inputs)
+            for name, want in bundle.golden.outputs.items():
+                difference = got[name].astype(np.float64) - want
+                place = f"golden inputs: golden.npz, tier {tier.name}, {artifact.precision} for {artifact.runtime}"
+                measures = {m.metric: m for m in bundle.manifest.measures if m.split == f"{place}, output {name}"}
+                rms, largest = measures["relative_rms_error"], measures["largest_relative_error"]
+                assert rms.value == pytest.approx(np.sqrt(np.square(difference).mean()) / want.std(), rel=1e-3)
+                assert largest.value == pytest.approx(np.abs(difference).max() / want.std(), rel=1e-3)
+                assert 0 < rms.interval[0] < rms.value < rms.interval[1]
+                assert rms.n == 12
+                assert rms.value < largest_rms(artifact.precision)
+
+
+def test_int8_is_at_ungrouped_convolutions_alone(bundle):
+    for file in ("x1-int8.onnxruntime.int8.onnx", "x1-int8.tensorrt.int8.onnx"):
+        graph = onnx.load_from_string(bundle.read(file)).graph
+        made = {name: one for one in graph.node for name in one.output}
+        types = {tensor.name: tensor for tensor in graph.initializer}
+        quantized = 0
+        for one in graph.node:
+            before = [made[name].op_type for name in one.input if name in made]
+            if one.op_type != "Conv" or one.name == "grouped":
+                # The sum reads what the block reads, before it is rounded.
+                assert "DequantizeLinear" not in before
+                continue
+            quantized += 1
+            assert before[:2] == ["DequantizeLinear", "DequantizeLinear"]
+            stored, scale, zero = (types[name] for name in made[one.input[1]].input)
+            assert stored.data_type == TensorProto.INT8
+            assert list(scale.dims) == [stored.dims[0]]  # per channel
+            assert not numpy_helper.to_array(zero).any()  # symmetric
+        assert quantized == 4
+
+
+def test_every_tier_is_served(bundle, tmp_path):
+    image = images(3, seed=3)
+    wanted = computed(bundle.read("model.onnx"), {"image": image})
+    serving = running_server([bundle.path], cache=tmp_path / "cache")
+    with serving as ready, triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client:
+        tensor = triton.InferInput("image", [3, 3, 16, 16], "FP32")
+        tensor.set_data_from_numpy(image)
+        for tier, share in (("x1", 1e-5), ("x1-int8", 0.3)):
+            answer = client.infer("own", [tensor], parameters={"tier": tier})
+            for name, want in wanted.items():
+                largest = np.abs(answer.as_numpy(name) - want).max() / want.std()
+                assert largest <= share
+                assert (largest > 1e-5) == (tier == "x1-int8")
+
+
+@with_rtx
+@pytest.mark.parametrize("tier", ["x1", "x1-int8"])
+def test_tensorrt_compiles_the_files_for_it(bundle, tier):
+    artifact = bundle.artifact("tensorrt", tier)
+    data, profile = bundle.read(artifact.file), bundle.manifest.profile
+    report = compile_onnx(data, profile, flavor="tensorrt_rtx", compute_capability="SM86", subject=tier).report
+    assert report.typing == "strong"
+
+
+def test_the_limit_of_an_error_is_a_share_of_reversed_pairs():
+    generator = np.random.default_rng(0)
+    for precision, share in (("fp16", 0.01), ("int8", 0.05)):
+        first, second = generator.normal(size=(2, 400_000))
+        errors = largest_rms(precision) * generator.normal(size=(2, 400_000))
+        reversed_pairs = ((first > second) != (first + errors[0] > second + errors[1])).mean()
+        assert reversed_pairs == pytest.approx(share, rel=0.05)
+
+
+def row_model(*nodes, constants, datatype=FLOAT):
+    arrays = [constant(name, np.asarray(array, np.float32)) for name, array in constants.items()]
+    return model_of(nodes, [value("x", ("batch", 4))], [value("y", ("batch", 4), datatype)], arrays)
+
+
+OVERFLOW = row_model(
+    *(node("MatMul", ["x", "w"], ["big"]), node("Mul", ["big", "big"], ["square"]), node("Sqrt", ["square"], ["y"])),
+    constants={"w": 1e3 * np.eye(4)},
+)
+#: A column a thousand times as large as the others sets their scale, which rounds them to zero.
+OUTLIER = row_model(
+    *(node("Mul", ["x", "sizes"], ["wide"]), node("MatMul", ["wide", "w"], ["y"])),
+    constants={"sizes": [1e3, 1, 1, 1], "w": np.diag([1e-3, 1, 1, 1])},
+)
+WHOLE_NUMBERS = row_model(
+    *(node("MatMul", ["x", "w"], ["large"]), node("Cast", ["large"], ["y"], to=TensorProto.INT64)),
+    constants={"w": np.full((4, 4), 777.0)},
+    datatype=TensorProto.INT64,
+)
+RELU = row_model(node("Relu", ["x"], ["y"]), constants={})
+
+
+def branches():
+    """Return a network that computes one of two functions, by the sign of a sum."""
+    made = [
+        helper.make_graph([node(kind, ["x"], [kind])], kind, [], [value(kind, ("batch", 4))])
+        for kind in ("Relu", "Neg")
+    ]
+    nodes = [
+        node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        node("Greater", ["sum", "zero"], ["positive"]),
+        node("If", ["positive"], ["y"], then_branch=made[0], else_branch=made[1]),
+    ]
+    return row_model(*nodes, constants={"zero": 0.0})
+
+
+def detector_with_nms():
+    """Return the detector for one image, with the non-maximum suppression inside, as detection networks have it."""
+    nodes = [
+        node("Transpose", ["scores"], ["by_class"], perm=[0, 2, 1]),
+        node("NonMaxSuppression", ["boxes", "by_class", "most", "overlap", "least"], ["found"]),
+    ]
+    constants = [
+        constant("most", np.array([10])),
+        constant("overlap", np.array([0.5], np.float32)),
+        constant("least", np.array([0.1], np.float32)),
+    ]
+    return detector(1, *nodes, outputs=[value("found", ("count", 3), TensorProto.INT64)], constants=constants)
+
+
+@pytest.mark.parametrize(
+    ("data", "option", "message"),
+    [
+        (OVERFLOW, "--fp16", "tensor 'square' of .* in FP16 for tensorrt: got NaN, or a value above 65504"),
+        (OUTLIER, "--int8", r"RMS error of output 'y' .*: got .* of the values' spread, expected at most 0.158, .* 5%"),
+        (WHOLE_NUMBERS, "--int8", "output 'y' of .* in INT8 for onnxruntime: got .* that differ, expected the same"),
+        (RELU, "--int8", "got none of them, expected Conv, MatMul or Gemm with weights in FP32"),
+        (detector_with_nms(), "--int8", "got NonMaxSuppression, whose outputs' sizes depend on values, expected"),
+    ],
+)
+def test_variants_that_would_compute_something_else_are_refused(tmp_path, data, option, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        packed(tmp_path / "model.onnx", data, option)
+    assert f"Leave {option} out" in caught.value.fix
+    assert not (tmp_path / "models").exists()
+
+
+def test_control_flow_is_packed_as_it_is(tmp_path):
+    with pytest.raises(UsageError, match=r"--fp16 for .*: got If in the graph, expected a graph without control flow"):
+        packed(tmp_path / "model.onnx", branches(), "--fp16")
+    # The branch depends on all rows of a run, so that there is no batch.
+    options = ("--max-batch-size", 0, "--shape", "x=1x4:2x4:8x4")
+    bundle = Bundle.open(packed(tmp_path / "model.onnx", branches(), *options)["bundle"])
+    assert bundle.artifact("tensorrt").runtime == "any"
+    load_runner(bundle, "onnxruntime", tmp_path / "cache").runner.close()
+
+
+@with_rtx
+def test_tensorrt_compiles_control_flow(tmp_path):
+    options = ("--max-batch-size", 0, "--shape", "x=1x4:2x4:8x4")
+    bundle = Bundle.open(packed(tmp_path / "model.onnx", branches(), *options)["bundle"])
+    data, profile = bundle.read("model.onnx"), bundle.manifest.profile
+    compile_onnx(data, profile, flavor="tensorrt_rtx", compute_capability="SM86", subject="If")
+
+
+def test_a_detector_with_non_maximum_suppression_is_for_onnx_runtime(tmp_path):
+    written = packed(tmp_path / "model.onnx", detector_with_nms())
+    assert written["only_onnxruntime"] == "NonMaxSuppression, whose outputs' sizes depend on values"
+    bundle = Bundle.open(written["bundle"])
+    assert [artifact.runtime for artifact in bundle.manifest.tiers[0].artifacts] == ["onnxruntime"]
+    serving = running_server([bundle.path], cache=tmp_path / "cache")
+    with serving as ready, triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client:
+        for seed in (4, 5):  # two images, with different numbers of boxes
+            tensor = triton.InferInput("image", [1, 3, 16, 16], "FP32")
+            tensor.set_data_from_numpy(images(1, seed))
+            wanted = computed(bundle.read("model.onnx"), {"image": images(1, seed)})["found"]
+            assert client.infer("own", [tensor]).as_numpy("found").tolist() == wanted.tolist()
+
+
+def test_only_graphs_in_fp32_are_converted(bundle, tmp_path):
+    half = bundle.read("x1.tensorrt.fp16.onnx")
+    with pytest.raises(UsageError, match=r"--fp16 for .*: got a graph in FP16, expected a graph in FP32"):
+        packed(tmp_path / "model.onnx", half, "--fp16")
+
+
+def test_calibration_without_a_batch_counts_items_first(tmp_path):
+    np.savez(tmp_path / "items.npz", image=images(5)[:, None])
+    options = ("--int8", "--calibration", tmp_path / "items.npz")
+    bundle = Bundle.open(packed(tmp_path / "model.onnx", detector(1), *options)["bundle"])
+    assert bundle.manifest.max_batch_size == 0
+    np.savez(tmp_path / "items.npz", image=images(5))
+    with pytest.raises(UsageError, match=r"array 'image' in .*: got \[3, 16, 16\], expected a shape of each"):
+        packed(tmp_path / "model.onnx", detector(1), *options, name="other")
+    with pytest.raises(UsageError, match=r"--calibration: got '.*items.npz', expected it beside --int8. Add --int8"):
+        packed(tmp_path / "model.onnx", detector(1), *options[1:], name="other")
