@@ -64,6 +64,11 @@ def to_onnx(
     return data
 
 
+def dynamic_of(inputs: Mapping[str, Array]) -> dict[str, dict[int, str]]:
+    """Return the usual dynamic dimensions: rows and length of token ids, masks and segments, and rows of pixels."""
+    return {name: {0: "batch", 1: "length"} if array.ndim == 2 else {0: "batch"} for name, array in inputs.items()}
+
+
 def golden_of(module: nn.Module, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Golden:
     """Return a golden set: real inputs and the module's outputs. A single tensor is the first output."""
     with torch.no_grad():

@@ -11,7 +11,7 @@ from torch import nn
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, Tolerance
 from edge.datatypes import Array
-from export.convert import OPSET, golden_of, largest_difference, to_onnx
+from export.convert import OPSET, dynamic_of, golden_of, largest_difference, to_onnx
 from export.exported import RUNTIMES
 from export.precision import INT8_OPSET, dynamic_int8, fused, half, static_int8
 
@@ -78,12 +78,8 @@ def export_tier(
     Raises:
         GoldenError: the outputs of a file differ from torch's.
     """
-    if dynamic is None:
-        dynamic = {
-            name: {0: "batch", 1: "length"} if array.ndim == 2 else {0: "batch"} for name, array in inputs.items()
-        }
     examples = {name: torch.from_numpy(array) for name, array in inputs.items()}
-    plain = to_onnx(module, examples, outputs, dynamic)
+    plain = to_onnx(module, examples, outputs, dynamic_of(inputs) if dynamic is None else dynamic)
     golden = golden_of(module, inputs, outputs)
     kinds: list[tuple[str, str, int, Callable[[], bytes]]] = [
         ("onnxruntime", "fp32", OPSET, lambda: fused(plain)),

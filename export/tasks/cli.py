@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edge.cli.output import json_option, print_json
-from edge.errors import UsageError
+from edge.errors import Literally, UsageError
 from export.loading import loading_torch
 from export.measures import print_measures
 from export.options import (
@@ -24,6 +24,7 @@ from export.options import (
     tensorboard_option,
 )
 from export.outputs import check_run
+from export.runs import recorded
 from export.tasks import DATA, NAMES, data_directory
 from export.training.watch import watching
 
@@ -69,6 +70,11 @@ class _TaskName(click.Choice[str]):
 @seeds_option
 @click.option("--limit", type=click.IntRange(1), help="Train on at most so many examples; all by default.")
 @click.option("--teacher", type=DIRECTORY, help="A run on the same task as the teacher of a distillation.")
+@click.option(
+    "--int8",
+    is_flag=True,
+    help="Train a run for INT8 on TensorRT: its products round, and --model is the teacher unless --teacher is given.",
+)
 @click.option("--name", help="Name of the run's directory.  [default: the task's name]")
 @runs_option("the run, which becomes OUT/NAME")
 @tensorboard_option
@@ -91,6 +97,7 @@ def finetune(
     seeds: int,
     limit: int | None,
     teacher: Path | None,
+    int8: bool,
     name: str | None,
     out: Path,
     tensorboard: Path | None,
@@ -103,6 +110,9 @@ def finetune(
     command resumes an interrupted run.
     """
     name = task if name is None else _checked_name(name)
+    if int8:
+        _check_int8(model)
+        teacher = teacher or model
     runs = {one: out / run for one, run in seeded(name, seed, seeds).items()}
     inputs = {"--model": model, "--teacher": teacher, "the data in": data_directory(task, data_dir)}
     for run in runs.values():
@@ -133,6 +143,7 @@ def finetune(
                     max_length=max_length,
                     data_dir=data_dir,
                     teacher=teacher,
+                    int8=int8,
                     device=device,
                     tensorboard=tensorboard,
                     observer=watch,
@@ -143,6 +154,13 @@ def finetune(
         print_json({"task": task, "runs": [str(run) for run in runs.values()], "metrics": metrics})
         return
     print_measures(task, ", ".join(map(str, runs.values())), metrics)
+
+
+def _check_int8(model: Path | None) -> None:
+    if model is None or recorded(model) is None:
+        given = Literally("no --model" if model is None else f"--model {model}, which is no run")
+        fix = "Fine-tune a model without --int8 first, and give its run as --model."
+        raise UsageError("--int8", given=given, expected="--model with a run on this task", fix=fix)
 
 
 def _checked_name(name: str) -> str:

@@ -29,11 +29,11 @@ from export.experiments.attention.mechanisms import ABLATIONS, MECHANISMS
 from export.experiments.attention.records import Record, read_record, save_record
 from export.experiments.attention.reductions import pruned_by_gradient
 from export.experiments.attention.stopwatch import Speed, multiplications
-from export.experiments.attention.summary import paired, row_of
+from export.experiments.attention.summary import row_of
 from export.intervals import interval
 from export.tasks.metrics import accuracy
 from export.tasks.objectives import outputs_of, task_loss
-from export.tasks.predictions import Predictions, predict
+from export.tasks.predictions import Predictions, paired, predict
 from tests.support.reduction_data import inputs, model
 from tests.support.task_data import invoke
 
