@@ -36,7 +36,7 @@ from export.outputs import check_run
 from export.own_onnx.bundle import OwnOptions, export_own
 from export.own_onnx.options import is_own_onnx, own_onnx_options, print_exported, refuse_tiers
 from export.targets import targets_of
-from export.training.watch import watching
+from export.training.watch import counting, watching
 
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
@@ -157,6 +157,12 @@ def train(
     "board serves it only where TensorRT runs.",
 )
 @click.option("--int8", is_flag=True, help="Looped models: tiers in INT8, too, if their loops are about as good.")
+@click.option(
+    "--measure/--no-measure",
+    default=True,
+    show_default=True,
+    help="Measure fine-tuned runs in INT8 on the hold-out and dev, for the manifest; a minute for two thousand texts.",
+)
 @run_data_dir_option
 @own_onnx_options
 @replace_option("existing bundles of that name and version")
@@ -169,6 +175,7 @@ def export(
     tiers: tuple[str, ...],
     artifacts: tuple[str, ...],
     int8: bool,
+    measure: bool,
     data_dir: Path | None,
     replace: bool,
     own: OwnOptions,
@@ -199,7 +206,7 @@ def export(
     results = []
     for target in targets:
         started = time.perf_counter()
-        with working(f"exporting {', '.join(map(str, target.runs))}"):
+        with counting(f"exporting {', '.join(map(str, target.runs))}") as on_rows:
             if target.name in LOOPED:
                 exported = export_looped(
                     target.runs, repository, tiers=target.tiers, int8=int8, version=version, replace=replace
@@ -214,6 +221,7 @@ def export(
                     version=version,
                     artifacts=artifacts or RUNTIMES,
                     replace=replace,
+                    on_rows=on_rows if measure else None,
                 )
             else:
                 export_calculator = export_stack if target.name in STACK_NAMES else export_run

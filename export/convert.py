@@ -91,6 +91,15 @@ def largest_difference(model: bytes, golden: Golden, tolerance: Tolerance, subje
         runner.close()
 
 
+def outputs_of(model: bytes, inputs: Mapping[str, Array], subject: str) -> dict[str, Array]:
+    """Return the outputs of an ONNX model on ONNX Runtime."""
+    runner = OnnxRuntimeRunner(model, subject=subject)
+    try:
+        return runner.infer(inputs)
+    finally:
+        runner.close()
+
+
 @contextlib.contextmanager
 def _quiet_exporter() -> Iterator[None]:
     """Silence three messages of the exporter that users cannot act on."""

@@ -18,6 +18,7 @@ from onnxscript.rewriter.ort_fusions import optimize_for_ort
 
 from export.mixed_precision import keep_fp32
 
+
 def fused(model: bytes) -> bytes:
     """Return the model with ONNX Runtime's own attention, SkipLayerNormalization, BiasGelu and FastGelu.
 

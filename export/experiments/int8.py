@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -39,7 +40,8 @@ SCHEMES = {
     "error": Scheme(clip="error", smoothing=None),
     "smoothed, largest": Scheme(clip="largest", smoothing=0.5),
     "smoothed, error": Scheme(clip="error", smoothing=0.5),
-    "down in FP16": Scheme(clip="largest", smoothing=None, fp16=("down",)),
+    "largest, down in FP16": Scheme(clip="largest", smoothing=None, fp16=("down",)),
+    "smoothed, largest, down in FP16": Scheme(clip="largest", smoothing=0.5, fp16=("down",)),
     "smoothed, error, down in FP16": Scheme(clip="error", smoothing=0.5, fp16=("down",)),
 }
 METHODS = (DYNAMIC, *SCHEMES)
@@ -131,7 +133,7 @@ def compare_int8(
             subject=method,
             names={name: name for name in ("inputs", "mask", "segments")},
             rows_at_once=method != DYNAMIC,
-            on_rows=lambda number, method=method: on_file(method, number, len(rows.targets)),
+            on_rows=partial(on_file, method),
         )
         difference = answers.logits - fp32.logits
         error = float(np.sqrt(np.square(difference).mean()) / fp32.logits.std())

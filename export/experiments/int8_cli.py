@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from edge.cli.output import json_option, print_json, print_table, progress
+from edge.cli.output import json_option, print_json, print_table
 from edge.files import write_whole
 from export.loading import loading_torch
 from export.options import DIRECTORY, replace_option, run_data_dir_option
 from export.outputs import check_file
 from export.runs import data_dir_of, recorded
 from export.tasks import data_of
+from export.training.watch import counting
 
 if TYPE_CHECKING:
     from export.experiments.int8 import Comparison
@@ -62,14 +63,7 @@ def int8(
     with loading_torch():
         from export.experiments.int8 import METHODS, check_methods, compare_int8
     check_methods(methods)
-    with progress() as bar:
-        bars: dict[str, object] = {}
-
-        def on_file(method: str, done: int, number: int) -> None:
-            if method not in bars:
-                bars[method] = bar.add_task(method, total=number, note="")
-            bar.advance(bars[method], done)  # type: ignore[arg-type]
-
+    with counting("scoring") as on_file:
         found = compare_int8(
             run, data_dir, methods or METHODS, trained, split=split, calibration_rows=rows, on_file=on_file
         )

@@ -23,8 +23,9 @@ from export.convert import to_onnx
 from export.errors import CheckpointError
 from export.experiments.family import DENSE, TEACHER, TIERS
 from export.heads import SequenceClassifier
-from export.precision import dynamic_int8, fused
+from export.precision import fused
 from export.processor import Processor, processor
+from export.quantization.dynamic import dynamic_int8
 from export.reduction.latency import feeds_of
 from export.reduction.plan import Plan, check_speedup
 from export.tasks.metrics import METRICS

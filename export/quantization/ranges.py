@@ -1,8 +1,9 @@
 """Ranges of the inputs of matrix products, measured on real inputs without padding.
 
 An input has one scale for all its features, so a few large features cost the others their precision. Smoothing divides
-each feature by a factor of its own, and multiplies the weights by it: Xiao et al. 2023, "SmoothQuant". Factors are powers
-of two, so that neither side is rounded.
+each feature by a factor of its own, and multiplies the weights by it: Xiao et al. 2023, "SmoothQuant". The factors are
+powers of two, so that neither side is rounded. In BERT the input of a projection is also that of the residual, so that
+the normalisation cannot take the factors in; they are a product before QuantizeLinear.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ LEVELS = 127
 Feeds = Mapping[str, Array]
 #: Clipped ranges that :func:`_least_error` tries, as shares of the largest value.
 _SHARES = np.geomspace(0.02, 1.0, 80)
+#: Products without smoothing, by the last part of their names: GELU's outputs have large values in different features
+#: for different tokens, and factors for them cost accuracy.
+_UNSMOOTHED = ("down",)
 
 
 class Scheme(msgspec.Struct, frozen=True):
@@ -83,17 +87,24 @@ def input_ranges(
     runner = OnnxRuntimeRunner(_with_outputs(source, list(readers)), subject="model to calibrate")
     try:
         peaks = _peaks(runner, batches, list(readers))
-        factors = {name: _factors(peaks[name], spread[name], scheme.smoothing) for name in readers}
+        smooth = {read for read, names in readers.items() if scheme.smoothing is not None and not _among(names)}
+        factors = {
+            read: _factors(peaks[read], spread[read], scheme.smoothing if read in smooth else None) for read in readers
+        }
         limits = {name: float((peaks[name] / factors[name]).max()) for name in readers}
         if scheme.clip != "largest":
             limits = _clipped(runner, batches, factors, limits, scheme)
     finally:
         runner.close()
     return {
-        name: InputRange(limits[read], None if scheme.smoothing is None else factors[read])
+        name: InputRange(limits[read], factors[read] if read in smooth else None)
         for read, names in readers.items()
         for name in names
     }
+
+
+def _among(names: Sequence[str]) -> bool:
+    return any(name.rpartition(".")[2] in _UNSMOOTHED for name in names)
 
 
 def scale_of(largest: Array) -> Array:

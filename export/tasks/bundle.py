@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,19 +28,26 @@ from export.convert import golden_of
 from export.exported import RUNTIMES, Exported
 from export.heads import SequenceClassifier
 from export.provenance import provenance
+from export.quantization.ranges import InputRange
+from export.quantization.training import trained_ranges
 from export.runs import TOKENIZER
-from export.runtimes import ExportedArtifact, export_tier
+from export.runtimes import ExportedArtifact, export_tier, files_of
+from export.tasks.calibration import CALIBRATION_ROWS
 from export.tasks.examples import limited, split_holdout
+from export.tasks.file_accuracy import file_measures, in_tier, predict_file
 from export.tasks.glue import TASKS, GlueTask, read
 from export.tasks.models import SCORE, Architecture, open_model
+from export.tasks.predictions import read_predictions
 from export.tasks.tokens import load_tokenizer
 
 MAX_BATCH_SIZE = 32
-GOLDEN_ROWS, CALIBRATION_ROWS = 32, 128
+GOLDEN_ROWS = 32
 _MAX_TEXT_BYTES = 16 * 1024
 _PAD_ID = 0
 _TEXTS = ("text", "text_pair")
 _IDS, _MASK, _SEGMENTS, _LOGITS = "input_ids", "attention_mask", "token_type_ids", "logits"
+#: Their names in :attr:`export.tasks.tokens.Batch.named`.
+_BATCH_NAMES = {_IDS: "inputs", _MASK: "mask", _SEGMENTS: "segments"}
 #: Usual tokens of a text, which runtimes tune for.
 _USUAL_TOKENS = 32
 #: Names of the class numbers in the files (Wang et al. 2019).
@@ -52,12 +60,17 @@ LABELS = {
 }
 
 
+#: Called with the file that is measured, the rows that are done, and all rows.
+OnRows = Callable[[str, int, int], None]
+
+
 class _Source(NamedTuple):
     tier: str
     path: Path
     model: SequenceClassifier
     architecture: Architecture
     measures: tuple[Measure, ...]
+    trained: dict[str, InputRange]
 
 
 def export_classifier(
@@ -70,6 +83,7 @@ def export_classifier(
     version: int = 1,
     artifacts: Sequence[str] = RUNTIMES,
     replace: bool = False,
+    on_rows: OnRows | None = None,
 ) -> Exported:
     """Write runs on one task as the tiers of one bundle, ``repository/<name>-<version>``.
 
@@ -78,6 +92,7 @@ def export_classifier(
         data_dir: golden and calibration texts are from the task's training set there.
         tiers: a name for each run; each tier has a twin in INT8, ``<tier>-int8``.
         artifacts: of :data:`export.exported.RUNTIMES`.
+        on_rows: called while the files in INT8 are measured on the hold-out and dev; None measures none of them.
 
     Raises:
         UsageError: a run is not a classifier or regression of texts, or the runs are of different tasks.
@@ -104,18 +119,21 @@ def export_classifier(
     texts = _columns(limited(holdout, GOLDEN_ROWS).texts)
     raw = {name: column.astype(np.bytes_) for name, column in zip(_TEXTS, texts, strict=False)}
     inputs = tokenize(*texts)
-    calibration = tokenize(*_columns(limited(train, CALIBRATION_ROWS).texts))
+    # One at a time: padding must not enter the ranges.
+    calibration = [tokenize(*_columns([row])) for row in limited(train, CALIBRATION_ROWS).texts]
     files = {TOKENIZER: definition}
     made: list[Tier] = []
+    measures: list[Measure] = []
     largest = 0.0
     for source in sources:
-        exported = _chosen(
-            export_tier(source.model, inputs, calibration, [_LOGITS], name=source.tier), artifacts, source.tier
-        )
+        trained = source.trained or None
+        files_made = export_tier(source.model, inputs, calibration, [_LOGITS], name=source.tier, trained=trained)
+        exported = _chosen(files_made, artifacts, source.tier)
         golden = golden_of(source.model, inputs, [_LOGITS])
         golden_file = f"{source.tier}.golden.npz"
         files[golden_file] = msgspec.structs.replace(golden, raw=raw).encode()
-        files |= {one.artifact.file: one.data for one in exported}
+        files |= files_of(exported)
+        measures += _measures(task, source, exported, data_dir, on_rows)
         made += _tiers(source.tier, exported, golden_file)
         largest = max(largest, *(one.largest_difference for one in exported))
     usual = min(_USUAL_TOKENS * len(task.texts), config.max_length)
@@ -139,11 +157,7 @@ def export_classifier(
             if labels
             else ScorePostprocess(logits=_LOGITS, output=SCORE)
         ),
-        measures=tuple(
-            msgspec.structs.replace(measure, split=f"{measure.split}, tier {source.tier}")
-            for source in sources
-            for measure in source.measures
-        ),
+        measures=tuple(measures),
     )
     written = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
     return Exported(
@@ -156,7 +170,45 @@ def _source(run: Path, tier: str) -> _Source:
     if found.architecture is None or not isinstance(found.head, SequenceClassifier):
         fix = "Give runs of 'fewheads finetune' or 'fewheads reduce' on a task of GLUE."
         raise UsageError(f"run {run}", given=Literally("no classifier"), expected="a classifier of texts", fix=fix)
-    return _Source(tier, run, found.head, found.architecture, found.metrics.measures if found.metrics else ())
+    measures = found.metrics.measures if found.metrics else ()
+    return _Source(tier, run, found.head, found.architecture, measures, trained_ranges(found.int8))
+
+
+def _measures(
+    task: GlueTask, source: _Source, exported: Sequence[ExportedArtifact], data_dir: str | Path, on_rows: OnRows | None
+) -> list[Measure]:
+    """Return the recorded measures of a run, and those of its files in INT8.
+
+    The predictions of a run that was trained for INT8 are those in INT8, so its file in FP32 or FP16 is measured, too.
+    """
+    measures = [] if source.trained else in_tier(source.measures, source.tier)
+    if on_rows is None:
+        return measures or in_tier(source.measures, f"{source.tier}-int8")
+    tokenizer = load_tokenizer(source.path)
+    data = task.prepare(data_dir, tokenizer, max_length=source.architecture.max_length, limit=None)
+    plain = next(one for one in exported if one.artifact.precision != "int8")
+    for split, rows in data.measured.items():
+        fp32 = None if source.trained else read_predictions(source.path, split)
+        if fp32 is not None and len(fp32.targets) != len(rows.targets):
+            expected = f"{len(fp32.targets)} texts, as the run was measured on"
+            fix = "Give the --data-dir that the run was trained with, or --no-measure."
+            given = Literally(f"{len(rows.targets)} texts")
+            raise UsageError(f"{split} of {task.name} in {data_dir}", given=given, expected=expected, fix=fix)
+        for one in (plain, *(one for one in exported if one.artifact.precision == "int8")):
+            if one is plain and fp32 is not None:
+                continue
+            file, alone = one.artifact.file, one.artifact.runtime == "onnxruntime" and one is not plain
+            found = predict_file(
+                one.data, rows, subject=file, names=_BATCH_NAMES, rows_at_once=not alone, on_rows=partial(on_rows, file)
+            )
+            if one is plain:
+                fp32 = found
+                measures += in_tier(found.measures(task.metrics, split), source.tier)
+                continue
+            assert fp32 is not None
+            made = file_measures(task, split, found, fp32)
+            measures += in_tier(made, f"{source.tier}-int8 on {one.artifact.runtime}")
+    return measures
 
 
 def _one_task(sources: Sequence[_Source]) -> GlueTask:

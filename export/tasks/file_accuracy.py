@@ -6,7 +6,7 @@ QuantizeLinear does, and multiplies what DequantizeLinear returns. Sums and roun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 import numpy as np
@@ -28,49 +28,45 @@ def predict_file(
     subject: str,
     names: Mapping[str, str],
     rows_at_once: bool = True,
-    on_rows: Callable[[int], None] = lambda number: None,
+    on_rows: Callable[[int, int], None] = lambda done, rows: None,
 ) -> Predictions:
     """Return the predictions of a file.
 
     Args:
         names: of the file's inputs, to those of :attr:`export.tasks.tokens.Batch.named`.
         rows_at_once: whether rows may share a run: in dynamic INT8, they would share their scales.
-        on_rows: called with the number of further rows that are done.
+        on_rows: called with the rows that are done, and all rows.
     """
     runner = OnnxRuntimeRunner(data, subject=subject)
     try:
         inputs, (output,) = [spec.name for spec in runner.inputs], runner.outputs
         logits = np.empty((len(rows.targets), output.shape[1]), dtype=np.float32)
+        done = 0
         for indices in sorted_batches(rows.lengths, _BATCH if rows_at_once else 1):
             feeds = feeds_of(rows, indices)
             logits[indices] = runner.infer({name: feeds[names[name]] for name in inputs})[output.name]
-            on_rows(len(indices))
+            done += len(indices)
+            on_rows(done, len(logits))
     finally:
         runner.close()
     return Predictions(logits, rows.targets)
 
 
-def file_measures(
-    task: Task, split: str, found: Predictions, reference: Predictions, what: str
-) -> tuple[Measure, ...]:
+def file_measures(task: Task, split: str, found: Predictions, fp32: Predictions) -> list[Measure]:
     """Return the metrics of a file on a split, and their differences to those of the model in FP32, in pairs.
 
     Args:
-        split: names the items.
-        reference: predictions of the model in FP32 for the same items.
-        what: names the file.
+        fp32: predictions for the same items.
     """
-    split = f"{split}, {what}"
-    differences = []
+    measures = list(found.measures(task.metrics, split))
     for metric in task.metrics:
-        change = paired(metric, [found], [reference])
-        differences.append(
-            Measure(
-                metric=f"{metric}, difference to FP32",
-                split=split,
-                value=change.value,
-                n=len(found.targets),
-                interval=change.interval,
-            )
+        change, name = paired(metric, [found], [fp32]), f"{metric}, difference to FP32"
+        measures.append(
+            Measure(metric=name, split=split, value=change.value, n=len(found.targets), interval=change.interval)
         )
-    return (*found.measures(task.metrics, split), *differences)
+    return measures
+
+
+def in_tier(measures: Iterable[Measure], tier: str) -> list[Measure]:
+    """Return measures whose splits name a tier, too."""
+    return [msgspec.structs.replace(measure, split=f"{measure.split}, tier {tier}") for measure in measures]

@@ -44,7 +44,7 @@ def bundled(place):
     """A directory with a run, a leaner run, and the bundle of both."""
     paths = ("--model", place / "small", "--data-dir", place, "--out", place)
     invoke(finetune, "SST-2", *paths, "--name", "Half", *OPTIONS)
-    options = ("--name", "sst2", "--tier-name", "x1", "--tier-name", "half", "--json")
+    options = ("--data-dir", place, "--name", "sst2", "--tier-name", "x1", "--tier-name", "half", "--json")
     shown = invoke(export, place / "SST-2", place / "Half", "--repository", place / "models", *options)
     assert json.loads(shown)[0]["bundle"] == str(place / "models" / "sst2-1")
     return place
@@ -80,7 +80,7 @@ def stsb(tmp_path_factory):
     data = ("--data-dir", root)
     # Not to learn the scores, only to depend on the texts: a constant has no spread to compare files by.
     invoke(finetune, "STS-B", "--model", root / "model", *data, "--out", root, *OPTIONS, "--lr", 3e-3, "--epochs", 1)
-    invoke(export, root / "STS-B", "--repository", root / "models", "--name", "sts-b")
+    invoke(export, root / "STS-B", "--repository", root / "models", "--name", "sts-b", *data)
     return root
 
 
@@ -126,7 +126,7 @@ def test_tiers_are_named_by_speed_and_a_bundle_carries_the_files_of_chosen_runti
     (lean / CONFIG).write_text(json.dumps(config | {"speedup": {"ratio": 2.96, "tokens": 32}}))
     faster = [replace(read_config(lean), speedup=Speedup(ratio, 32)) for ratio in (2.0, 3.1)]
     assert tier_names([lean, lean], faster, []) == ["x1", "x1.6"]
-    command = (bundled / "SST-2", lean, "--repository", bundled / "models", "--name", "sst2")
+    command = (bundled / "SST-2", lean, "--repository", bundled / "models", "--name", "sst2", "--no-measure")
     with pytest.raises(UsageError, match=r"sst2-1: got an existing bundle, .*or --version 2, or another --repository"):
         invoke(export, *command)
     (exported,) = json.loads(invoke(export, *command, "--version", 2, "--artifacts", "onnxruntime", "--json"))
