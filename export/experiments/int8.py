@@ -9,12 +9,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import onnx
+from msgspec.structs import replace
 
 from edge.errors import Literally, UsageError
 from export.intervals import Difference
 from export.quantization.dynamic import dynamic_int8
 from export.quantization.projections import projections
-from export.quantization.ranges import Feeds, InputRange, Scheme, input_ranges
+from export.quantization.ranges import LARGEST, Feeds, InputRange, Scheme, input_ranges
 from export.quantization.static import static_int8
 from export.quantization.training import trained_ranges
 from export.tasks.calibration import calibration_feeds, feeds_of, plain_onnx
@@ -32,16 +33,14 @@ DYNAMIC = "dynamic"
 PADDED = "largest, padded"
 TRAINED = "trained"
 SCHEMES = {
-    PADDED: Scheme(clip="largest", smoothing=None),
-    "largest": Scheme(clip="largest", smoothing=None),
-    "percentile 99.9": Scheme(clip="percentile", percentile=99.9, smoothing=None),
-    "percentile 99.99": Scheme(clip="percentile", percentile=99.99, smoothing=None),
-    "percentile 99.999": Scheme(clip="percentile", percentile=99.999, smoothing=None),
-    "error": Scheme(clip="error", smoothing=None),
-    "smoothed, largest": Scheme(clip="largest", smoothing=0.5),
-    "smoothed, error": Scheme(clip="error", smoothing=0.5),
-    "largest, down in FP16": Scheme(clip="largest", smoothing=None, fp16=("down",)),
-    "smoothed, largest, down in FP16": Scheme(clip="largest", smoothing=0.5, fp16=("down",)),
+    PADDED: LARGEST,
+    "largest": LARGEST,
+    **{f"percentile {share}": replace(LARGEST, clip="percentile", percentile=share) for share in (99.9, 99.99, 99.999)},
+    "error": replace(LARGEST, clip="error"),
+    "smoothed, largest": replace(LARGEST, smoothing=0.5),
+    "smoothed, error": replace(LARGEST, clip="error", smoothing=0.5),
+    "largest, down in FP16": replace(LARGEST, fp16=("down",)),
+    "smoothed, largest, down in FP16": replace(LARGEST, smoothing=0.5, fp16=("down",)),
     "smoothed, error, down in FP16": Scheme(clip="error", smoothing=0.5, fp16=("down",)),
 }
 METHODS = (DYNAMIC, *SCHEMES)

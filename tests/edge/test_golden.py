@@ -90,9 +90,7 @@ def test_the_root_mean_square_of_all_differences_is_limited_too():
     tolerance = Tolerance(atol=1, rtol=0, rms=0.5)
     far, everywhere = {"value": np.array([1.0, -99.3])}, {"value": np.array([1.6, -99.4])}
     assert compare(far, of(1.0, -100.0), tolerance).passed
-    with pytest.raises(
-        GoldenError, match=r"golden rows: got a root mean square of 0\.6, expected at most 0\.5\. Do not"
-    ):
+    with pytest.raises(GoldenError, match=r"golden rows: got a root mean square of 0\.6, expected at most 0\.5"):
         check_outputs(everywhere, of(1.0, -100.0), tolerance, "m")
 
 

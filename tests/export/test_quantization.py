@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from msgspec.structs import replace
 from onnx import numpy_helper
 
 from edge.bundles.golden import check_outputs
@@ -13,7 +14,7 @@ from edge.errors import GoldenError, UsageError
 from export.convert import outputs_of
 from export.experiments.int8_cli import int8
 from export.quantization.projections import projections
-from export.quantization.ranges import LEVELS, Scheme, input_ranges
+from export.quantization.ranges import LARGEST, LEVELS, Scheme, input_ranges
 from export.quantization.static import quantized, static_int8
 from export.quantization.training import RoundedLinear, round_products, trained_ranges
 from export.runtimes import export_tier
@@ -22,8 +23,6 @@ from export.tasks.cli import finetune
 from export.tasks.models import open_model, open_tuned
 from export.tasks.predictions import read_predictions
 from tests.support.task_data import encoded, invoke, make_sentiment
-
-PLAIN = Scheme(clip="largest", smoothing=None)
 
 
 @pytest.fixture(scope="module")
@@ -65,16 +64,16 @@ def test_ranges_are_those_of_the_tokens_and_clip_what_is_rare(place, model):
     _, plain, rows, padded = model
     feeds = calibration_feeds(rows)
     inputs = read_by(open_tuned(place / "SST-2", "SST-2"), feeds)
-    ranges = input_ranges(plain, feeds, PLAIN)
+    ranges = input_ranges(plain, feeds, LARGEST)
     assert set(ranges) == set(inputs)
     for name, values in inputs.items():
         assert ranges[name].largest == pytest.approx(np.abs(values).max(), rel=1e-5), name
-    with_padding = input_ranges(plain, [padded], PLAIN)
+    with_padding = input_ranges(plain, [padded], LARGEST)
     assert any(with_padding[name].largest > 1.01 * ranges[name].largest for name in ranges)
-    clipped = input_ranges(plain, feeds, Scheme(clip="percentile", percentile=99.0, smoothing=None))
+    clipped = input_ranges(plain, feeds, replace(LARGEST, clip="percentile", percentile=99.0))
     for name, values in inputs.items():
         assert clipped[name].largest == pytest.approx(np.percentile(np.abs(values), 99), rel=0.02), name
-    least = input_ranges(plain, feeds, Scheme(clip="error", smoothing=None))
+    least = input_ranges(plain, feeds, replace(LARGEST, clip="error"))
     for name, values in inputs.items():
         errors = [rounding_error(values, one[name].largest) for one in (least, ranges, clipped)]
         assert errors[0] <= 1.02 * min(errors[1:]), name
@@ -82,7 +81,7 @@ def test_ranges_are_those_of_the_tokens_and_clip_what_is_rare(place, model):
 
 def test_smoothing_moves_sizes_into_the_weights_without_rounding(model):
     _, plain, rows, _ = model
-    ranges = input_ranges(plain, calibration_feeds(rows), Scheme(clip="largest", smoothing=0.5))
+    ranges = input_ranges(plain, calibration_feeds(rows), replace(LARGEST, smoothing=0.5))
     before, after = constants(plain), constants(quantized(plain, ranges))
     for name, node in products(plain).items():
         factors = ranges[name].factors
