@@ -66,6 +66,8 @@ def files_of(exported: Sequence[ExportedArtifact]) -> dict[str, bytes]:
 #: Of a file in INT8: multiples of the differences that another rounding makes. The largest difference of some values
 #: varies more than their root mean square.
 _LARGEST_MARGIN, _RMS_MARGIN = 3.0, 1.5
+#: The smallest tolerances, as shares of the outputs' spread.
+_LEAST_LARGEST, _LEAST_RMS = 0.01, 0.003
 _NONE = Tolerance(atol=0.0, rtol=0.0)
 
 
@@ -144,10 +146,10 @@ def _static(plain: bytes, ranges: Mapping[str, InputRange], golden: Golden, name
 
 def rounding_tolerance(golden: Golden, rounded: GoldenReport) -> Tolerance:
     """Return the tolerance for devices that round differently, from the differences that another rounding makes."""
-    least = _PRECISIONS["fp16"].least * _spread(golden)
-    largest = max(_LARGEST_MARGIN * rounded.max_abs_diff, _PRECISIONS["fp16"].margin * least)
-    rms = max(_RMS_MARGIN * diff.rms_diff for diff in rounded.outputs)
-    return Tolerance(atol=_two_digits(largest), rtol=0.0, rms=_two_digits(max(rms, least)))
+    spread = _spread(golden)
+    largest = max(_LARGEST_MARGIN * rounded.max_abs_diff, _LEAST_LARGEST * spread)
+    rms = max(*(_RMS_MARGIN * diff.rms_diff for diff in rounded.outputs), _LEAST_RMS * spread)
+    return Tolerance(atol=_two_digits(largest), rtol=0.0, rms=_two_digits(rms))
 
 
 def worst_tolerance(golden: Golden, precision: str) -> Tolerance:

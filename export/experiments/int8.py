@@ -11,11 +11,12 @@ import numpy as np
 import onnx
 from msgspec.structs import replace
 
+from edge.datatypes import Array
 from edge.errors import Literally, UsageError
 from export.intervals import Difference
 from export.quantization.dynamic import dynamic_int8
 from export.quantization.projections import projections
-from export.quantization.ranges import LARGEST, Feeds, InputRange, Scheme, input_ranges
+from export.quantization.ranges import LARGEST, InputRange, Scheme, input_ranges
 from export.quantization.static import static_int8
 from export.quantization.training import trained_ranges
 from export.tasks.calibration import calibration_feeds, feeds_of, plain_onnx
@@ -118,10 +119,8 @@ def compare_int8(
         if method == DYNAMIC:
             share, file = 1.0, dynamic_int8(plain)
         elif method in SCHEMES:
-            feeds = calibration_feeds(data.train, calibration_rows)
-            if method == PADDED:
-                feeds = _padded(data.train, calibration_rows)
-            ranges = input_ranges(plain, feeds, SCHEMES[method])
+            feeds = _padded if method == PADDED else calibration_feeds
+            ranges = input_ranges(plain, feeds(data.train, calibration_rows), SCHEMES[method])
             share, file = _share(plain, ranges), static_int8(plain, ranges)
         else:
             path = next(path for path in trained if method.endswith(path.name))
@@ -144,7 +143,7 @@ def compare_int8(
     )
 
 
-def _padded(rows: Rows, number: int) -> list[Feeds]:
+def _padded(rows: Rows, number: int) -> list[dict[str, Array]]:
     places = np.linspace(0, len(rows.targets) - 1, min(number, len(rows.targets))).astype(int)
     return [feeds_of(rows, places)]
 

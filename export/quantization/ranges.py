@@ -46,14 +46,14 @@ class Scheme(msgspec.Struct, frozen=True):
             all multiplications and causes most of the error.
     """
 
-    clip: Literal["largest", "percentile", "error"] = "error"
+    clip: Literal["largest", "percentile", "error"] = "largest"
     percentile: float = 99.99
     smoothing: float | None = 0.5
     fp16: tuple[str, ...] = ("down",)
 
 
 #: INT8 for all products, from the largest values, which a training for INT8 starts from.
-LARGEST = Scheme(clip="largest", smoothing=None, fp16=())
+LARGEST = Scheme(smoothing=None, fp16=())
 
 
 class InputRange(NamedTuple):

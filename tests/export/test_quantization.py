@@ -1,5 +1,6 @@
 """INT8 with fixed scales: ranges, the file's arithmetic, training for it, and what its golden check notices."""
 
+import copy
 import json
 
 import numpy as np
@@ -20,16 +21,18 @@ from export.quantization.training import RoundedLinear, round_products, trained_
 from export.runtimes import export_tier
 from export.tasks.calibration import calibration_feeds, feeds_of, plain_onnx
 from export.tasks.cli import finetune
-from export.tasks.models import open_model, open_tuned
+from export.tasks.models import open_model
 from export.tasks.predictions import read_predictions
-from tests.support.task_data import encoded, invoke, make_sentiment
+from tests.support.task_data import encoded, invoke, make_classifier, make_sentiment
 
 
 @pytest.fixture(scope="module")
-def model(place):
-    """A trained model, its graph in FP32, texts, and all of them as one batch with padding."""
-    head = open_tuned(place / "SST-2", "SST-2")
-    rows = encoded(make_sentiment(64))
+def model():
+    """A model, its graph in FP32, texts, and all of them as one batch with padding.
+
+    It is not trained: the logits of the toy task hardly depend on the weights any more.
+    """
+    head, rows = make_classifier(3).eval(), encoded(make_sentiment(64))
     return head, plain_onnx(head, rows), rows, feeds_of(rows, np.arange(64))
 
 
@@ -60,16 +63,17 @@ def rounding_error(values, limit):
     return float(np.square(values - rounded).sum())
 
 
-def test_ranges_are_those_of_the_tokens_and_clip_what_is_rare(place, model):
-    _, plain, rows, padded = model
+def test_ranges_are_those_of_the_tokens_and_clip_what_is_rare(model):
+    head, plain, rows, padded = model
     feeds = calibration_feeds(rows)
-    inputs = read_by(open_tuned(place / "SST-2", "SST-2"), feeds)
+    inputs = read_by(copy.deepcopy(head), feeds)
     ranges = input_ranges(plain, feeds, LARGEST)
     assert set(ranges) == set(inputs)
     for name, values in inputs.items():
         assert ranges[name].largest == pytest.approx(np.abs(values).max(), rel=1e-5), name
-    with_padding = input_ranges(plain, [padded], LARGEST)
-    assert any(with_padding[name].largest > 1.01 * ranges[name].largest for name in ranges)
+    far = {name: np.pad(array, ((0, 0), (0, 50))) for name, array in padded.items()}
+    with_padding = input_ranges(plain, [far], LARGEST)
+    assert any(with_padding[name].largest > 1.001 * ranges[name].largest for name in ranges)
     clipped = input_ranges(plain, feeds, replace(LARGEST, clip="percentile", percentile=99.0))
     for name, values in inputs.items():
         assert clipped[name].largest == pytest.approx(np.percentile(np.abs(values), 99), rel=0.02), name
@@ -117,9 +121,9 @@ def test_training_records_ranges_and_the_file_computes_what_was_trained(place, t
     with torch.no_grad():
         trained = found.head(*(torch.from_numpy(array) for array in inputs.values())).numpy()
     # A value in the middle of two levels may fall to either side: that moves a row or two.
-    exact = np.abs(file - trained).max(axis=1) < 1e-4
+    exact = np.abs(file - trained).max(axis=1) < 2e-5
     assert exact.mean() > 0.9
-    assert np.abs(fp32 - trained).max() > 1e-3
+    assert np.abs(fp32 - trained).max() > 2e-4
     recorded = read_predictions(tmp_path / "rounded", "dev")
     assert recorded.score("accuracy") > 0.9
 
@@ -159,14 +163,15 @@ def test_the_golden_check_notices_broken_constants_and_accepts_other_rounding(mo
     tolerance, golden = made.artifact.tolerance, made.golden
     assert made.artifact.golden == "full.tensorrt.int8.golden.npz"
     spread = golden.outputs["logits"].std()
-    assert tolerance.atol < 0.3 * spread
-    assert tolerance.rms < 0.1 * spread
+    assert tolerance.atol < 0.05 * spread
+    assert tolerance.rms < 0.01 * spread
     check_outputs(outputs_of(quantized(plain, ranges), inputs, "FP32"), golden, tolerance, "other rounding")
     values = constants(made.data)
     weight = next(name for name in values if name.endswith("layers.1.feed_forward.up.int8"))
     first, *_, last = [name for name in values if name.endswith(".scale") and values[name].shape == ()]
     for broken in (
         corrupt(made.data, weight.replace(".int8", ".scale"), doubled),
+        corrupt(made.data, last, doubled),
         corrupt(made.data, weight, without_a_channel),
         corrupt(corrupt(made.data, first, lambda _: values[last]), last, lambda _: values[first]),
     ):
