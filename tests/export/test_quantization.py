@@ -10,13 +10,15 @@ import torch
 from msgspec.structs import replace
 from onnx import numpy_helper
 
+from edge.bundles.bundle import Bundle
 from edge.bundles.golden import check_outputs
 from edge.errors import GoldenError, UsageError
+from export.cli import export
 from export.convert import outputs_of
 from export.experiments.int8_cli import int8
 from export.quantization.projections import projections
 from export.quantization.ranges import LARGEST, LEVELS, Scheme, input_ranges
-from export.quantization.static import quantized, static_int8
+from export.quantization.static import quantized
 from export.quantization.training import RoundedLinear, round_products, trained_ranges
 from export.runtimes import export_tier
 from export.tasks.calibration import calibration_feeds, feeds_of, plain_onnx
@@ -112,9 +114,14 @@ def test_training_records_ranges_and_the_file_computes_what_was_trained(place, t
     rows = encoded(make_sentiment(64, seed=3))
     plain, ranges, inputs = plain_onnx(found.head, rows), trained_ranges(found.int8), feeds_of(rows, np.arange(64))
     assert set(ranges) == set(products(plain))
-    shipped = constants(static_int8(plain, ranges))
-    for name, node in products(plain).items():
-        assert shipped[f"{node.input[0]}.scale"] == np.float16(found.int8[name] / LEVELS)
+    written = ("--repository", tmp_path, "--name", "rounded", "--artifacts", "tensorrt", "--data-dir", place)
+    invoke(export, tmp_path / "rounded", *written)
+    bundle = Bundle.open(tmp_path / "rounded-1")
+    shipped = constants(bundle.read("x1.tensorrt.int8.onnx"))
+    scales = {float(value) for name, value in shipped.items() if name.endswith(".scale") and value.shape == ()}
+    assert scales == {float(np.float16(limit / LEVELS)) for limit in found.int8.values()}
+    splits = {measure.split for measure in bundle.manifest.measures}
+    assert splits == {f"{one}, tier {tier}" for one in ("holdout", "dev") for tier in ("x1", "x1-int8 on tensorrt")}
     file = outputs_of(quantized(plain, ranges), inputs, "file")["logits"]
     fp32 = outputs_of(plain, inputs, "plain")["logits"]
     round_products(found.head, found.int8)
