@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,7 +33,7 @@ from export.runs import TOKENIZER
 from export.runtimes import ExportedArtifact, export_tier, files_of
 from export.tasks.calibration import CALIBRATION_ROWS
 from export.tasks.examples import limited, split_holdout
-from export.tasks.file_accuracy import file_measures, in_tier, predict_file
+from export.tasks.file_accuracy import OnRows, in_tier, tier_measures
 from export.tasks.glue import TASKS, GlueTask, read
 from export.tasks.models import SCORE, Architecture, open_model
 from export.tasks.predictions import read_predictions
@@ -58,10 +57,6 @@ LABELS = {
     "WNLI": ("not_entailment", "entailment"),
     "QQP": ("not_duplicate", "duplicate"),
 }
-
-
-#: Called with the file that is measured, the rows that are done, and all rows.
-OnRows = Callable[[str, int, int], None]
 
 
 class _Source(NamedTuple):
@@ -179,36 +174,22 @@ def _measures(
 ) -> list[Measure]:
     """Return the recorded measures of a run, and those of its files in INT8.
 
-    The predictions of a run that was trained for INT8 are those in INT8, so its file in FP32 or FP16 is measured, too.
+    What a run that was trained for INT8 has recorded is of INT8, so its other file is measured, too.
     """
-    measures = [] if source.trained else in_tier(source.measures, source.tier)
+    measures = in_tier(source.measures, f"{source.tier}-int8" if source.trained else source.tier)
     if on_rows is None:
-        return measures or in_tier(source.measures, f"{source.tier}-int8")
-    tokenizer = load_tokenizer(source.path)
-    data = task.prepare(data_dir, tokenizer, max_length=source.architecture.max_length, limit=None)
-    plain = next(one for one in exported if one.artifact.precision != "int8")
-    for split, rows in data.measured.items():
-        fp32 = None if source.trained else read_predictions(source.path, split)
-        if fp32 is not None and len(fp32.targets) != len(rows.targets):
-            expected = f"{len(fp32.targets)} texts, as the run was measured on"
+        return measures
+    tokenizer, length = load_tokenizer(source.path), source.architecture.max_length
+    splits = task.prepare(data_dir, tokenizer, max_length=length, limit=None).measured
+    recorded = {} if source.trained else {split: read_predictions(source.path, split) for split in splits}
+    for split, predictions in recorded.items():
+        number, found = len(predictions.targets), len(splits[split].targets)
+        if number != found:
+            subject, expected = f"{split} of {task.name} in {data_dir}", f"{number} texts, as the run was measured on"
             fix = "Give the --data-dir that the run was trained with, or --no-measure."
-            given = Literally(f"{len(rows.targets)} texts")
-            raise UsageError(f"{split} of {task.name} in {data_dir}", given=given, expected=expected, fix=fix)
-        for one in (plain, *(one for one in exported if one.artifact.precision == "int8")):
-            if one is plain and fp32 is not None:
-                continue
-            file, alone = one.artifact.file, one.artifact.runtime == "onnxruntime" and one is not plain
-            found = predict_file(
-                one.data, rows, subject=file, names=_BATCH_NAMES, rows_at_once=not alone, on_rows=partial(on_rows, file)
-            )
-            if one is plain:
-                fp32 = found
-                measures += in_tier(found.measures(task.metrics, split), source.tier)
-                continue
-            assert fp32 is not None
-            made = file_measures(task, split, found, fp32)
-            measures += in_tier(made, f"{source.tier}-int8 on {one.artifact.runtime}")
-    return measures
+            raise UsageError(subject, given=Literally(f"{found} texts"), expected=expected, fix=fix)
+    made = tier_measures(task, source.tier, exported, splits, recorded, names=_BATCH_NAMES, on_rows=on_rows)
+    return made if source.trained else [*measures, *made]
 
 
 def _one_task(sources: Sequence[_Source]) -> GlueTask:
