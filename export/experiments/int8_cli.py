@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("run", type=DIRECTORY)
-@click.option("--method", "methods", multiple=True, help="A way to quantise, repeatable; all by default.")
+@click.option(
+    "--method", "methods", multiple=True, help="A way to quantise, repeatable; by default all, or none with --trained."
+)
 @click.option(
     "--trained", multiple=True, type=DIRECTORY, help="A run of `fewheads finetune --int8` from RUN, repeatable."
 )
@@ -65,7 +67,13 @@ def int8(
     check_methods(methods)
     with counting("scoring") as on_file:
         found = compare_int8(
-            run, data_dir, methods or METHODS, trained, split=split, calibration_rows=rows, on_file=on_file
+            run,
+            data_dir,
+            methods or (() if trained else METHODS),
+            trained,
+            split=split,
+            calibration_rows=rows,
+            on_file=on_file,
         )
     if out:
         write_whole(out, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
