@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from edge.cli.output import json_option, print_json, print_table, working
+from edge.cli.output import json_option, print_json, print_table
 from edge.errors import Literally, UsageError
 from export.calculator.specs import DEFAULT_NAMES, NAMES, SPECS
 from export.calculator.stack import NAMES as STACK_NAMES
@@ -37,7 +37,7 @@ from export.outputs import check_run
 from export.runs import recorded
 from export.targets import targets_of
 from export.tasks import is_imported
-from export.training.watch import watching
+from export.training.watch import counting, watching
 
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
@@ -158,6 +158,12 @@ def train(
     "board serves it only where TensorRT runs.",
 )
 @click.option("--int8", is_flag=True, help="Looped models: tiers in INT8, too, if their loops are about as good.")
+@click.option(
+    "--measure/--no-measure",
+    default=True,
+    show_default=True,
+    help="Measure fine-tuned runs in INT8 on the hold-out and dev, for the manifest; a minute for two thousand texts.",
+)
 @run_data_dir_option
 @imported_data_option
 @replace_option("existing bundles of that name and version")
@@ -170,6 +176,7 @@ def export(
     tiers: tuple[str, ...],
     artifacts: tuple[str, ...],
     int8: bool,
+    measure: bool,
     data_dir: Path | None,
     data: Path | None,
     replace: bool,
@@ -200,7 +207,7 @@ def export(
     results = []
     for target in targets:
         started = time.perf_counter()
-        with working(f"exporting {', '.join(map(str, target.runs))}"):
+        with counting(f"exporting {', '.join(map(str, target.runs))}") as on_rows:
             if target.name in LOOPED:
                 exported = export_looped(
                     target.runs, repository, tiers=target.tiers, int8=int8, version=version, replace=replace
@@ -227,6 +234,7 @@ def export(
                     version=version,
                     artifacts=artifacts or RUNTIMES,
                     replace=replace,
+                    on_rows=on_rows if measure else None,
                 )
             else:
                 export_calculator = export_stack if target.name in STACK_NAMES else export_run

@@ -69,6 +69,11 @@ def to_onnx(
     return data
 
 
+def dynamic_of(inputs: Mapping[str, Array]) -> dict[str, dict[int, str]]:
+    """Return the usual dynamic dimensions: rows and length of token ids, masks and segments, and rows of pixels."""
+    return {name: {0: "batch", 1: "length"} if array.ndim == 2 else {0: "batch"} for name, array in inputs.items()}
+
+
 def golden_of(module: nn.Module, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Golden:
     """Return a golden set: real inputs and the module's outputs. A single tensor is the first output."""
     with torch.no_grad():
@@ -87,6 +92,15 @@ def largest_difference(model: bytes, golden: Golden, tolerance: Tolerance, subje
     runner = OnnxRuntimeRunner(model, subject=subject)
     try:
         return check_runner(runner, golden, tolerance, subject, max_rows=0).max_abs_diff
+    finally:
+        runner.close()
+
+
+def outputs_of(model: bytes, inputs: Mapping[str, Array], subject: str) -> dict[str, Array]:
+    """Return the outputs of an ONNX model on ONNX Runtime."""
+    runner = OnnxRuntimeRunner(model, subject=subject)
+    try:
+        return runner.infer(inputs)
     finally:
         runner.close()
 

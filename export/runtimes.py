@@ -8,12 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from edge.bundles.golden import Golden
+from edge.bundles.golden import Golden, GoldenReport, compare
 from edge.bundles.manifest import Artifact, Tolerance
 from edge.datatypes import Array
-from export.convert import OPSET, golden_of, largest_difference, to_onnx
+from export.convert import OPSET, dynamic_of, golden_of, largest_difference, outputs_of, to_onnx
 from export.exported import RUNTIMES
-from export.precision import INT8_OPSET, dynamic_int8, fused, half, static_int8
+from export.precision import fused, half
+from export.quantization.dynamic import dynamic_int8
+from export.quantization.ranges import Feeds, InputRange, Scheme, input_ranges
+from export.quantization.static import INT8_OPSET, quantized, static_int8
 
 #: Input to dimension to symbolic name.
 Dynamic = Mapping[str, Mapping[int, str]]
@@ -24,11 +27,13 @@ class ExportedArtifact(NamedTuple):
 
     Attributes:
         largest_difference: absolute difference of its outputs to torch's over the given inputs.
+        golden: a set of its own, under the name in the artifact; None where the tier's is to be reproduced.
     """
 
     artifact: Artifact
     data: bytes
     largest_difference: float
+    golden: Golden | None = None
 
 
 class _Precision(NamedTuple):
@@ -52,10 +57,24 @@ _PRECISIONS = {
 }
 
 
+def files_of(exported: Sequence[ExportedArtifact]) -> dict[str, bytes]:
+    """Return the ONNX files and their own golden sets by name."""
+    files = {one.artifact.file: one.data for one in exported}
+    return files | {one.artifact.golden: one.golden.encode() for one in exported if one.artifact.golden and one.golden}
+
+
+#: Of a file in INT8: multiples of the differences that another rounding makes. The largest difference of some values
+#: varies more than their root mean square.
+_LARGEST_MARGIN, _RMS_MARGIN = 3.0, 1.5
+#: The smallest tolerances, as shares of the outputs' spread.
+_LEAST_LARGEST, _LEAST_RMS = 0.01, 0.003
+_NONE = Tolerance(atol=0.0, rtol=0.0)
+
+
 def export_tier(
     module: nn.Module,
     inputs: Mapping[str, Array],
-    calibration: Mapping[str, Array],
+    calibration: Sequence[Feeds],
     outputs: Sequence[str],
     *,
     name: str = "full",
@@ -63,6 +82,7 @@ def export_tier(
     runtimes: Sequence[str] = RUNTIMES,
     precisions: Sequence[str] = ("fp32", "fp16", "int8"),
     has_head: bool = True,
+    trained: Mapping[str, InputRange] | None = None,
 ) -> list[ExportedArtifact]:
     """Return the files of a tier: ONNX Runtime in FP32 and INT8, TensorRT in FP16 and INT8.
 
@@ -70,26 +90,22 @@ def export_tier(
         module: takes the inputs in their order; a head on a :class:`export.transformer.Transformer`.
         inputs: real inputs by name, at least two rows, with which the files are checked. Token ids, masks and segments
             are INT64 [N, T] with dynamic N and T; pixels are [N, channels, size, size] with dynamic N.
-        calibration: other real inputs by the same names, for the ranges of INT8.
+        calibration: other real inputs by the same names, without padding, for the ranges of INT8.
         name: of the tier; the files are named after it.
         dynamic: input to the symbolic names of its dynamic dimensions; None for those above.
         has_head: whether a task head follows the last normalisation; its products are never INT8.
+        trained: the ranges that the module was trained with for INT8; None measures them.
 
     Raises:
         GoldenError: the outputs of a file differ from torch's.
     """
-    if dynamic is None:
-        dynamic = {
-            name: {0: "batch", 1: "length"} if array.ndim == 2 else {0: "batch"} for name, array in inputs.items()
-        }
     examples = {name: torch.from_numpy(array) for name, array in inputs.items()}
-    plain = to_onnx(module, examples, outputs, dynamic)
+    plain = to_onnx(module, examples, outputs, dynamic_of(inputs) if dynamic is None else dynamic)
     golden = golden_of(module, inputs, outputs)
     kinds: list[tuple[str, str, int, Callable[[], bytes]]] = [
         ("onnxruntime", "fp32", OPSET, lambda: fused(plain)),
         ("onnxruntime", "int8", OPSET, lambda: dynamic_int8(plain, has_head=has_head)),
         ("tensorrt", "fp16", OPSET, lambda: half(plain)),
-        ("tensorrt", "int8", INT8_OPSET, lambda: static_int8(plain, calibration, has_head=has_head)),
     ]
     exported = []
     for runtime, precision, opset, make in kinds:
@@ -99,7 +115,41 @@ def export_tier(
         difference, tolerance = _measured(data, golden, precision, file)
         artifact = Artifact(file=file, runtime=runtime, precision=precision, opset=opset, tolerance=tolerance)
         exported.append(ExportedArtifact(artifact, data, difference))
+    if "tensorrt" in runtimes and "int8" in precisions:
+        ranges = trained or input_ranges(plain, calibration, Scheme(), has_head=has_head)
+        exported.append(_static(plain, ranges, golden, f"{name}.tensorrt.int8"))
     return exported
+
+
+def _static(plain: bytes, ranges: Mapping[str, InputRange], golden: Golden, name: str) -> ExportedArtifact:
+    """Return the file for TensorRT in INT8, with a golden set and a tolerance of its own.
+
+    A value near the middle of two levels is rounded to either of them by the slightest difference, and later layers
+    amplify that. The file's products with all else in FP32, not FP16, show by how much; other devices round differently
+    by about as much. So the golden outputs are the file's own on ONNX Runtime, not torch's.
+    """
+    file, data = f"{name}.onnx", static_int8(plain, ranges)
+    difference = largest_difference(data, golden, worst_tolerance(golden, "int8"), file)
+    own, other = (
+        Golden(golden.inputs, outputs_of(model, golden.inputs, file)) for model in (data, quantized(plain, ranges))
+    )
+    artifact = Artifact(
+        file=file,
+        runtime="tensorrt",
+        precision="int8",
+        opset=INT8_OPSET,
+        tolerance=rounding_tolerance(own, compare(other.outputs, own, _NONE)),
+        golden=f"{name}.golden.npz",
+    )
+    return ExportedArtifact(artifact, data, difference, own)
+
+
+def rounding_tolerance(golden: Golden, rounded: GoldenReport) -> Tolerance:
+    """Return the tolerance for devices that round differently, from the differences that another rounding makes."""
+    spread = _spread(golden)
+    largest = max(_LARGEST_MARGIN * rounded.max_abs_diff, _LEAST_LARGEST * spread)
+    rms = max(*(_RMS_MARGIN * diff.rms_diff for diff in rounded.outputs), _LEAST_RMS * spread)
+    return Tolerance(atol=_two_digits(largest), rtol=0.0, rms=_two_digits(rms))
 
 
 def worst_tolerance(golden: Golden, precision: str) -> Tolerance:
@@ -111,14 +161,18 @@ def allowed_tolerance(golden: Golden, precision: str, difference: float) -> Tole
     """Return the tolerance for other machines, of a file with this largest difference to torch."""
     cost = _PRECISIONS[precision]
     allowed = max(cost.margin * difference, cost.least * _spread(golden))
-    # Two digits, for those who read manifests.
-    return Tolerance(atol=float(f"{allowed:.1e}"), rtol=0.0)
+    return Tolerance(atol=_two_digits(allowed), rtol=0.0)
 
 
 def _measured(data: bytes, golden: Golden, precision: str, subject: str) -> tuple[float, Tolerance]:
     """Return the largest difference to torch, and the tolerance for other machines."""
     difference = largest_difference(data, golden, worst_tolerance(golden, precision), subject)
     return difference, allowed_tolerance(golden, precision, difference)
+
+
+def _two_digits(value: float) -> float:
+    """Return a number for those who read manifests."""
+    return float(f"{value:.1e}")
 
 
 def _spread(golden: Golden) -> float:

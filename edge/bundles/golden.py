@@ -51,6 +51,8 @@ class OutputDiff(msgspec.Struct, frozen=True):
     allowed: float  # at the worst value
     passed: bool
     nonfinite: int = 0  # number of values
+    rms_diff: float = 0.0  # root mean square
+    rms_allowed: float | None = None
 
 
 class GoldenReport(msgspec.Struct, frozen=True):
@@ -122,9 +124,11 @@ def compare(got: Mapping[str, Array], golden: Golden, tolerance: Tolerance) -> G
         difference = np.abs(have.astype(np.float64) - want.astype(np.float64))
         allowed = tolerance.atol + tolerance.rtol * np.abs(want.astype(np.float64))
         worst = np.unravel_index(int(np.argmax(difference - allowed)), difference.shape)  # NaN counts as largest
-        passed = bool((difference <= allowed).all())
+        rms = float(np.sqrt(np.square(difference).mean()))
+        passed = bool((difference <= allowed).all()) and (tolerance.rms is None or rms <= tolerance.rms)
         nonfinite = have.size - int(np.isfinite(have).sum())
-        diffs.append(OutputDiff(name, float(difference.max()), float(allowed[worst]), passed, nonfinite))
+        largest = float(difference.max())
+        diffs.append(OutputDiff(name, largest, float(allowed[worst]), passed, nonfinite, rms, tolerance.rms))
     return GoldenReport(golden.rows, tuple(diffs))
 
 
@@ -171,6 +175,8 @@ def _difference(diff: OutputDiff, have: Array, want: Array) -> tuple[str, object
         return f"golden row {place * len(want) // want.size}", given, repr(expected)
     if diff.nonfinite:
         return "", Literally(f"{diff.nonfinite} values that are not finite"), f"at most {diff.allowed:.3g}"
+    if diff.max_abs_diff <= diff.allowed and diff.rms_allowed is not None:
+        return "", Literally(f"a root mean square of {diff.rms_diff:.3g}"), f"at most {diff.rms_allowed:.3g}"
     return "", Literally(f"a largest difference of {diff.max_abs_diff:.3g}"), f"at most {diff.allowed:.3g}"
 
 

@@ -39,11 +39,21 @@ class Profile(Struct, frozen=True):
     max: Shape
 
 
-class Tolerance(Struct, frozen=True):
-    """The allowed difference from a golden output: ``|got - golden| <= atol + rtol * |golden|``."""
+class ToleranceV1(Struct, frozen=True):
+    """The allowed difference from a golden output, in version 1: ``|got - golden| <= atol + rtol * |golden|``."""
 
     atol: NonNegative
     rtol: NonNegative
+
+
+class Tolerance(ToleranceV1, frozen=True):
+    """The allowed difference from a golden output: ``|got - golden| <= atol + rtol * |golden|``.
+
+    With ``rms``, the root mean square of the differences of all values of an output is limited, too: rounding moves a
+    few values far, and a broken file moves all of them.
+    """
+
+    rms: NonNegative | None = None
 
 
 class ArtifactV1(Struct, frozen=True):
@@ -53,16 +63,19 @@ class ArtifactV1(Struct, frozen=True):
     runtime: Annotated[str, msgspec.Meta(pattern=r"^(any|onnxruntime|tensorrt)$")]
     precision: Annotated[str, msgspec.Meta(pattern=r"^(fp32|fp16|int8)$")]
     opset: Annotated[int, msgspec.Meta(ge=13, le=20)]
-    tolerance: Tolerance
+    tolerance: ToleranceV1
 
 
 class Artifact(ArtifactV1, frozen=True):
-    """One ONNX file of a tier. Without inputs, outputs or a golden set of its own, it has the manifest's.
+    """One ONNX file of a tier. Without inputs, outputs or a golden set of its own, it has the manifest's or its tier's.
+
+    A model in INT8 has a golden set of its own, the outputs of this very file: its rounding is not an error.
 
     ``more_profiles`` are further sets of shapes, such as those of single tokens beside those of prompts. A run needs
     one set that admits all its inputs, and TensorRT tunes for each.
     """
 
+    tolerance: Tolerance
     role: Role = "model"
     inputs: FileTensorSpecs | None = None
     outputs: FileTensorSpecs | None = None

@@ -58,8 +58,7 @@ def _check_tensors(tensors: Tensors, max_batch_size: int, subject: str) -> None:
 
 
 def _check_own_tensors(manifest: Manifest, artifact: Artifact, subject: str) -> None:
-    fields = ("inputs", "outputs", "profile", "more_profiles", "golden")
-    own = [name for name in fields if getattr(artifact, name)]
+    own = [name for name in ("inputs", "outputs", "profile", "more_profiles") if getattr(artifact, name)]
     subject = f"{subject} artifact {artifact.file!r}"
     if not own:
         return

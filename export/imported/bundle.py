@@ -32,11 +32,13 @@ from export.exported import RUNTIMES, Exported
 from export.heads import SequenceClassifier, SpanClassifier, TokenClassifier
 from export.imported.images import sample_images
 from export.provenance import provenance
+from export.quantization.ranges import Feeds
 from export.runs import TOKENIZER
-from export.runtimes import export_tier
+from export.runtimes import export_tier, files_of
 from export.tasks import IMPORTED
 from export.tasks.bundle import chosen_artifacts, tiers_of
-from export.tasks.bundle_inputs import CALIBRATION_ROWS, GOLDEN_ROWS, MAX_BATCH_SIZE, columns
+from export.tasks.bundle_inputs import GOLDEN_ROWS, MAX_BATCH_SIZE, columns
+from export.tasks.calibration import CALIBRATION_ROWS
 from export.tasks.examples import Examples, limited, split_holdout
 from export.tasks.image_files import read_image
 from export.tasks.imported import ImportedTask
@@ -59,12 +61,12 @@ _BY_TOKEN = (TokenClassifier, SpanClassifier)
 
 
 class _Inputs(NamedTuple):
-    """Preprocess step, what a client sends and what the graph reads in the golden set, and other rows to calibrate."""
+    """Preprocess step, what a client sends and what the graph reads in the golden set, and other rows, one at a time."""
 
     step: TokenizerPreprocess | ImagePreprocess
     raw: dict[str, Array]
     golden: dict[str, Array]
-    calibration: dict[str, Array]
+    calibration: Sequence[Feeds]
     files: dict[str, bytes]
 
 
@@ -124,7 +126,7 @@ def export_imported(
         golden = golden_of(model, inputs.golden, outputs)
         golden_file = f"{tier}.golden.npz"
         files[golden_file] = msgspec.structs.replace(golden, raw=inputs.raw).encode()
-        files |= {each.artifact.file: each.data for each in exported}
+        files |= files_of(exported)
         made += tiers_of(tier, exported, golden_file)
         largest = max(largest, *(each.largest_difference for each in exported))
     manifest = Manifest(
@@ -198,7 +200,7 @@ def _texts(task: ImportedTask, run: Path, data: Path | None) -> _Inputs:
     train, holdout = split_holdout(items)
     # A small file has too few held-out texts for a golden set.
     golden = columns(limited(holdout if len(holdout.texts) >= GOLDEN_ROWS else items, GOLDEN_ROWS).texts)
-    calibration = tokenize(*columns(limited(train, CALIBRATION_ROWS).texts))
+    calibration = [tokenize(*columns([row])) for row in limited(train, CALIBRATION_ROWS).texts]
     raw = {name: column.astype(np.bytes_) for name, column in zip(names, golden, strict=False)}
     return _Inputs(config, raw, tokenize(*golden), calibration, {TOKENIZER: definition})
 
@@ -213,8 +215,9 @@ def _images(task: ImportedTask, data: Path | None) -> _Inputs:
         images = [read_image(path) for path in paths]
         golden, calibration = images[:_GOLDEN_IMAGES], images[_GOLDEN_IMAGES:] or images
     preprocess = ImagePreprocessor(step)
-    first, second = (np.array([[image] for image in images], np.object_) for images in (golden, calibration))
-    return _Inputs(step, {step.input: first.astype(np.bytes_)}, preprocess(first), preprocess(second), {})
+    raw: Array = np.array([[image] for image in golden], np.object_)
+    feeds = [preprocess(np.array([[image]], np.object_)) for image in calibration]
+    return _Inputs(step, {step.input: raw.astype(np.bytes_)}, preprocess(raw), feeds, {})
 
 
 def _dynamic(inputs: dict[str, Array]) -> dict[str, dict[int, str]]:

@@ -15,7 +15,8 @@ from edge.runtimes.decoder_cache import FEWEST_PLACES
 from export.convert import OPSET, golden_of, largest_difference
 from export.exported import FULL
 from export.language.decoder import LAST, LENGTHS, LOGITS, TOKENS, DecoderGraph, cache_names, decoder_onnx
-from export.precision import dynamic_int8, fused, half
+from export.precision import fused, half
+from export.quantization.dynamic import dynamic_int8
 from export.runtimes import allowed_tolerance, worst_tolerance
 
 MAX_BATCH_SIZE = 8

@@ -26,7 +26,10 @@ from export.looped.graphs import EMBED_OUTPUTS, STEP_INPUTS, STEP_OUTPUTS, Embed
 from export.looped.model import PromptConfig, PromptTransformer
 from export.looped.seeds import CALIBRATION, GOLDEN, JUDGED, generator_of
 from export.looped.solvers import trajectory
-from export.precision import INT8_OPSET, dynamic_int8, fused, half, static_int8
+from export.precision import fused, half
+from export.quantization.dynamic import dynamic_int8
+from export.quantization.ranges import Feeds, Scheme, input_ranges
+from export.quantization.static import INT8_OPSET, static_int8
 from export.runtimes import allowed_tolerance, worst_tolerance
 
 MAX_BATCH_SIZE = 64
@@ -119,7 +122,7 @@ def usual_steps(plain: bytes) -> list[Step]:
 
 def int8_steps(plain: bytes, model: PromptTransformer, function: str) -> list[Step]:
     """Return the steps of a tier in INT8: with scales computed at run time for ONNX Runtime, and fixed for TensorRT."""
-    static = static_int8(plain, calibration(model, function), fp32_head=True)
+    static = static_int8(plain, input_ranges(plain, calibration(model, function), Scheme()), fp32_head=True)
     return [
         Step("onnxruntime", "int8", OPSET, dynamic_int8(plain)),
         Step("tensorrt", "int8", INT8_OPSET, static),
@@ -220,18 +223,17 @@ def _golden(model: PromptTransformer, function: str) -> tuple[dict[str, Array], 
 
 
 @torch.no_grad()
-def calibration(model: PromptTransformer, function: str) -> dict[str, Array]:
-    """Return inputs of steps from all loops of some prompts."""
+def calibration(model: PromptTransformer, function: str) -> list[Feeds]:
+    """Return inputs of steps from all loops of some prompts, by loop; prompts have no padding."""
     config = model.config
     xs, ys = draw_prompts(function, _CALIBRATION_ROWS, config.points, config.dims, generator_of(CALIBRATION))
     prompt, state = Embed(model)(xs, ys[:, :-1])
-    states = []
+    last = np.full((_CALIBRATION_ROWS, 1), state.shape[1] - 1, np.int64)
+    feeds: list[Feeds] = []
     for _ in range(MAX_LOOPS):
-        states.append(state)
+        feeds.append(dict(zip(STEP_INPUTS, (state.numpy(), prompt.numpy(), last), strict=True)))
         state = model.step(state, prompt)
-    last = np.full((MAX_LOOPS * _CALIBRATION_ROWS, 1), state.shape[1] - 1, np.int64)
-    arrays = (torch.cat(states).numpy(), prompt.repeat(MAX_LOOPS, 1, 1).numpy(), last)
-    return dict(zip(STEP_INPUTS, arrays, strict=True))
+    return feeds
 
 
 def _loop(

@@ -17,7 +17,7 @@ from onnxruntime.quantization.quant_utils import add_pre_process_metadata
 
 from edge.datatypes import Array
 from export.pack.simplify import simplified
-from export.precision import INT8_OPSET
+from export.quantization.static import INT8_OPSET
 
 #: Operators with weights as the second input, and the axis of the output channels in them.
 _CHANNEL_AXES = {"Conv": 0, "MatMul": 1, "Gemm": 0}
@@ -29,7 +29,7 @@ def quantized(model: bytes, calibration: Sequence[Mapping[str, Array]], opset: i
 
     Args:
         calibration: the inputs of each run.
-        opset: of the model; below :data:`export.precision.INT8_OPSET` it is raised to that.
+        opset: of the model; below :data:`export.quantization.static.INT8_OPSET` it is raised to that.
     """
     loaded = onnx.load_model_from_string(model)
     if opset < INT8_OPSET:

@@ -90,7 +90,8 @@ def int8_variants(model: OnnxModel, calibration: Sequence[Mapping[str, Array]], 
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST
 
     from export.pack.quantize import quantized
-    from export.precision import INT8_OPSET, half
+    from export.precision import half
+    from export.quantization.static import INT8_OPSET
 
     made = _converted(model, "--int8", lambda: quantized(model.data, calibration, model.opset))
     if made is None:

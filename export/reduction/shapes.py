@@ -22,7 +22,7 @@ from export.heads import SequenceClassifier
 from export.provenance import provenance
 from export.reduction.latency import feeds_of, layer_feeds, model_key, without_layers
 from export.reduction.search import grid_of, widest
-from export.runtimes import export_tier
+from export.runtimes import export_tier, files_of
 from export.tasks.models import open_model
 from export.transformer import Layer
 
@@ -112,7 +112,7 @@ class _Writer:
         exported = export_tier(
             module,
             inputs,
-            inputs,
+            [inputs],
             outputs,
             name=FULL,
             dynamic={name: {1: "tokens"} if free else {} for name, free in tokens.items()},
@@ -138,9 +138,8 @@ class _Writer:
             files={},
             provenance=_provenance(),
         )
-        files = {one.artifact.file: one.data for one in exported}
-        write_bundle(path, manifest, {**files, manifest.golden: golden.encode()})
-        self.onnx_bytes += sum(len(data) for data in files.values())
+        write_bundle(path, manifest, {**files_of(exported), manifest.golden: golden.encode()})
+        self.onnx_bytes += sum(len(one.data) for one in exported)
 
     def _is_free(self, output: Array) -> bool:
         return output.ndim > 1 and output.shape[1] == self._lengths[-1]

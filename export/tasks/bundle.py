@@ -16,9 +16,13 @@ from export.convert import golden_of
 from export.exported import RUNTIMES, Exported
 from export.heads import SequenceClassifier
 from export.provenance import provenance
-from export.runtimes import ExportedArtifact, export_tier
-from export.tasks.bundle_inputs import MAX_BATCH_SIZE, image_inputs, text_inputs
+from export.quantization.ranges import InputRange
+from export.quantization.training import trained_ranges
+from export.runtimes import ExportedArtifact, export_tier, files_of
+from export.tasks.bundle_inputs import MAX_BATCH_SIZE, BundleInputs, image_inputs, text_inputs
+from export.tasks.file_accuracy import OnRows, in_tier, tier_measures
 from export.tasks.models import SCORE, Architecture, open_model
+from export.tasks.predictions import read_predictions
 from export.tasks.registry import task_of
 from export.tasks.sentences import SentenceTask
 from export.tasks.task import Task
@@ -34,6 +38,7 @@ class _Source(NamedTuple):
     architecture: Architecture
     task: Task
     measures: tuple[Measure, ...]
+    trained: dict[str, InputRange]
 
 
 def export_classifier(
@@ -46,6 +51,7 @@ def export_classifier(
     version: int = 1,
     artifacts: Sequence[str] = RUNTIMES,
     replace: bool = False,
+    on_rows: OnRows | None = None,
 ) -> Exported:
     """Write runs on one task as the tiers of one bundle, ``repository/<name>-<version>``.
 
@@ -54,6 +60,7 @@ def export_classifier(
         data_dir: golden and calibration rows are from the task's training set there.
         tiers: a name for each run; each tier has a twin in INT8, ``<tier>-int8``.
         artifacts: of :data:`export.exported.RUNTIMES`.
+        on_rows: called while the files in INT8 are measured on the hold-out and dev; None measures none of them.
 
     Raises:
         UsageError: a run is not a classifier or regression, or the runs are of different tasks or classes, or read
@@ -68,17 +75,19 @@ def export_classifier(
         inputs = text_inputs(task, first.path, first.architecture, data_dir)
     files = dict(inputs.files)
     made: list[Tier] = []
+    measures: list[Measure] = []
     largest = 0.0
     for source in sources:
-        exported = chosen_artifacts(
-            export_tier(source.model, inputs.golden, inputs.calibration, [_LOGITS], name=source.tier),
-            artifacts,
-            source.tier,
+        trained = source.trained or None
+        files_made = export_tier(
+            source.model, inputs.golden, inputs.calibration, [_LOGITS], name=source.tier, trained=trained
         )
+        exported = chosen_artifacts(files_made, artifacts, source.tier)
         golden = golden_of(source.model, inputs.golden, [_LOGITS])
         golden_file = f"{source.tier}.golden.npz"
         files[golden_file] = msgspec.structs.replace(golden, raw=inputs.raw).encode()
-        files |= {one.artifact.file: one.data for one in exported}
+        files |= files_of(exported)
+        measures += _measures(source, exported, inputs, data_dir, on_rows)
         made += tiers_of(source.tier, exported, golden_file)
         largest = max(largest, *(one.largest_difference for one in exported))
     manifest = Manifest(
@@ -99,11 +108,7 @@ def export_classifier(
             if inputs.labels
             else ScorePostprocess(logits=_LOGITS, output=SCORE)
         ),
-        measures=tuple(
-            msgspec.structs.replace(measure, split=f"{measure.split}, tier {source.tier}")
-            for source in sources
-            for measure in source.measures
-        ),
+        measures=tuple(measures),
     )
     written = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
     return Exported(
@@ -117,7 +122,35 @@ def _source(run: Path, tier: str) -> _Source:
         fix = "Give runs of 'fewheads finetune' or 'fewheads reduce' on texts or images."
         raise UsageError(f"run {run}", given=Literally("no classifier"), expected="a classifier", fix=fix)
     measures = found.metrics.measures if found.metrics else ()
-    return _Source(tier, run, found.head, found.architecture, task_of(found, run), measures)
+    return _Source(tier, run, found.head, found.architecture, task_of(found, run), measures, trained_ranges(found.int8))
+
+
+def _measures(
+    source: _Source,
+    exported: Sequence[ExportedArtifact],
+    inputs: BundleInputs,
+    data_dir: str | Path,
+    on_rows: OnRows | None,
+) -> list[Measure]:
+    """Return the recorded measures of a run, and those of its files in INT8.
+
+    What a run that was trained for INT8 has recorded is of INT8, so its other file is measured, too.
+    """
+    task = source.task
+    measures = in_tier(source.measures, f"{source.tier}-int8" if source.trained else source.tier)
+    if on_rows is None:
+        return measures
+    length = source.architecture.max_length
+    splits = task.prepare(data_dir, task.reader(source.path), max_length=length, limit=None).measured
+    recorded = {} if source.trained else {split: read_predictions(source.path, split) for split in splits}
+    for split, predictions in recorded.items():
+        number, found = len(predictions.targets), len(splits[split].targets)
+        if number != found:
+            subject, expected = f"{split} of {task.name} in {data_dir}", f"{number} rows, as the run was measured on"
+            fix = "Give the --data-dir that the run was trained with, or --no-measure."
+            raise UsageError(subject, given=Literally(f"{found} rows"), expected=expected, fix=fix)
+    made = tier_measures(task, source.tier, exported, splits, recorded, names=inputs.batch_names, on_rows=on_rows)
+    return made if source.trained else [*measures, *made]
 
 
 def _one_task(sources: Sequence[_Source]) -> SentenceTask | ImageTask:

@@ -12,7 +12,9 @@ from edge.bundles.image import ImagePreprocessor
 from edge.bundles.manifest import ImagePreprocess, Profile, TokenizerPreprocess
 from edge.bundles.preprocess import TokenizerPreprocessor
 from edge.datatypes import Array, TensorSpec
+from export.quantization.ranges import Feeds
 from export.runs import TOKENIZER
+from export.tasks.calibration import CALIBRATION_ROWS
 from export.tasks.examples import drawn, limited
 from export.tasks.images import ImageFolder, Images, image_step
 from export.tasks.models import Architecture
@@ -22,11 +24,13 @@ from export.tasks.tokens import load_tokenizer
 from export.tasks.vision import ImageTask
 
 MAX_BATCH_SIZE = 32
-GOLDEN_ROWS, CALIBRATION_ROWS = 32, 128
+GOLDEN_ROWS = 32
 _MAX_TEXT_BYTES = 16 * 1024
 _PAD_ID = 0
 _TEXTS = ("text", "text_pair")
 _IDS, _MASK, _SEGMENTS = "input_ids", "attention_mask", "token_type_ids"
+#: Their names in :attr:`export.tasks.tokens.Batch.named`.
+_BATCH_NAMES = {_IDS: "inputs", _MASK: "mask", _SEGMENTS: "segments"}
 #: Usual tokens of a text, which runtimes tune for.
 _USUAL_TOKENS = 32
 #: Class names in the description of a bundle, at most.
@@ -40,8 +44,9 @@ class BundleInputs(NamedTuple):
         files: that the step reads.
         raw: golden rows as clients send them, by the name of the input.
         golden: what the step computes of these.
-        calibration: other rows, as the graph reads them.
+        calibration: other rows, as the graph reads them, one at a time: padding must not enter the ranges.
         tensors: inputs of the graph, all with the same profile.
+        batch_names: of these in :attr:`export.tasks.tokens.Batch.named`.
         labels: names of the classes; empty for a regression.
     """
 
@@ -49,8 +54,9 @@ class BundleInputs(NamedTuple):
     files: dict[str, bytes]
     raw: dict[str, Array]
     golden: dict[str, Array]
-    calibration: dict[str, Array]
+    calibration: Sequence[Feeds]
     tensors: tuple[TensorSpec, ...]
+    batch_names: dict[str, str]
     profile: Profile
     labels: tuple[str, ...]
     description: str
@@ -81,8 +87,9 @@ def text_inputs(task: SentenceTask, run: Path, architecture: Architecture, data_
         files={TOKENIZER: definition},
         raw={name: column.astype(np.bytes_) for name, column in zip(_TEXTS, texts, strict=False)},
         golden=tokenize(*texts),
-        calibration=tokenize(*columns(limited(splits.train, CALIBRATION_ROWS).texts)),
+        calibration=[tokenize(*columns([row])) for row in limited(splits.train, CALIBRATION_ROWS).texts],
         tensors=tuple(TensorSpec(tensor, "INT64", (-1, -1)) for tensor in config.outputs),
+        batch_names=_BATCH_NAMES,
         profile=Profile(min=(1, 1), opt=(1, usual), max=(MAX_BATCH_SIZE, config.max_length)),
         labels=task.class_names,
         description=task.description,
@@ -107,8 +114,9 @@ def image_inputs(task: ImageTask, architecture: Architecture, data_dir: str | Pa
         files={},
         raw={config.input: files.astype(np.bytes_)},
         golden=ImagePreprocessor(config)(files),
-        calibration={config.output: calibration},
+        calibration=[{config.output: row[None]} for row in calibration],
         tensors=(TensorSpec(config.output, "FP32", (-1, *sizes)),),
+        batch_names={config.output: "inputs"},
         profile=Profile(min=(1, *sizes), opt=(1, *sizes), max=(MAX_BATCH_SIZE, *sizes)),
         labels=labels,
         description=f"{task.origin}: {classes}",

@@ -25,6 +25,7 @@ from export.options import (
 )
 from export.outputs import check_run
 from export.report.cli import write_reports
+from export.runs import recorded
 from export.tasks import DATA, NAMES, data_directory
 from export.tasks.options import distillation_of, distillation_options, epochs_option, rate_option
 from export.tasks.own.options import OwnOptions, own_data_options
@@ -74,6 +75,11 @@ class _TaskName(click.Choice[str]):
 @seeds_option
 @click.option("--limit", type=click.IntRange(1), help="Train on at most so many examples; all by default.")
 @click.option("--teacher", type=DIRECTORY, help="A run on the same task as the teacher of a distillation.")
+@click.option(
+    "--int8",
+    is_flag=True,
+    help="Train a run for INT8 on TensorRT: its products round, and --model is the teacher unless --teacher is given.",
+)
 @distillation_options
 @click.option("--name", help="Name of the run's directory.  [default: the name of the task, or of the data]")
 @runs_option("the run, which becomes OUT/NAME")
@@ -104,6 +110,7 @@ def finetune(
     seeds: int,
     limit: int | None,
     teacher: Path | None,
+    int8: bool,
     distillation: dict[str, float],
     name: str | None,
     out: Path,
@@ -119,6 +126,9 @@ def finetune(
     """
     chosen = _chosen(task, own)
     name = _checked_name(name if name is not None else chosen if isinstance(chosen, str) else chosen.resolve().stem)
+    if int8:
+        _check_int8(model)
+        teacher = teacher or model
     how = distillation_of(distillation, teacher)
     runs = {one: out / run for one, run in seeded(name, seed, seeds).items()}
     place = data_directory(chosen, data_dir) if isinstance(chosen, str) else chosen
@@ -152,6 +162,7 @@ def finetune(
                     max_length=max_length,
                     data_dir=data_dir,
                     teacher=teacher,
+                    int8=int8,
                     device=device,
                     tensorboard=tensorboard,
                     observer=watch,
@@ -177,6 +188,13 @@ def _chosen(task: str | None, own: OwnOptions) -> str | Path:
     if task is not None:
         raise UsageError("TASK", given=task, expected="nothing beside --data", fix="Leave one of them out.")
     return own.data
+
+
+def _check_int8(model: Path | None) -> None:
+    if model is None or recorded(model) is None:
+        given = Literally("no --model" if model is None else f"--model {model}, which is no run")
+        fix = "Fine-tune a model without --int8 first, and give its run as --model."
+        raise UsageError("--int8", given=given, expected="--model with a run on this task", fix=fix)
 
 
 def _checked_name(name: str) -> str:

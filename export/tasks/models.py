@@ -22,6 +22,7 @@ from export.heads import (
     TokenClassifier,
 )
 from export.huggingface import load_pretrained
+from export.quantization.training import round_products, unrounded
 from export.runs import WEIGHTS, RunConfig, RunMetrics
 from export.tasks.objectives import Head
 from export.transformer import Transformer, TransformerConfig
@@ -46,6 +47,7 @@ class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         embedding: of a model of embeddings, which has no labels; None for others.
         pair: whether an imported model reads two texts together.
         image: how an imported model reads images; None for others.
+        int8: names of the products that were trained for INT8; see :mod:`export.quantization.training`.
     """
 
     task: str
@@ -58,6 +60,7 @@ class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     embedding: Embedding | None = None
     pair: bool = False
     image: ImagePreprocess | None = None
+    int8: tuple[str, ...] = ()
 
     def create(self, transformer: Transformer) -> Head:
         """Return a transformer with a new head, with random weights by the generator of torch."""
@@ -73,6 +76,7 @@ class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             head = SequenceClassifier(transformer, len(self.labels), self.pooling, regression, self.pooler)
         nn.init.normal_(head.classifier.weight, std=_DEVIATION)
         nn.init.zeros_(head.classifier.bias)
+        round_products(head, dict.fromkeys(self.int8, 1.0))
         return head
 
 
@@ -83,13 +87,19 @@ MODEL = "transformer-with-head"
 
 
 class OpenedModel(msgspec.Struct, frozen=True):
-    """A transformer, and from a run also its architecture, head, metrics and configuration."""
+    """A transformer in FP32, and from a run also its architecture, head, metrics and configuration.
+
+    Attributes:
+        int8: ranges of the inputs of products, by their names, of a run that was trained for INT8; else empty. The
+            architecture does not name them, because the model here does not round.
+    """
 
     transformer: Transformer
     architecture: Architecture | None = None
     head: Head | None = None
     metrics: RunMetrics | None = None
     config: RunConfig | None = None
+    int8: dict[str, float] = {}
 
 
 def open_model(directory: str | Path) -> OpenedModel:
@@ -97,7 +107,9 @@ def open_model(directory: str | Path) -> OpenedModel:
     if not (Path(directory) / WEIGHTS).exists():
         return OpenedModel(load_pretrained(directory).transformer)
     head, config, metrics = load(directory, {MODEL: _from_arguments})
-    return OpenedModel(head.transformer, msgspec.convert(config.arguments, Architecture), head, metrics, config)
+    architecture = msgspec.structs.replace(msgspec.convert(config.arguments, Architecture), int8=())
+    int8 = unrounded(head)
+    return OpenedModel(head.transformer, architecture, head, metrics, config, int8)
 
 
 def open_or_new(source: Source, seed: int) -> OpenedModel:

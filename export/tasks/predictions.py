@@ -18,6 +18,7 @@ from edge.datatypes import Array
 from edge.errors import Literally
 from export.errors import CheckpointError
 from export.heads import SequenceClassifier
+from export.intervals import Difference, interval
 from export.runs import PREDICTIONS
 from export.tasks.metrics import METRICS, measures
 from export.tasks.objectives import Head, outputs_of
@@ -73,6 +74,23 @@ def predict(model: Head, rows: Rows) -> Predictions:
             assert isinstance(outputs, Tensor)
             logits[indices] = outputs.cpu().numpy()
     return Predictions(logits, rows.targets)
+
+
+def paired(metric: str, ours: Sequence[Predictions], theirs: Sequence[Predictions]) -> Difference:
+    """Return the difference of a metric, a mean over seeds, with the interval over resampled items.
+
+    All seeds share the resampled items, because the difficulty of an item is common to them.
+    """
+    function = METRICS[metric]
+
+    def difference(a: Array, b: Array, truth: Array) -> Array:
+        # [..., n, seeds] each, and [..., n]
+        differences = [function(a[..., s], truth) - function(b[..., s], truth) for s in range(a.shape[-1])]
+        return np.asarray(np.mean(differences, axis=0))
+
+    one, other = (np.stack([predictions.answers for predictions in side], axis=-1) for side in (ours, theirs))
+    truth = ours[0].targets
+    return Difference(float(difference(one, other, truth)), interval(difference, one, other, truth))
 
 
 def encode_predictions(splits: Mapping[str, Predicted]) -> bytes:

@@ -14,8 +14,10 @@ from export.checkpoint import save
 from export.errors import DataError
 from export.processor import processor
 from export.provenance import provenance
+from export.quantization.training import round_products
 from export.runs import PREDICTIONS, TOKENIZER, RunConfig, RunMetrics, Speedup, read_config
 from export.tasks import data_directory
+from export.tasks.calibration import input_ranges_of
 from export.tasks.finetune import TaskObjective
 from export.tasks.models import MODEL, Architecture, Source, open_or_new, open_tuned, with_head
 from export.tasks.objectives import Head
@@ -63,6 +65,7 @@ def finetune_run(
     max_length: int,
     data_dir: str | Path | None = None,
     teacher: str | Path | Teacher | None = None,
+    int8: bool = False,
     device: DeviceName = "cpu",
     tensorboard: Path | None = None,
     observer: Observer = SILENT,
@@ -77,6 +80,7 @@ def finetune_run(
         seed: of new weights and of the order of the examples.
         data_dir: recorded in the run, so that later commands find the data.
         teacher: a run on the same task, for distillation; or its outputs on the same data, for several students.
+        int8: train for INT8: the products round as those of the file for TensorRT, by ranges from the training set.
         tensorboard: a directory for TensorBoard's events.
 
     Raises:
@@ -88,7 +92,12 @@ def finetune_run(
     config = found.transformer.config
     _check_lengths(data, config)
     architecture = task.architecture(config, data.labels, max_length)
-    model = with_head(found, architecture, seed).to(place)
+    model = with_head(found, architecture, seed)
+    if int8:
+        largest = input_ranges_of(model, data.train)
+        round_products(model, largest)
+        architecture = msgspec.structs.replace(architecture, int8=tuple(largest))
+    model = model.to(place)
     model.transformer.set_dropout(recipe.dropout)
     model.transformer.embeddings.requires_grad_(not recipe.frozen_embeddings)
     files = RunFiles(Path(directory), tensorboard)

@@ -64,3 +64,11 @@ def watching_each(what: str) -> Iterator[Callable[[str], Watch]]:
             return Watch(name, bar, task, lines=False)
 
         yield begin
+
+
+@contextmanager
+def counting(what: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Show one bar while the block runs; the function moves it: a part's name, what is done of it, and the whole."""
+    with progress() as bar:
+        task = bar.add_task(what, total=None, note="")
+        yield lambda name, done, whole: bar.update(task, description=name, completed=done, total=whole)

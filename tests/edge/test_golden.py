@@ -86,6 +86,14 @@ def test_difference_is_compared_with_the_tolerance():
         assert (report.rows, report.passed) == (2, expected[2])
 
 
+def test_the_root_mean_square_of_all_differences_is_limited_too():
+    tolerance = Tolerance(atol=1, rtol=0, rms=0.5)
+    far, everywhere = {"value": np.array([1.0, -99.3])}, {"value": np.array([1.6, -99.4])}
+    assert compare(far, of(1.0, -100.0), tolerance).passed
+    with pytest.raises(GoldenError, match=r"golden rows: got a root mean square of 0\.6, expected at most 0\.5"):
+        check_outputs(everywhere, of(1.0, -100.0), tolerance, "m")
+
+
 def test_other_shape_or_text_fails():
     (diff,) = compare({"value": np.array([[1.0]])}, of(1.0, 1.0), Tolerance(atol=1, rtol=1)).outputs
     assert diff == OutputDiff("value", INF, 0.0, False)

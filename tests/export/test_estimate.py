@@ -20,7 +20,9 @@ from export.estimate.model import kernels, parse_layers
 from export.estimate.operations import Halves, Work, halves_of, work_of
 from export.estimate.roofline import BAND, KERNELS_OF_A_LAYER, predict, usual_kernels
 from export.heads import SequenceClassifier
-from export.precision import half, static_int8
+from export.precision import half
+from export.quantization.ranges import LARGEST, input_ranges
+from export.quantization.static import static_int8
 from export.reduction.latency import feeds_of
 from export.reduction.plan import macs_per_token
 from export.transformer import LayerShape, Transformer, TransformerConfig
@@ -77,7 +79,7 @@ def test_work_is_counted_in_the_precision_that_computes_it():
     halved = work_of(half(plain), shapes, "model")
     assert halved.gflop == {"fp16": pytest.approx(all_products, rel=1e-3)}
     assert (halved.attention, halved.products) == (1, 7)
-    quantised = work_of(static_int8(plain, feeds), shapes, "model")
+    quantised = work_of(static_int8(plain, input_ranges(plain, [feeds], LARGEST)), shapes, "model")
     assert quantised.gflop["int8"] == pytest.approx(products, rel=1e-6)
     assert sum(quantised.gflop.values()) == pytest.approx(all_products, rel=1e-3)
     assert quantised.weight_bytes < 0.6 * halved.weight_bytes

@@ -31,12 +31,12 @@ from export.experiments.attention.records import Record, read_record, save_recor
 from export.experiments.attention.reductions import pruned_by_gradient
 from export.experiments.attention.run import place_of, time_mechanism
 from export.experiments.attention.stopwatch import Speed, Stopwatch, multiplications
-from export.experiments.attention.summary import paired, row_of
+from export.experiments.attention.summary import row_of
 from export.intervals import interval
 from export.parallel.run import run_all
 from export.tasks.metrics import accuracy
 from export.tasks.objectives import outputs_of, task_loss
-from export.tasks.predictions import Predictions, encode_predictions, predict
+from export.tasks.predictions import Predictions, encode_predictions, paired, predict
 from export.tasks.recipe import Recipe
 from tests.support.reduction_data import inputs, model
 from tests.support.task_data import invoke

@@ -17,10 +17,13 @@ from export.cli import export
 from export.runs import CONFIG, Speedup, read_config
 from export.targets import tier_names
 from export.tasks.cli import finetune
+from export.tasks.file_accuracy import predict_file
+from export.tasks.glue import TASKS
 from export.tasks.models import open_tuned
+from export.tasks.run import prepare
 from export.tasks.tokens import load_tokenizer
 from tests.support.marks import with_rtx
-from tests.support.task_data import invoke, make_sentiment, make_transformer, write_model
+from tests.support.task_data import invoke, make_sentiment, make_transformer, write_model, write_sst2
 
 OPTIONS = ("--lr", 2e-2, "--batch", 32, "--max-length", 32)
 
@@ -44,7 +47,7 @@ def bundled(place):
     """A directory with a run, a leaner run, and the bundle of both."""
     paths = ("--model", place / "small", "--data-dir", place, "--out", place)
     invoke(finetune, "SST-2", *paths, "--name", "Half", *OPTIONS)
-    options = ("--name", "sst2", "--tier-name", "x1", "--tier-name", "half", "--json")
+    options = ("--data-dir", place, "--name", "sst2", "--tier-name", "x1", "--tier-name", "half", "--json")
     shown = invoke(export, place / "SST-2", place / "Half", "--repository", place / "models", *options)
     assert json.loads(shown)[0]["bundle"] == str(place / "models" / "sst2-1")
     return place
@@ -56,6 +59,18 @@ def test_the_bundle_has_a_tier_for_each_run_and_precision_with_the_outputs_of_tr
     assert [[a.runtime for a in tier.artifacts] for tier in manifest.tiers] == [["onnxruntime", "tensorrt"]] * 4
     assert manifest.postprocess.labels == ("negative", "positive")
     assert {measure.split for measure in manifest.measures} >= {"dev, tier x1", "dev, tier half"}
+    bundle = Bundle.open(bundled / "models" / "sst2-1")
+    tokenizer = load_tokenizer(bundled / "Half")
+    dev = prepare(TASKS["SST-2"], bundled, tokenizer, max_length=32, limit=None).dev["dev"]
+    found = {(measure.metric, measure.split): measure for measure in manifest.measures}
+    for runtime in ("onnxruntime", "tensorrt"):
+        data, split = bundle.read(bundle.artifact(runtime, "half-int8").file), f"dev, tier half-int8 on {runtime}"
+        names = {"input_ids": "inputs", "attention_mask": "mask"}
+        answers = predict_file(data, dev, subject="half", names=names, rows_at_once=runtime == "tensorrt")
+        measure, change = found["accuracy", split], found["accuracy, difference to FP32", split]
+        assert (measure.value, measure.n) == (answers.score("accuracy"), 40)
+        assert change.value == pytest.approx(measure.value - found["accuracy", "dev, tier half"].value)
+        assert change.interval[0] <= change.value <= change.interval[1]
     texts, labels = ["the film was good", "awful plot", "a nice cat"], [b"positive", b"negative", b"positive"]
     with serving(bundled / "models" / "sst2-1", texts) as ask:
         for tier, run in (("x1", bundled / "SST-2"), ("half", bundled / "Half")):
@@ -80,7 +95,7 @@ def stsb(tmp_path_factory):
     data = ("--data-dir", root)
     # Not to learn the scores, only to depend on the texts: a constant has no spread to compare files by.
     invoke(finetune, "STS-B", "--model", root / "model", *data, "--out", root, *OPTIONS, "--lr", 3e-3, "--epochs", 1)
-    invoke(export, root / "STS-B", "--repository", root / "models", "--name", "sts-b")
+    invoke(export, root / "STS-B", "--repository", root / "models", "--name", "sts-b", *data)
     return root
 
 
@@ -126,7 +141,7 @@ def test_tiers_are_named_by_speed_and_a_bundle_carries_the_files_of_chosen_runti
     (lean / CONFIG).write_text(json.dumps(config | {"speedup": {"ratio": 2.96, "tokens": 32}}))
     faster = [replace(read_config(lean), speedup=Speedup(ratio, 32)) for ratio in (2.0, 3.1)]
     assert tier_names([lean, lean], faster, []) == ["x1", "x1.6"]
-    command = (bundled / "SST-2", lean, "--repository", bundled / "models", "--name", "sst2")
+    command = (bundled / "SST-2", lean, "--repository", bundled / "models", "--name", "sst2", "--no-measure")
     with pytest.raises(UsageError, match=r"sst2-1: got an existing bundle, .*or --version 2, or another --repository"):
         invoke(export, *command)
     (exported,) = json.loads(invoke(export, *command, "--version", 2, "--artifacts", "onnxruntime", "--json"))
@@ -137,6 +152,15 @@ def test_tiers_are_named_by_speed_and_a_bundle_carries_the_files_of_chosen_runti
     assert not list(bundle.path.glob("*tensorrt*"))
     with pytest.raises(BundleError, match=r"tier 'x1': got .*onnxruntime'\], expected .* for tensorrt\. Export"):
         bundle.artifact("tensorrt")
+
+
+def test_files_are_measured_on_the_data_of_the_run(bundled, tmp_path):
+    write_sst2(tmp_path, train=40)
+    command = (bundled / "SST-2", "--repository", tmp_path, "--name", "sst2", "--data-dir", tmp_path)
+    expected = r"holdout of SST-2 in .*: got 4 texts, expected 36 texts, as the run was measured on"
+    with pytest.raises(UsageError, match=expected):
+        invoke(export, *command)
+    assert not (tmp_path / "sst2-1").exists()
 
 
 def test_runs_that_cannot_be_tiers(bundled, stsb, tmp_path):

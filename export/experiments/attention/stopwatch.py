@@ -15,7 +15,7 @@ from edge.datatypes import Array
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.convert import to_onnx
 from export.heads import SequenceClassifier
-from export.precision import dynamic_int8
+from export.quantization.dynamic import dynamic_int8
 from export.reduction.latency import compare, feeds_of
 from export.reduction.plan import TOLERANCE
 from export.tasks.predictions import Predictions

@@ -8,11 +8,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from edge.datatypes import Array
 from export.experiments.attention.records import Record, read_record
-from export.intervals import Difference, interval
-from export.tasks.metrics import METRICS
-from export.tasks.predictions import Predictions, read_predictions
+from export.intervals import Difference
+from export.tasks.predictions import paired, read_predictions
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,23 +65,6 @@ def row_of(directories: Sequence[Path], baselines: Sequence[Path], metric: str, 
         spread=float(np.mean([use.spread for use in uses])) if uses else None,
         seconds=float(np.mean([record.seconds for record in records])),
     )
-
-
-def paired(metric: str, ours: Sequence[Predictions], theirs: Sequence[Predictions]) -> Difference:
-    """Return the difference of a metric, a mean over seeds, with the interval over resampled items.
-
-    All seeds share the resampled items, because the difficulty of an item is common to them.
-    """
-    function = METRICS[metric]
-
-    def difference(a: Array, b: Array, truth: Array) -> Array:
-        # [..., n, seeds] each, and [..., n]
-        differences = [function(a[..., s], truth) - function(b[..., s], truth) for s in range(a.shape[-1])]
-        return np.asarray(np.mean(differences, axis=0))
-
-    one, other = (np.stack([predictions.answers for predictions in side], axis=-1) for side in (ours, theirs))
-    truth = ours[0].targets
-    return Difference(float(difference(one, other, truth)), interval(difference, one, other, truth))
 
 
 def _mean(records: Sequence[Record], place: int, field: str) -> float:

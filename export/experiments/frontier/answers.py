@@ -15,8 +15,9 @@ from export.experiments.frontier.family import FamilyInputs, better_dense
 from export.experiments.frontier.records import Answered, Key, write_answers
 from export.experiments.frontier.settings import DENSE, FamilySettings
 from export.heads import SequenceClassifier
-from export.precision import dynamic_int8, fused
+from export.precision import fused
 from export.processor import processor
+from export.quantization.dynamic import dynamic_int8
 from export.tasks.models import open_tuned
 from export.tasks.predictions import read_predictions
 from export.tasks.task import HOLDOUT

@@ -1,0 +1,164 @@
+"""Ways to quantise one run for TensorRT, each scored by the task's metric on ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnx
+from msgspec.structs import replace
+
+from edge.datatypes import Array
+from edge.errors import Literally, UsageError
+from export.intervals import Difference
+from export.quantization.dynamic import dynamic_int8
+from export.quantization.projections import projections
+from export.quantization.ranges import LARGEST, InputRange, Scheme, input_ranges
+from export.quantization.static import static_int8
+from export.quantization.training import trained_ranges
+from export.tasks.calibration import calibration_feeds, feeds_of, plain_onnx
+from export.tasks.file_accuracy import predict_file
+from export.tasks.glue import GlueTask
+from export.tasks.models import open_model
+from export.tasks.predictions import paired, read_predictions
+from export.tasks.registry import task_of
+from export.tasks.run import prepare
+from export.tasks.tokens import Rows
+
+#: Not a scheme for TensorRT, but the file for CPUs.
+DYNAMIC = "dynamic"
+#: The largest values of a batch with its padding.
+PADDED = "largest, padded"
+TRAINED = "trained"
+SCHEMES = {
+    PADDED: LARGEST,
+    "largest": LARGEST,
+    **{f"percentile {share}": replace(LARGEST, clip="percentile", percentile=share) for share in (99.9, 99.99, 99.999)},
+    "error": replace(LARGEST, clip="error"),
+    "smoothed, largest": replace(LARGEST, smoothing=0.5),
+    "smoothed, error": replace(LARGEST, clip="error", smoothing=0.5),
+    "largest, down in FP16": replace(LARGEST, fp16=("down",)),
+    "smoothed, largest, down in FP16": replace(LARGEST, smoothing=0.5, fp16=("down",)),
+    "smoothed, error, down in FP16": Scheme(clip="error", smoothing=0.5, fp16=("down",)),
+}
+METHODS = (DYNAMIC, *SCHEMES)
+
+
+class Scored(msgspec.Struct, frozen=True):
+    """One way, on one split.
+
+    Attributes:
+        int8_share: of the multiplications in the products with weights of all layers.
+        value: the task's headline metric.
+        difference: to the run in FP32, with its paired interval over the items.
+        logits_error: root mean square of the difference to the FP32 logits, over their standard deviation.
+    """
+
+    method: str
+    int8_share: float
+    value: float
+    difference: Difference
+    logits_error: float
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """All ways for one run, on one split."""
+
+    run: str
+    task: str
+    metric: str
+    split: str
+    n: int
+    fp32: float
+    calibration_rows: int
+    scored: tuple[Scored, ...]
+
+
+def check_methods(methods: Sequence[str]) -> None:
+    """Raise a UsageError for a name that is not in :data:`METHODS`."""
+    for method in methods:
+        if method not in METHODS:
+            fix = "Leave --method out for all of them."
+            raise UsageError("--method", given=method, expected=f"one of {'; '.join(METHODS)}", fix=fix)
+
+
+def compare_int8(
+    run: Path,
+    data_dir: Path,
+    methods: Sequence[str],
+    trained: Sequence[Path] = (),
+    *,
+    split: str,
+    calibration_rows: int,
+    on_file: Callable[[str, int, int], None] = lambda method, done, rows: None,
+) -> Comparison:
+    """Quantise a run in several ways, and score each file on a split.
+
+    Args:
+        methods: of :data:`METHODS`.
+        trained: runs that ``fewheads finetune --int8`` made of this one.
+        split: ``holdout``, or one of dev; the training set calibrates.
+        on_file: called with the method, the rows that are done, and all rows.
+
+    Raises:
+        UsageError: a run is no classifier or regression of texts, or was not trained for INT8.
+    """
+    found = open_model(run)
+    task = task_of(found, run)
+    if not isinstance(task, GlueTask) or found.head is None or found.architecture is None:
+        fix = "Give a run on a task of GLUE."
+        raise UsageError(f"run {run}", given=Literally(f"a run on {task.name}"), expected="text to classify", fix=fix)
+    data = prepare(task, data_dir, task.reader(run), max_length=found.architecture.max_length, limit=None)
+    rows, fp32 = data.measured[split], read_predictions(run, split)
+    plain = plain_onnx(found.head, data.train)
+    scored = []
+    for method in (*methods, *(f"{TRAINED}: {path.name}" for path in trained)):
+        if method == DYNAMIC:
+            share, file = 1.0, dynamic_int8(plain)
+        elif method in SCHEMES:
+            feeds = _padded if method == PADDED else calibration_feeds
+            ranges = input_ranges(plain, feeds(data.train, calibration_rows), SCHEMES[method])
+            share, file = _share(plain, ranges), static_int8(plain, ranges)
+        else:
+            path = next(path for path in trained if method.endswith(path.name))
+            share, file = _trained(path, data.train)
+        answers = predict_file(
+            file,
+            rows,
+            subject=method,
+            names={name: name for name in ("inputs", "mask", "segments")},
+            rows_at_once=method != DYNAMIC,
+            on_rows=partial(on_file, method),
+        )
+        difference = answers.logits - fp32.logits
+        error = float(np.sqrt(np.square(difference).mean()) / fp32.logits.std())
+        change = paired(task.headline, [answers], [fp32])
+        scored.append(Scored(method, share, answers.score(task.headline), change, error))
+    value = fp32.score(task.headline)
+    return Comparison(
+        run.name, task.name, task.headline, split, len(rows.targets), value, calibration_rows, tuple(scored)
+    )
+
+
+def _padded(rows: Rows, number: int) -> list[dict[str, Array]]:
+    places = np.linspace(0, len(rows.targets) - 1, min(number, len(rows.targets))).astype(int)
+    return [feeds_of(rows, places)]
+
+
+def _trained(run: Path, rows: Rows) -> tuple[float, bytes]:
+    found = open_model(run)
+    if not found.int8 or found.head is None:
+        fix = "Give a run of 'fewheads finetune --int8'."
+        raise UsageError(f"--trained {run}", given=Literally("a run in FP32"), expected="one for INT8", fix=fix)
+    plain, ranges = plain_onnx(found.head, rows), trained_ranges(found.int8)
+    return _share(plain, ranges), static_int8(plain, ranges)
+
+
+def _share(plain: bytes, ranges: dict[str, InputRange]) -> float:
+    model = onnx.load_from_string(plain)
+    sizes = {tensor.name: int(np.prod(tensor.dims)) for tensor in model.graph.initializer}
+    products = {name: sizes[node.input[1]] for name, node in projections(model, has_head=True)}
+    return sum(products[name] for name in ranges) / sum(products.values())

@@ -1,0 +1,179 @@
+"""Ranges of the inputs of matrix products, measured on real inputs without padding.
+
+An input has one scale for all its features, so a few large features cost the others their precision. Smoothing divides
+each feature by a factor of its own, and multiplies the weights by it: Xiao et al. 2023, "SmoothQuant". The factors are
+powers of two, so that neither side is rounded. In BERT the input of a projection is also that of the residual, so that
+the normalisation cannot take the factors in; they are a product before QuantizeLinear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+import onnx
+from onnx import ModelProto, TensorProto, numpy_helper
+
+from edge.datatypes import Array
+from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
+from export.precision import loaded
+from export.quantization.projections import projections
+
+_BINS = 4096
+#: Levels of INT8 on each side of 0.
+LEVELS = 127
+#: Inputs of a model by name, without padding.
+Feeds = Mapping[str, Array]
+#: Clipped ranges that :func:`_least_error` tries, as shares of the largest value.
+_SHARES = np.geomspace(0.02, 1.0, 80)
+#: Products without smoothing, by the last part of their names: GELU's outputs have large values in different features
+#: for different tokens, and factors for them cost accuracy.
+_UNSMOOTHED = ("down",)
+
+
+class Scheme(msgspec.Struct, frozen=True):
+    """How ranges are chosen. The defaults lost least on the hold-outs; see LIMITS.md in :mod:`export.reduction`.
+
+    Attributes:
+        clip: keep the ``largest`` value; the smallest range with a share ``percentile`` of the values; or the range
+            with the least squared ``error`` of rounding and clipping.
+        percentile: in percent.
+        smoothing: exponent of the inputs in SmoothQuant's factors, 0 to 1, the weights having the rest; None leaves the
+            factors out.
+        fp16: products that stay in FP16, by the last part of their names. The second of a feed-forward is a third of
+            all multiplications and causes most of the error.
+    """
+
+    clip: Literal["largest", "percentile", "error"] = "largest"
+    percentile: float = 99.99
+    smoothing: float | None = 0.5
+    fp16: tuple[str, ...] = ("down",)
+
+
+#: INT8 for all products, from the largest values, which a training for INT8 starts from.
+LARGEST = Scheme(smoothing=None, fp16=())
+
+
+class InputRange(NamedTuple):
+    """Range of the input of a product.
+
+    Attributes:
+        largest: absolute value, after the division by ``factors``; larger ones are clipped.
+        factors: of each feature, [features]; None without smoothing.
+    """
+
+    largest: float
+    factors: Array | None = None
+
+
+def input_ranges(
+    model: bytes, batches: Sequence[Feeds], scheme: Scheme, *, has_head: bool = True
+) -> dict[str, InputRange]:
+    """Return the range of the input of each product, by the product's name; those that share an input share its range.
+
+    Args:
+        model: in FP32, as :func:`export.convert.to_onnx` writes it.
+        batches: inputs without padding.
+        has_head: whether a task head follows the last normalisation; its products have no range.
+    """
+    source = loaded(model)
+    weights = {tensor.name: tensor for tensor in source.graph.initializer}
+    readers: dict[str, list[str]] = {}
+    spread: dict[str, Array] = {}  # of the weights of each feature, over all products that read it
+    for name, node in projections(source, has_head):
+        if name.rpartition(".")[2] in scheme.fp16:
+            continue
+        read = node.input[0]
+        readers.setdefault(read, []).append(name)
+        found = np.abs(numpy_helper.to_array(weights[node.input[1]])).max(axis=1)
+        spread[read] = np.maximum(spread.get(read, 0), found)
+    runner = OnnxRuntimeRunner(_with_outputs(source, list(readers)), subject="model to calibrate")
+    try:
+        peaks = _peaks(runner, batches, list(readers))
+        smooth = {read for read, names in readers.items() if scheme.smoothing is not None and not _among(names)}
+        factors = {
+            read: _factors(peaks[read], spread[read], scheme.smoothing if read in smooth else None) for read in readers
+        }
+        limits = {name: float((peaks[name] / factors[name]).max()) for name in readers}
+        if scheme.clip != "largest":
+            limits = _clipped(runner, batches, factors, limits, scheme)
+    finally:
+        runner.close()
+    return {
+        name: InputRange(limits[read], factors[read] if read in smooth else None)
+        for read, names in readers.items()
+        for name in names
+    }
+
+
+def _among(names: Sequence[str]) -> bool:
+    return any(name.rpartition(".")[2] in _UNSMOOTHED for name in names)
+
+
+def scale_of(largest: Array) -> Array:
+    """Return the scale of INT8 for a largest absolute value, float32 of the same shape.
+
+    It is rounded to FP16, in which the file for TensorRT has it. A scale of 0 becomes 1.
+    """
+    scales: Array = np.asarray(largest / LEVELS, np.float16).astype(np.float32)
+    return np.where(scales > 0, scales, np.float32(1))
+
+
+def _with_outputs(model: ModelProto, names: Sequence[str]) -> bytes:
+    del model.graph.output[:]
+    model.graph.output.extend(onnx.helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
+    data: bytes = model.SerializeToString()
+    return data
+
+
+def _peaks(runner: OnnxRuntimeRunner, batches: Sequence[Feeds], names: Sequence[str]) -> dict[str, Array]:
+    """Return the largest absolute value of each feature, [features]."""
+    peaks: dict[str, Array] = {}
+    for batch in batches:
+        for name, values in runner.infer(batch).items():
+            found = np.abs(values).max(axis=tuple(range(values.ndim - 1)))
+            peaks[name] = np.maximum(peaks.get(name, 0), found)
+    return peaks
+
+
+def _factors(peaks: Array, weights: Array, exponent: float | None) -> Array:
+    if exponent is None:
+        return np.ones_like(peaks)
+    # A feature that is never used, or never read, keeps a factor of 1.
+    used = (peaks > 0) & (weights > 0)
+    ratio = np.where(used, peaks, 1) ** exponent / np.where(used, weights, 1) ** (1 - exponent)
+    return np.where(used, np.exp2(np.round(np.log2(ratio))), 1).astype(np.float32)
+
+
+def _clipped(
+    runner: OnnxRuntimeRunner,
+    batches: Sequence[Feeds],
+    factors: Mapping[str, Array],
+    limits: Mapping[str, float],
+    scheme: Scheme,
+) -> dict[str, float]:
+    counts = {name: np.zeros(_BINS, np.int64) for name in limits}
+    for batch in batches:
+        for name, values in runner.infer(batch).items():
+            sizes = np.abs(values / factors[name]) * (_BINS / limits[name])
+            counts[name] += np.bincount(np.minimum(sizes.astype(np.int64).ravel(), _BINS - 1), minlength=_BINS)
+    clip = _least_error if scheme.clip == "error" else _percentile
+    return {name: limits[name] * clip(counts[name], scheme.percentile) for name in limits}
+
+
+def _percentile(counts: Array, percentile: float) -> float:
+    """Return the end of the bin that reaches a percentile, as a share of the largest value."""
+    reached = np.searchsorted(np.cumsum(counts), percentile / 100 * counts.sum())
+    return float((min(int(reached), _BINS - 1) + 1) / _BINS)
+
+
+def _least_error(counts: Array, _: float) -> float:
+    """Return the range with the least squared error of rounding and clipping, as a share of the largest value."""
+    sizes = (np.arange(_BINS) + 0.5) / _BINS
+    errors = [
+        float((counts * (sizes - np.clip(np.round(sizes / share * LEVELS), 0, LEVELS) * share / LEVELS) ** 2).sum())
+        for share in _SHARES
+    ]
+    return float(_SHARES[int(np.argmin(errors))])

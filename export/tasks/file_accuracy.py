@@ -1,0 +1,105 @@
+"""Accuracy of ONNX files by the metrics of their task, on ONNX Runtime's CPU.
+
+A file for TensorRT runs there as its graph says: ONNX Runtime has no INT8 products for FP16, so it rounds where
+QuantizeLinear does, and multiplies what DequantizeLinear returns. Sums and roundings to FP16 differ from TensorRT's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+
+import msgspec
+import numpy as np
+
+from edge.bundles.manifest import Measure
+from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
+from export.runtimes import ExportedArtifact
+from export.tasks.calibration import feeds_of
+from export.tasks.predictions import Predictions, paired
+from export.tasks.task import Task
+from export.tasks.tokens import Rows, sorted_batches
+
+_BATCH = 16
+#: Called with the file that is measured, the rows that are done, and all rows.
+OnRows = Callable[[str, int, int], None]
+
+
+def predict_file(
+    data: bytes,
+    rows: Rows,
+    *,
+    subject: str,
+    names: Mapping[str, str],
+    rows_at_once: bool = True,
+    on_rows: Callable[[int, int], None] = lambda done, rows: None,
+) -> Predictions:
+    """Return the predictions of a file.
+
+    Args:
+        names: of the file's inputs, to those of :attr:`export.tasks.tokens.Batch.named`.
+        rows_at_once: whether rows may share a run: in dynamic INT8, they would share their scales.
+        on_rows: called with the rows that are done, and all rows.
+    """
+    runner = OnnxRuntimeRunner(data, subject=subject)
+    try:
+        inputs, (output,) = [spec.name for spec in runner.inputs], runner.outputs
+        logits = np.empty((len(rows.targets), output.shape[1]), dtype=np.float32)
+        done = 0
+        for indices in sorted_batches(rows.lengths, _BATCH if rows_at_once else 1):
+            feeds = feeds_of(rows, indices)
+            logits[indices] = runner.infer({name: feeds[names[name]] for name in inputs})[output.name]
+            done += len(indices)
+            on_rows(done, len(logits))
+    finally:
+        runner.close()
+    return Predictions(logits, rows.targets)
+
+
+def tier_measures(
+    task: Task,
+    tier: str,
+    exported: Sequence[ExportedArtifact],
+    splits: Mapping[str, Rows],
+    recorded: Mapping[str, Predictions],
+    *,
+    names: Mapping[str, str],
+    on_rows: OnRows,
+) -> list[Measure]:
+    """Return the metrics of a tier's files in INT8, and their paired differences to the model in FP32.
+
+    Args:
+        recorded: predictions in FP32 by split; where there are none, the tier's file in FP32 or FP16 is measured, too.
+        names: see :func:`predict_file`.
+    """
+    plain, *others = sorted(exported, key=lambda one: one.artifact.precision == "int8")
+    int8 = [one for one in others if one.artifact.precision == "int8"]
+    measures: list[Measure] = []
+
+    def answers(one: ExportedArtifact, rows: Rows) -> Predictions:
+        artifact = one.artifact
+        alone = (artifact.runtime, artifact.precision) == ("onnxruntime", "int8")
+        on_file = partial(on_rows, artifact.file)
+        return predict_file(one.data, rows, subject=artifact.file, names=names, rows_at_once=not alone, on_rows=on_file)
+
+    for split, rows in splits.items():
+        fp32 = recorded.get(split)
+        if fp32 is None:
+            fp32 = answers(plain, rows)
+            measures += in_tier(fp32.measures(task.metrics, split), tier)
+        for one in int8:
+            found = answers(one, rows)
+            made = [*found.measures(task.metrics, split), *_differences(task.metrics, split, found, fp32)]
+            measures += in_tier(made, f"{tier}-int8 on {one.artifact.runtime}")
+    return measures
+
+
+def in_tier(measures: Iterable[Measure], tier: str) -> list[Measure]:
+    """Return measures whose splits name a tier, too."""
+    return [msgspec.structs.replace(measure, split=f"{measure.split}, tier {tier}") for measure in measures]
+
+
+def _differences(metrics: Sequence[str], split: str, found: Predictions, fp32: Predictions) -> Iterator[Measure]:
+    for metric in metrics:
+        change, name = paired(metric, [found], [fp32]), f"{metric}, difference to FP32"
+        yield Measure(metric=name, split=split, value=change.value, n=len(found.targets), interval=change.interval)

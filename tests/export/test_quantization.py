@@ -1,0 +1,204 @@
+"""INT8 with fixed scales: ranges, the file's arithmetic, training for it, and what its golden check notices."""
+
+import copy
+import json
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from msgspec.structs import replace
+from onnx import numpy_helper
+
+from edge.bundles.bundle import Bundle
+from edge.bundles.golden import check_outputs
+from edge.errors import GoldenError, UsageError
+from export.cli import export
+from export.convert import outputs_of
+from export.experiments.int8_cli import int8
+from export.quantization.projections import projections
+from export.quantization.ranges import LARGEST, LEVELS, Scheme, input_ranges
+from export.quantization.static import quantized
+from export.quantization.training import RoundedLinear, round_products, trained_ranges
+from export.runtimes import export_tier
+from export.tasks.calibration import calibration_feeds, feeds_of, plain_onnx
+from export.tasks.cli import finetune
+from export.tasks.models import open_model
+from export.tasks.predictions import read_predictions
+from tests.support.task_data import encoded, invoke, make_classifier, make_sentiment
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A model, its graph in FP32, texts, and all of them as one batch with padding.
+
+    It is not trained: the logits of the toy task hardly depend on the weights any more.
+    """
+    head, rows = make_classifier(3).eval(), encoded(make_sentiment(64))
+    return head, plain_onnx(head, rows), rows, feeds_of(rows, np.arange(64))
+
+
+def constants(data):
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load_from_string(data).graph.initializer}
+
+
+def products(plain):
+    """Return the node of each product, by its name."""
+    return dict(projections(onnx.load_from_string(plain), has_head=True))
+
+
+def read_by(head, batches):
+    """Return the input of each product in torch, [tokens, features], by the product's name."""
+    found = {}
+    for name, layer in head.named_modules():
+        if isinstance(layer, torch.nn.Linear) and name.startswith("transformer."):
+            keep = found.setdefault(name, []).append
+            layer.register_forward_hook(lambda _, inputs, __, keep=keep: keep(inputs[0][0]))
+    with torch.no_grad():
+        for batch in batches:
+            head(*(torch.from_numpy(array) for array in batch.values()))
+    return {name: torch.cat(parts).numpy() for name, parts in found.items()}
+
+
+def rounding_error(values, limit):
+    rounded = np.clip(np.round(values / limit * LEVELS), -LEVELS, LEVELS) * limit / LEVELS
+    return float(np.square(values - rounded).sum())
+
+
+def test_ranges_are_those_of_the_tokens_and_clip_what_is_rare(model):
+    head, plain, rows, padded = model
+    feeds = calibration_feeds(rows)
+    inputs = read_by(copy.deepcopy(head), feeds)
+    ranges = input_ranges(plain, feeds, LARGEST)
+    assert set(ranges) == set(inputs)
+    for name, values in inputs.items():
+        assert ranges[name].largest == pytest.approx(np.abs(values).max(), rel=1e-5), name
+    far = {name: np.pad(array, ((0, 0), (0, 50))) for name, array in padded.items()}
+    with_padding = input_ranges(plain, [far], LARGEST)
+    assert any(with_padding[name].largest > 1.001 * ranges[name].largest for name in ranges)
+    clipped = input_ranges(plain, feeds, replace(LARGEST, clip="percentile", percentile=99.0))
+    for name, values in inputs.items():
+        assert clipped[name].largest == pytest.approx(np.percentile(np.abs(values), 99), rel=0.02), name
+    least = input_ranges(plain, feeds, replace(LARGEST, clip="error"))
+    for name, values in inputs.items():
+        errors = [rounding_error(values, one[name].largest) for one in (least, ranges, clipped)]
+        assert errors[0] <= 1.02 * min(errors[1:]), name
+
+
+def test_smoothing_moves_sizes_into_the_weights_without_rounding(model):
+    _, plain, rows, _ = model
+    ranges = input_ranges(plain, calibration_feeds(rows), replace(LARGEST, smoothing=0.5))
+    before, after = constants(plain), constants(quantized(plain, ranges))
+    for name, node in products(plain).items():
+        factors = ranges[name].factors
+        assert (factors is None) == name.endswith(".down")
+        if factors is None:
+            continue
+        assert np.array_equal(np.log2(factors), np.round(np.log2(factors)))
+        assert len(set(factors.tolist())) > 1
+        assert np.array_equal(after[f"{node.input[0]}.factors"] * factors, np.ones_like(factors))
+        difference = after[f"{name}.int8"] * after[f"{name}.scale"] - before[node.input[1]] * factors[:, None]
+        assert (np.abs(difference) <= 0.51 * after[f"{name}.scale"]).all()
+
+
+def test_training_records_ranges_and_the_file_computes_what_was_trained(place, tmp_path):
+    start = place / "SST-2"
+    options = ("--data-dir", place, "--max-length", 32, "--epochs", 1, "--lr", 1e-3, "--batch", 32, "--int8")
+    invoke(finetune, "SST-2", "--model", start, *options, "--out", tmp_path, "--name", "rounded")
+    found, before = open_model(tmp_path / "rounded"), open_model(start)
+    assert found.architecture == before.architecture
+    assert not any(isinstance(layer, RoundedLinear) for layer in found.head.modules())
+    ours, theirs = (one.transformer.layers[0].feed_forward.up.weight for one in (found, before))
+    assert not torch.equal(ours, theirs)
+
+    rows = encoded(make_sentiment(64, seed=3))
+    plain, ranges, inputs = plain_onnx(found.head, rows), trained_ranges(found.int8), feeds_of(rows, np.arange(64))
+    assert set(ranges) == set(products(plain))
+    written = ("--repository", tmp_path, "--name", "rounded", "--artifacts", "tensorrt", "--data-dir", place)
+    invoke(export, tmp_path / "rounded", *written)
+    bundle = Bundle.open(tmp_path / "rounded-1")
+    shipped = constants(bundle.read("x1.tensorrt.int8.onnx"))
+    scales = {float(value) for name, value in shipped.items() if name.endswith(".scale") and value.shape == ()}
+    assert scales == {float(np.float16(limit / LEVELS)) for limit in found.int8.values()}
+    splits = {measure.split for measure in bundle.manifest.measures}
+    assert splits == {f"{one}, tier {tier}" for one in ("holdout", "dev") for tier in ("x1", "x1-int8 on tensorrt")}
+    file = outputs_of(quantized(plain, ranges), inputs, "file")["logits"]
+    fp32 = outputs_of(plain, inputs, "plain")["logits"]
+    round_products(found.head, found.int8)
+    with torch.no_grad():
+        trained = found.head(*(torch.from_numpy(array) for array in inputs.values())).numpy()
+    # A value in the middle of two levels may fall to either side: that moves a row or two.
+    exact = np.abs(file - trained).max(axis=1) < 2e-5
+    assert exact.mean() > 0.9
+    assert np.abs(fp32 - trained).max() > 2e-4
+    recorded = read_predictions(tmp_path / "rounded", "dev")
+    assert recorded.score("accuracy") > 0.9
+
+
+def test_training_for_int8_starts_from_a_run(place, tmp_path):
+    other = r"--int8: got --model .*, which is no run, expected --model with a run on this task\. Fine-tune a model"
+    for given, message in (
+        (("--model", place / "model"), other),
+        ((), r"--int8: got no --model, expected --model with a run on this task"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            invoke(finetune, "SST-2", *given, "--data-dir", place, "--int8", "--out", tmp_path)
+
+
+def corrupt(data, name, change):
+    """Return a file with one of its constants changed."""
+    model = onnx.load_from_string(data)
+    (tensor,) = [tensor for tensor in model.graph.initializer if tensor.name == name]
+    tensor.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(tensor).copy()), name))
+    return model.SerializeToString()
+
+
+def doubled(array):
+    return array * array.dtype.type(2)
+
+
+def without_a_channel(array):
+    array[:, int(np.abs(array).sum(axis=0, dtype=np.int64).argmax())] = 0
+    return array
+
+
+def test_the_golden_check_notices_broken_constants_and_accepts_other_rounding(model):
+    head, plain, rows, inputs = model
+    feeds = calibration_feeds(rows)
+    ranges = input_ranges(plain, feeds, Scheme())
+    (made,) = export_tier(head, inputs, feeds, ["logits"], runtimes=["tensorrt"], precisions=["int8"])
+    tolerance, golden = made.artifact.tolerance, made.golden
+    assert made.artifact.golden == "full.tensorrt.int8.golden.npz"
+    spread = golden.outputs["logits"].std()
+    assert tolerance.atol < 0.05 * spread
+    assert tolerance.rms < 0.01 * spread
+    check_outputs(outputs_of(quantized(plain, ranges), inputs, "FP32"), golden, tolerance, "other rounding")
+    values = constants(made.data)
+    weight = next(name for name in values if name.endswith("layers.1.feed_forward.up.int8"))
+    first, *_, last = [name for name in values if name.endswith(".scale") and values[name].shape == ()]
+    for broken in (
+        corrupt(made.data, weight.replace(".int8", ".scale"), doubled),
+        corrupt(made.data, weight, without_a_channel),
+        corrupt(corrupt(made.data, first, lambda _: values[last]), last, lambda _: values[first]),
+    ):
+        with pytest.raises(GoldenError, match="broken output 'logits' on 64 golden rows: got a"):
+            check_outputs(outputs_of(broken, inputs, "broken"), golden, tolerance, "broken")
+
+
+def test_ways_are_compared_on_a_split(place, tmp_path):
+    run, out = place / "SST-2", tmp_path / "found.json"
+    options = ("--data-dir", place, "--calibration", 32, "--split", "dev")
+    shown = invoke(int8, run, *options, "--method", "dynamic", "--method", "largest", "--out", out, "--json")
+    found = json.loads(shown)
+    assert found == json.loads(out.read_text())
+    assert (found["task"], found["metric"], found["split"], found["n"]) == ("SST-2", "accuracy", "dev", 40)
+    kept = read_predictions(run, "dev")
+    assert found["fp32"] == kept.score("accuracy")
+    assert [one["method"] for one in found["scored"]] == ["dynamic", "largest"]
+    for one in found["scored"]:
+        assert one["difference"]["value"] == pytest.approx(one["value"] - found["fp32"])
+        assert 0 < one["logits_error"] < 0.2
+    with pytest.raises(UsageError, match=r"--method: got 'magic', expected one of dynamic; largest, padded; "):
+        invoke(int8, run, "--data-dir", place, "--method", "magic")
+    with pytest.raises(UsageError, match=r"--trained .*SST-2: got a run in FP32, expected one for INT8"):
+        invoke(int8, run, *options, "--method", "dynamic", "--trained", run)
