@@ -61,7 +61,7 @@ _BY_TOKEN = (TokenClassifier, SpanClassifier)
 
 
 class _Inputs(NamedTuple):
-    """Preprocess step, what a client sends and what the graph reads in the golden set, and other rows, one at a time."""
+    """Preprocess step, what a client sends and what the graph reads in the golden set, and other rows one by one."""
 
     step: TokenizerPreprocess | ImagePreprocess
     raw: dict[str, Array]
