@@ -129,7 +129,6 @@ def compare_int8(
             file,
             rows,
             subject=method,
-            names={name: name for name in ("inputs", "mask", "segments")},
             rows_at_once=method != DYNAMIC,
             on_rows=partial(on_file, method),
         )

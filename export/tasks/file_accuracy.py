@@ -30,14 +30,14 @@ def predict_file(
     rows: Rows,
     *,
     subject: str,
-    names: Mapping[str, str],
+    names: Mapping[str, str] | None = None,
     rows_at_once: bool = True,
     on_rows: Callable[[int, int], None] = lambda done, rows: None,
 ) -> Predictions:
     """Return the predictions of a file.
 
     Args:
-        names: of the file's inputs, to those of :attr:`export.tasks.tokens.Batch.named`.
+        names: of the file's inputs, to those of :attr:`export.tasks.tokens.Batch.named`; None if they are the same.
         rows_at_once: whether rows may share a run: in dynamic INT8, they would share their scales.
         on_rows: called with the rows that are done, and all rows.
     """
@@ -48,7 +48,9 @@ def predict_file(
         done = 0
         for indices in sorted_batches(rows.lengths, _BATCH if rows_at_once else 1):
             feeds = feeds_of(rows, indices)
-            logits[indices] = runner.infer({name: feeds[names[name]] for name in inputs})[output.name]
+            logits[indices] = runner.infer({name: feeds[names[name] if names else name] for name in inputs})[
+                output.name
+            ]
             done += len(indices)
             on_rows(done, len(logits))
     finally:

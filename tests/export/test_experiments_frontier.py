@@ -15,6 +15,7 @@ from export.experiments.frontier.cli import frontier
 from export.experiments.frontier.family import better_dense, family_directory
 from export.experiments.frontier.records import (
     ANSWERED,
+    STATIC,
     TIMED,
     Answered,
     Timed,
@@ -112,12 +113,13 @@ def test_the_search_is_compared_with_a_control_on_the_seeds_that_have_both(tmp_p
 
 
 def test_a_report_needs_the_records_alone(tmp_path):
-    runs = {D32: 20, D8: 20, THIRD: 22, UNIFORM: 30}
+    runs = {D32: 20, D8: 20, THIRD: 22, UNIFORM: 30, ("third", STATIC): 24}
     for seed in range(2):
         write_family(tmp_path, "SST-2", seed, runs)
     found = json.loads(invoke(frontier, "--report", "--out", tmp_path, "--json"))
     assert found == json.loads((tmp_path / "frontier.json").read_text())
     assert [point["run"] for point in found["points"]] == [DENSE, DENSE, "third", "third-uniform"]
+    assert [(one["run"], one["difference"]["value"]) for one in found["static"]] == [("third", pytest.approx(-1))]
     report = (tmp_path / "report.md").read_text()
     assert re.search(r"\| third \| 4.0× \| 1\.0 \(", report)
     assert re.search(r"\| uniform \| SST-2 2 \| 4\.00 \| 3\.00 \| \+4\.0 \(", report)

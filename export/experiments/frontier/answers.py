@@ -1,4 +1,7 @@
-"""Answers of a family: each run's ONNX files, and what they answer to every item of dev, at batch 1."""
+"""Answers of a family: each run's ONNX files, and what they answer to every item of dev, at batch 1.
+
+The files in static INT8 are those for TensorRT. They are not timed: ONNX Runtime computes them as their graphs say.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,21 @@ import numpy as np
 
 from edge.datatypes import Array
 from edge.files import write_whole
-from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.convert import to_onnx
 from export.experiments.frontier.family import FamilyInputs, better_dense
-from export.experiments.frontier.records import Answered, Key, write_answers
+from export.experiments.frontier.records import FP32, INT8, STATIC, Answered, Key, write_answers
 from export.experiments.frontier.settings import DENSE, FamilySettings
 from export.heads import SequenceClassifier
 from export.precision import fused
 from export.processor import processor
 from export.quantization.dynamic import dynamic_int8
+from export.quantization.ranges import Scheme, input_ranges
+from export.quantization.static import static_int8
+from export.tasks.calibration import calibration_feeds, plain_onnx
+from export.tasks.file_accuracy import predict_file
 from export.tasks.models import open_tuned
 from export.tasks.predictions import read_predictions
 from export.tasks.task import HOLDOUT
 from export.tasks.tokens import Encoded
-
-FP32, INT8 = "fp32", "int8"
 
 
 def answer(
@@ -35,6 +38,7 @@ def answer(
     """Write the files of a trained family, and its predictions and their record; controls have FP32 files only."""
     task, dev = inputs.task, inputs.data.dev["dev"]
     assert isinstance(dev, Encoded)
+    calibration = calibration_feeds(inputs.data.train)
     dense = better_dense(task, directory)
     answers: dict[Key, Array] = {}
     sizes: dict[str, int] = {}
@@ -43,15 +47,16 @@ def answer(
         model = open_tuned(directory / (dense if run == DENSE else run), task.name)
         assert isinstance(model, SequenceClassifier)
         layers[run], dim = model.transformer.config.layers, model.transformer.config.dim
-        plain = _to_onnx(model, dev)
+        plain = plain_onnx(model, dev)
         files = {FP32: fused(plain)}
         if run == DENSE or run in family.frontier.tiers:
             files[INT8] = dynamic_int8(plain)
+            files[STATIC] = static_int8(plain, input_ranges(plain, calibration, Scheme()))
         for precision, data in files.items():
             path = file_of(directory, (run, precision))
             write_whole(path, data)
             sizes[f"{run}/{precision}"] = len(data)
-            answers[run, precision] = _answers(data, dev, path.name)
+            answers[run, precision] = predict_file(data, dev, subject=path.name, rows_at_once=False).answers
         on_run(done + 1, len(family.runs))
     holdout = {run: read_predictions(directory / run, HOLDOUT) for run in (*family.runs, "teacher")}
     record = Answered(
@@ -79,18 +84,3 @@ def feeds_of_items(dev: Encoded, items: Array) -> Iterator[dict[str, Array]]:
     for item in items:
         batch = dev.batch(np.array([item]))
         yield {name: tensor.numpy() for name, tensor in batch.named.items()}
-
-
-def _answers(data: bytes, dev: Encoded, subject: str) -> Array:
-    runner = OnnxRuntimeRunner(data, subject=subject)
-    try:
-        logits = [runner.infer(feeds)["logits"][0] for feeds in feeds_of_items(dev, np.arange(len(dev.tokens)))]
-    finally:
-        runner.close()
-    return np.array([row[0] if len(row) == 1 else row.argmax() for row in logits], np.float64)
-
-
-def _to_onnx(model: SequenceClassifier, dev: Encoded) -> bytes:
-    inputs = dev.batch(np.arange(2)).named
-    dynamic = {name: {0: "batch", 1: "length"} for name in inputs}
-    return to_onnx(model, inputs, ["logits"], dynamic)

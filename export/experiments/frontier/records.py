@@ -21,6 +21,8 @@ from export.transformer import LayerShape
 ANSWERED, TIMED = "answered.json", "timed.json"
 _ANSWERS = "answers.npz"
 
+#: Precisions: of ONNX Runtime, and of the file for TensorRT, which is not timed.
+FP32, INT8, STATIC = "fp32", "int8", "static-int8"
 #: A run and a precision.
 Key: TypeAlias = "tuple[str, str]"
 
@@ -50,7 +52,7 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class Timed(msgspec.Struct, frozen=True):
-    """Times of the files of a family, by ``run/precision``.
+    """Times of the files for ONNX Runtime, by ``run/precision``.
 
     Attributes:
         speedups: the dense FP32 model's time over each file's, for one item: the median over items.

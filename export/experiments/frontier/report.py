@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from export.experiments.frontier.records import FP32, INT8
 from export.experiments.frontier.settings import DENSE
-from export.experiments.frontier.summary import FP32, Frontier, Point
+from export.experiments.frontier.summary import Frontier, Point
 from export.experiments.records import markdown_table
 from export.intervals import Difference, with_interval
 
 #: The product's aims for the telling tasks: a tier's precision, its speed-up, and the points it may lose.
 AIMS = {
-    ("half", "fp32"): (2.0, 0.2),
-    ("third", "fp32"): (3.0, 0.5),
-    ("quarter", "fp32"): (4.0, 1.0),
-    ("quarter", "int8"): (7.0, 1.0),
+    ("half", FP32): (2.0, 0.2),
+    ("third", FP32): (3.0, 0.5),
+    ("quarter", FP32): (4.0, 1.0),
+    ("quarter", INT8): (7.0, 1.0),
 }
 #: How far above its aim the upper confidence bound of a loss may be.
 _MARGIN = 1.0
@@ -43,7 +44,11 @@ def report_of(frontier: Frontier) -> str:
         "",
         *controls(frontier),
         "",
-        "## All files",
+        "## Static INT8, for TensorRT",
+        "",
+        *static(frontier),
+        "",
+        "## All files of ONNX Runtime",
         "",
         *_files(frontier),
         "",
@@ -60,7 +65,7 @@ def headline(frontier: Frontier) -> list[str]:
     rows = []
     for run in (DENSE, *frontier.settings.tiers):
         cells: list[object] = [run]
-        for precision in (FP32, "int8"):
+        for precision in (FP32, INT8):
             point = found.get((run, precision))
             same = (run, precision) == (DENSE, FP32)
             cells += [f"{point.speedup:.1f}×", "–" if same else _lost(point.telling)] if point else ["", ""]
@@ -92,6 +97,17 @@ def controls(frontier: Frontier) -> list[str]:
         rows.append((*cells, *(_signed(one.tasks[task]) if task in one.tasks else "" for task in frontier.telling)))
     heads = ("control", "seeds", "speed of the search", "of the control", "points ahead", *frontier.telling)
     return markdown_table(heads, rows, texts=2)
+
+
+def static(frontier: Frontier) -> list[str]:
+    """Return the table of what static INT8 costs, by ONNX Runtime's answers."""
+    rows = [
+        (one.run, _signed(one.difference), *(_signed(one.tasks[task]) if task in one.tasks else "" for task in tasks))
+        for tasks in [tuple(frontier.seeds)]
+        for one in frontier.static
+    ]
+    without = f"points against its FP32, without {_left_out(frontier)}"
+    return markdown_table(("run", without, *frontier.seeds), rows, texts=1)
 
 
 def _files(frontier: Frontier) -> list[str]:

@@ -14,14 +14,13 @@ import numpy as np
 import scipy.stats
 
 from edge.datatypes import Array
-from export.experiments.frontier.records import Family, Key
+from export.experiments.frontier.records import FP32, INT8, STATIC, Family, Key
 from export.experiments.frontier.settings import DENSE, FrontierSettings
 from export.intervals import Difference, PairedRuns, average_difference, resampled
 from export.processor import described
 from export.tasks.glue import TASKS
 from export.tasks.metrics import METRICS
 
-FP32 = "fp32"
 _DENSE: Key = (DENSE, FP32)
 
 
@@ -76,8 +75,16 @@ class Advantage(msgspec.Struct, frozen=True):
     tasks: dict[str, Difference]
 
 
+class StaticPoint(msgspec.Struct, frozen=True):
+    """What static INT8, for TensorRT, costs a run: differences to its FP32, on the telling tasks and by task."""
+
+    run: str
+    difference: Difference
+    tasks: dict[str, Difference]
+
+
 class Frontier(msgspec.Struct, frozen=True):
-    """All points, dense FP32 first, the advantages over controls, and the conditions of the measurement.
+    """All points of ONNX Runtime, dense FP32 first, static INT8, advantages over controls, and the conditions.
 
     Attributes:
         settings: of all families; a family's tasks are a part of them.
@@ -94,6 +101,7 @@ class Frontier(msgspec.Struct, frozen=True):
     chance: dict[str, float]
     telling: tuple[str, ...]
     points: tuple[Point, ...]
+    static: tuple[StaticPoint, ...]
     advantages: tuple[Advantage, ...]
     processors: tuple[str, ...]
     training_processors: tuple[str, ...]
@@ -108,7 +116,7 @@ def frontier_of(families: Sequence[Family], settings: FrontierSettings) -> Front
     tasks = {task: _Task(task, group, place) for place, (task, group) in enumerate(groups.items())}
     telling = tuple(task for task, values in tasks.items() if values.is_telling)
     keys = list(dict.fromkeys(key for family in families for key in family.answers))
-    points = tuple(_point(key, tasks, telling or tuple(tasks)) for key in keys)
+    judged = telling or tuple(tasks)
     tier = settings.control_tier
     controls = [run for run, precision in keys if precision == FP32 and run.startswith(f"{tier}-")]
     return Frontier(
@@ -118,8 +126,9 @@ def frontier_of(families: Sequence[Family], settings: FrontierSettings) -> Front
         mean_tokens={task: group[0].answered.mean_tokens for task, group in groups.items()},
         chance={task: values.chance for task, values in tasks.items()},
         telling=telling,
-        points=points,
-        advantages=tuple(_advantage(tier, control, tasks, telling or tuple(tasks)) for control in controls),
+        points=tuple(_point(key, tasks, judged) for key in keys if key[1] != STATIC),
+        static=tuple(_static_point(run, tasks, judged) for run, precision in keys if precision == STATIC),
+        advantages=tuple(_advantage(tier, control, tasks, judged) for control in controls),
         processors=described(family.timed.processor for family in families),
         training_processors=described(family.answered.processor for family in families),
         versions=families[0].timed.versions,
@@ -190,7 +199,7 @@ def _point(key: Key, tasks: Mapping[str, _Task], telling: Sequence[str]) -> Poin
         slowest=float(speedups.min()),
         fastest=float(speedups.max()),
         fixed_speedup=_geometric(fixed),
-        int8_speedup=_geometric(speedups / _of(families, (DENSE, "int8"))),
+        int8_speedup=_geometric(speedups / _of(families, (DENSE, INT8))),
         average=float(np.mean([values.values(key).mean() for values in having.values()])),
         difference=average_difference(list(differences.values())),
         telling=average_difference([differences[task] for task in told]),
@@ -199,6 +208,17 @@ def _point(key: Key, tasks: Mapping[str, _Task], telling: Sequence[str]) -> Poin
             TaskPoint(task, float(having[task].values(key).mean()), average_difference([difference]))
             for task, difference in differences.items()
         ),
+    )
+
+
+def _static_point(run: str, tasks: Mapping[str, _Task], telling: Sequence[str]) -> StaticPoint:
+    ours, theirs = (run, STATIC), (run, FP32)
+    having = {task: values for task, values in tasks.items() if values.having(ours, theirs)}
+    differences = {task: values.minus(ours, theirs) for task, values in having.items()}
+    return StaticPoint(
+        run,
+        average_difference([difference for task, difference in differences.items() if task in telling]),
+        {task: average_difference([difference]) for task, difference in differences.items()},
     )
 
 

@@ -14,9 +14,19 @@ import numpy as np
 from edge.datatypes import Array
 from edge.profiling.timing import WARM_UP, times_in_turns, turns
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.experiments.frontier.answers import FP32, feeds_of_items, file_of
+from export.experiments.frontier.answers import feeds_of_items, file_of
 from export.experiments.frontier.family import FamilyInputs
-from export.experiments.frontier.records import ANSWERED, TIMED, Answered, Key, Timed, key_of, write_record
+from export.experiments.frontier.records import (
+    ANSWERED,
+    FP32,
+    STATIC,
+    TIMED,
+    Answered,
+    Key,
+    Timed,
+    key_of,
+    write_record,
+)
 from export.experiments.frontier.settings import DENSE, FamilySettings
 from export.experiments.records import read_part
 from export.processor import processor
@@ -46,7 +56,7 @@ def time_files(
     answered = read_part(directory / ANSWERED, Answered)
     dev = inputs.data.dev["dev"]
     assert isinstance(dev, Encoded)
-    keys = [key_of(name) for name in answered.file_bytes]
+    keys = [key for key in map(key_of, answered.file_bytes) if key[1] != STATIC]
     runners = {key: OnnxRuntimeRunner(file_of(directory, key).read_bytes(), subject=" ".join(key)) for key in keys}
     try:
         seconds = _timed(runners, dev, family.seed, on_item)
