@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import logging
 import warnings
@@ -20,6 +21,9 @@ from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 
 #: JetPack 6's TensorRT (10.3) reads it, and so does every ONNX Runtime since 1.14.
 OPSET = 18
+#: Metadata of the exporter: lists of the classes and of the names of the modules around a node, and last the operator.
+_CLASSES, _NAMES = "pkg.torch.onnx.class_hierarchy", "pkg.torch.onnx.name_scopes"
+_LINEAR = "torch.nn.modules.linear.Linear"
 
 
 def to_onnx(
@@ -31,6 +35,8 @@ def to_onnx(
     variadic: int = 0,
 ) -> bytes:
     """Return a module as a checked ONNX model, its weights inside.
+
+    The matrix product of a linear layer has the name of its torch module.
 
     Args:
         module: to convert; it is put into evaluation mode.
@@ -56,6 +62,14 @@ def to_onnx(
             verbose=False,
         )
     assert program is not None, "the dynamo exporter returns a program"
+    # A module that runs twice has two products.
+    named: set[str] = set()
+    for node in program.model.graph:
+        if node.op_type in ("MatMul", "Gemm") and _LINEAR in node.metadata_props.get(_CLASSES, ""):
+            name = ast.literal_eval(node.metadata_props[_NAMES])[-2]
+            if name not in named:
+                node.name = name
+                named.add(name)
     # The exporter's metadata double the size, and quote source lines with the paths of this machine.
     ClearMetadataAndDocStringPass()(program.model)
     # The exporter names other tensors after their operator, such as "embedding", even if an output has that name.

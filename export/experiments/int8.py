@@ -159,5 +159,5 @@ def _trained(run: Path, rows: Rows) -> tuple[float, bytes]:
 def _share(plain: bytes, ranges: dict[str, InputRange]) -> float:
     model = onnx.load_from_string(plain)
     sizes = {tensor.name: int(np.prod(tensor.dims)) for tensor in model.graph.initializer}
-    products = {name: sizes[node.input[1]] for name, node in projections(model, has_head=True)}
+    products = {node.name: sizes[node.input[1]] for node in projections(model, has_head=True)}
     return sum(products[name] for name in ranges) / sum(products.values())

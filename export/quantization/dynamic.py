@@ -27,7 +27,7 @@ def dynamic_int8(model: bytes, *, has_head: bool = True) -> bytes:
             _preprocessed(source),
             path,
             op_types_to_quantize=["MatMul"],
-            nodes_to_quantize=[one.node.name for one in projections(source, has_head)],
+            nodes_to_quantize=[node.name for node in projections(source, has_head)],
             per_channel=True,
             weight_type=QuantType.QInt8,
         )

@@ -82,11 +82,11 @@ def input_ranges(
     weights = {tensor.name: tensor for tensor in source.graph.initializer}
     readers: dict[str, list[str]] = {}
     spread: dict[str, Array] = {}  # of the weights of each feature, over all products that read it
-    for name, node in projections(source, has_head):
-        if name.rpartition(".")[2] in scheme.fp16:
+    for node in projections(source, has_head):
+        if node.name.rpartition(".")[2] in scheme.fp16:
             continue
         read = node.input[0]
-        readers.setdefault(read, []).append(name)
+        readers.setdefault(read, []).append(node.name)
         found = np.abs(numpy_helper.to_array(weights[node.input[1]])).max(axis=1)
         spread[read] = np.maximum(spread.get(read, 0), found)
     runner = OnnxRuntimeRunner(_with_outputs(source, list(readers)), subject="model to calibrate")

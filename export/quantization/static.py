@@ -36,7 +36,7 @@ def quantized(model: bytes, ranges: Mapping[str, InputRange]) -> bytes:
     """Return the model with INT8 matrix products, and FP32 for the rest; see :func:`static_int8`."""
     source = onnx.version_converter.convert_version(loaded(model), INT8_OPSET)
     graph = source.graph
-    names = {node.output[0]: name for name, node in projections(source, has_head=False) if name in ranges}
+    names = {node.output[0]: node.name for node in projections(source, has_head=False) if node.name in ranges}
     unknown = sorted(set(ranges) - set(names.values()))
     assert not unknown, f"ranges of products that the model lacks: {unknown}"
     weights = {tensor.name: tensor for tensor in graph.initializer}

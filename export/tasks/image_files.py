@@ -30,7 +30,7 @@ class ImageFiles:
         self.paths, self.step = paths, step
         self.targets = np.zeros(len(paths), np.int64) if targets is None else targets
         self.lengths = np.ones(len(paths), dtype=np.int64)
-        self._read = ImagePreprocessor(step).read
+        self._reader = ImagePreprocessor(step)
 
     def batch(self, rows: Array) -> Batch:
         """Read images by their indices: pixels [N, channels, size, size].
@@ -38,15 +38,17 @@ class ImageFiles:
         Raises:
             DataError: a file cannot be read, or is not an image that the step takes.
         """
-        pixels = np.stack([self._pixels(self.paths[row]) for row in rows])
+        pixels = np.stack([read_pixels(self.paths[row], self._reader) for row in rows])
         return Batch(torch.from_numpy(pixels), None, None, torch.from_numpy(self.targets[rows]))
 
-    def _pixels(self, path: Path) -> Array:
-        try:
-            return self._read(read_image(path), f"image {path}")
-        except InvalidRequest as error:
-            fix = "Remove or convert it."
-            raise DataError(error.subject, given=error.given, expected=error.expected, fix=fix) from None
+
+def read_pixels(path: Path, reader: ImagePreprocessor) -> Array:
+    """Return an image file as pixels; raise a DataError if it cannot be read or decoded."""
+    try:
+        return reader.read(read_image(path), f"image {path}")
+    except InvalidRequest as error:
+        fix = "Remove or convert it."
+        raise DataError(error.subject, given=error.given, expected=error.expected, fix=fix) from None
 
 
 def read_image(path: Path) -> bytes:

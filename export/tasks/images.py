@@ -17,8 +17,9 @@ import torch
 from edge.bundles.image import ImagePreprocessor
 from edge.bundles.manifest import ImagePreprocess
 from edge.datatypes import Array
-from edge.errors import InvalidRequest, Literally, UsageError
+from edge.errors import Literally, UsageError
 from export.errors import DataError
+from export.tasks.image_files import read_pixels
 from export.tasks.tokens import Batch
 from export.transformer import LayerShape, TransformerConfig
 
@@ -155,7 +156,7 @@ class ImageFolder:
     """
 
     def __init__(self, directory: str | Path, size: int, classes: tuple[str, ...] | None = None) -> None:
-        self._step = ImagePreprocessor(image_step(size, channels=3))
+        self._reader = ImagePreprocessor(image_step(size, channels=3))
         self.directory = directory = Path(directory)
         found = sorted(path for path in directory.glob("*/*") if path.suffix.lower() in ENDINGS)
         if not found:
@@ -189,7 +190,7 @@ class ImageFolder:
 
     def batch(self, rows: Array) -> Batch:
         """Read images by their indices: pixels [N, 3, size, size]."""
-        pixels = np.stack([self._read(self.paths[row]) for row in rows])
+        pixels = np.stack([read_pixels(self.paths[row], self._reader) for row in rows])
         return Batch(torch.from_numpy(pixels), None, None, torch.from_numpy(self.targets[rows]))
 
     def files(self, rows: Array) -> list[bytes]:
@@ -207,12 +208,6 @@ class ImageFolder:
             files.append(data)
         return files
 
-    def _read(self, path: Path) -> Array:
-        try:
-            return self._step.read(path.read_bytes(), f"{path}")
-        except (OSError, InvalidRequest) as error:
-            raise DataError(f"{path}", given=Literally(error), expected="an image", fix=_FOLDER_FIX) from None
-
     def shorter_side(self, row: int) -> int:
         """Decode an image by its index; return the pixels of its shorter side.
 
@@ -221,7 +216,7 @@ class ImageFolder:
         """
         from PIL import Image
 
-        self._read(self.paths[row])
+        read_pixels(self.paths[row], self._reader)
         with Image.open(self.paths[row]) as image:
             return int(min(image.size))
 

@@ -44,7 +44,7 @@ def constants(data):
 
 def products(plain):
     """Return the node of each product, by its name."""
-    return dict(projections(onnx.load_from_string(plain), has_head=True))
+    return {node.name: node for node in projections(onnx.load_from_string(plain), has_head=True)}
 
 
 def read_by(head, batches):

@@ -14,7 +14,7 @@ from export.reduction.latency import feeds_of, machine_key, measure_layers, meas
 from export.reduction.plan import LayerPlan, amdahl_bound, check_plan, check_speedup, macs_per_token, plan_of
 from export.reduction.plot import draw
 from export.reduction.reduce import LayerReport
-from export.reduction.run import Reduced
+from export.reduction.run import Divergence, Reduced
 from export.reduction.search import Costs, Grid, LossMeter, choose_shapes, grid_of, least_loss, time_of
 from export.reduction.states import embedded
 from export.runs import RunMetrics
@@ -190,7 +190,7 @@ def reduced():
     shapes, dense = (LayerShape(9, 16, 1152), LayerShape(0, 0, 64)), LayerShape(12, 32, 1536)
     layers = tuple(LayerReport(LayerPlan(shape), 0.01, 0.1, 0.12, 0.2, 0.22) for shape in shapes)
     metrics, measured = RunMetrics(1000, 0, 0, 1.0, ()), Comparison(1.0, 1.9, 1.9, 60)
-    return Reduced("runs/half", 32, 2.0, measured, 2.3, dense, layers, metrics, {"device": "here"}, "measured")
+    return Reduced("runs/half", 32, 2.0, measured, 2.3, dense, layers, metrics, Divergence(0.01, 0.02), {}, "measured")
 
 
 def test_the_figure_shows_sizes_and_errors(reduced, tmp_path):

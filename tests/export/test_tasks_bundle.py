@@ -157,7 +157,7 @@ def test_tiers_are_named_by_speed_and_a_bundle_carries_the_files_of_chosen_runti
 def test_files_are_measured_on_the_data_of_the_run(bundled, tmp_path):
     write_sst2(tmp_path, train=40)
     command = (bundled / "SST-2", "--repository", tmp_path, "--name", "sst2", "--data-dir", tmp_path)
-    expected = r"holdout of SST-2 in .*: got 4 texts, expected 36 texts, as the run was measured on"
+    expected = r"holdout of SST-2 in .*: got 4 rows, expected 36 rows, as the run was measured on"
     with pytest.raises(UsageError, match=expected):
         invoke(export, *command)
     assert not (tmp_path / "sst2-1").exists()

@@ -152,7 +152,7 @@ def test_images_in_folders(tuned, tmp_path):
     with pytest.raises(DataError, match=r"file \./: got 538 rows .* expected 537 rows .*fewheads finetune --data"):
         invoke(report, run, "--replace")
     for arguments, message in (
-        ((), r"class 1/x\.png: got cannot identify image file"),
+        ((), r"image .*class 1/x\.png: got GIF, expected JPEG or PNG\. Remove or convert it"),
         (("--label", "digit"), "expected tables with these options; the classes of images are their directories"),
     ):
         with pytest.raises((DataError, UsageError), match=message):
