@@ -91,6 +91,7 @@ class Frontier(msgspec.Struct, frozen=True):
         seeds: families of each task.
         chance: the metric of the best constant answer on dev, times 100; 0 for a correlation.
         telling: tasks on which the dense model is better than chance, by one-sided tests at 5 %.
+        judged: the tasks of the differences and advantages: the telling ones, or all where none tells.
         processors: of the timing and of the training, with their features.
     """
 
@@ -100,6 +101,7 @@ class Frontier(msgspec.Struct, frozen=True):
     mean_tokens: dict[str, float]
     chance: dict[str, float]
     telling: tuple[str, ...]
+    judged: tuple[str, ...]
     points: tuple[Point, ...]
     static: tuple[StaticPoint, ...]
     advantages: tuple[Advantage, ...]
@@ -126,6 +128,7 @@ def frontier_of(families: Sequence[Family], settings: FrontierSettings) -> Front
         mean_tokens={task: group[0].answered.mean_tokens for task, group in groups.items()},
         chance={task: values.chance for task, values in tasks.items()},
         telling=telling,
+        judged=judged,
         points=tuple(_point(key, tasks, judged) for key in keys if key[1] != STATIC),
         static=tuple(_static_point(run, tasks, judged) for run, precision in keys if precision == STATIC),
         advantages=tuple(_advantage(tier, control, tasks, judged) for control in controls),
