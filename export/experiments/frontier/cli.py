@@ -150,8 +150,8 @@ def _measured(
         if (directory / TIMED).exists():
             remark(f"{directory.name}: timed earlier")
             continue
-        inputs = family_inputs(family, model, data_dir)
         with watching(f"{directory.name}/times") as watch:
+            inputs = family_inputs(family, model, data_dir)
             time_files(family, inputs, directory, partial(watch.on_part, "items"))
     return frontier_of([read_family(directory) for directory in directories], _joined(families))
 
