@@ -116,6 +116,7 @@ def test_a_report_needs_the_records_alone(tmp_path):
     runs = {D32: 20, D8: 20, THIRD: 22, UNIFORM: 30, ("third", STATIC): 24}
     for seed in range(2):
         write_family(tmp_path, "SST-2", seed, runs)
+    write_family(tmp_path, "RTE", 0, {D32: 100, D8: 100})
     found = json.loads(invoke(frontier, "--report", "--out", tmp_path, "--json"))
     assert found == json.loads((tmp_path / "frontier.json").read_text())
     assert [point["run"] for point in found["points"]] == [DENSE, DENSE, "third", "third-uniform"]
@@ -129,6 +130,7 @@ def test_a_report_needs_the_records_alone(tmp_path):
         r"ahead of uniform \| met \| 4\.00 \| -4\.00 \| -\d",
     ):
         assert re.search(rf"^\| {aim}", report, re.MULTILINE), aim
+    assert "are without RTE, where the dense model is no better than chance." in report
     assert (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UsageError, match=r"--epochs: got an option of a training, expected nothing beside --report"):
         invoke(frontier, "--report", "--out", tmp_path, "--epochs", 1)
@@ -158,9 +160,10 @@ def test_aims_allow_for_uncertainty_and_for_processors_without_vnni(tmp_path):
         r"ahead of random \| not certain \| 5\.00 \| -0\.27 \| -?0\.00 ",  # one item, which a resample may lack
     ):
         assert re.search(rf"^\| {aim}", report, re.MULTILINE), aim
+    assert "MRPC (n = 200, 1 seed, 12 tokens)" in report
     # A constant answer has a better F1 than a model that errs on 90 of 200.
     assert "On none of these tasks is the dense model better than chance" in report
-    assert "Against dense FP32 on MRPC" in shown
+    assert "Points against dense FP32 on MRPC" in shown
 
 
 def test_families_of_other_settings_are_not_summed_up_together(tmp_path):

@@ -198,7 +198,7 @@ def _print(found: Frontier) -> None:
     from export.experiments.frontier.report import NO_CLAIM
 
     speeds = ("speed-up", "at 128 tokens", "over dense INT8")
-    columns = ("run", "precision", *speeds, "average", "points", "95 % interval")
+    columns = ("run", "precision", *speeds, "average", "points, all tasks", "points", "95 % interval")
     rows = [
         (
             point.run,
@@ -207,12 +207,13 @@ def _print(found: Frontier) -> None:
             point.fixed_speedup,
             point.int8_speedup,
             point.average,
+            f"{point.difference.value:+.2f}",
             *_words(point.telling),
         )
         for point in found.points
     ]
     seeds = ", ".join(f"{task} {number}" for task, number in found.seeds.items())
-    title = f"Against dense FP32 on {', '.join(found.judged)}; ONNX Runtime, one thread, batch 1; seeds: {seeds}"
+    title = f"Points against dense FP32 on {', '.join(found.judged)}; ONNX Runtime, one thread, batch 1; seeds: {seeds}"
     print_table(f"{title}; processor: {', '.join(found.processors)}", columns, rows)
     ahead = [(one.control, one.speedup, one.control_speedup, *_words(one.difference)) for one in found.advantages]
     heads = ("control", "speed of the search", "of the control", "points ahead", "95 % interval")

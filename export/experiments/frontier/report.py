@@ -29,7 +29,8 @@ NO_CLAIM = "On none of these tasks is the dense model better than chance, so the
 def report_of(frontier: Frontier) -> str:
     """Return the page of a frontier."""
     seeds = ", ".join(
-        f"{task} (n = {frontier.items[task]:,}, {number} seeds, {frontier.mean_tokens[task]:.0f} tokens)"
+        f"{task} (n = {frontier.items[task]:,}, {number} seed{'s' * (number > 1)}, "
+        f"{frontier.mean_tokens[task]:.0f} tokens)"
         for task, number in frontier.seeds.items()
     )
     lines = [
@@ -38,7 +39,7 @@ def report_of(frontier: Frontier) -> str:
         f"Tasks: {seeds}. ONNX Runtime, one thread, batch 1, timed on {', '.join(frontier.processors)}; trained on "
         f"{', '.join(frontier.training_processors)}. Differences are paired, in points, with 95 % intervals over items "
         "and seeds.",
-        *([] if frontier.telling else ["", NO_CLAIM]),
+        *_without(frontier),
         "",
         *headline(frontier),
         "",
@@ -154,6 +155,16 @@ def _cells(point: Point, frontier: Frontier) -> Iterator[str]:
         task = found.get(name)
         plain = (point.run, point.precision) == (DENSE, FP32)
         yield "" if task is None else f"{task.metric:.1f}" + ("" if plain else f", {_signed(task.difference)}")
+
+
+def _without(frontier: Frontier) -> list[str]:
+    """Return a paragraph on the tasks where the dense model is at chance; none if there are none."""
+    if not frontier.telling:
+        return ["", NO_CLAIM]
+    if frontier.telling == tuple(frontier.seeds):
+        return []
+    reason = "where the dense model is no better than chance"
+    return ["", f"Averages of the first four tables are without {_left_out(frontier)}, {reason}."]
 
 
 def _left_out(frontier: Frontier) -> str:
