@@ -55,20 +55,18 @@ _PRECISIONS = {
     "fp16": _Precision(worst=0.05, margin=4, least=0.01),
     "int8": _Precision(worst=1.5, margin=2, least=0.05),
 }
-
-
-def files_of(exported: Sequence[ExportedArtifact]) -> dict[str, bytes]:
-    """Return the ONNX files and their own golden sets by name."""
-    files = {one.artifact.file: one.data for one in exported}
-    return files | {one.artifact.golden: one.golden.encode() for one in exported if one.artifact.golden and one.golden}
-
-
 #: Of a file in INT8: multiples of the differences that another rounding makes. The largest difference of some values
 #: varies more than their root mean square.
 _LARGEST_MARGIN, _RMS_MARGIN = 3.0, 1.5
 #: The smallest tolerances, as shares of the outputs' spread.
 _LEAST_LARGEST, _LEAST_RMS = 0.01, 0.003
 _NONE = Tolerance(atol=0.0, rtol=0.0)
+
+
+def files_of(exported: Sequence[ExportedArtifact]) -> dict[str, bytes]:
+    """Return the ONNX files and their own golden sets by name."""
+    files = {one.artifact.file: one.data for one in exported}
+    return files | {one.artifact.golden: one.golden.encode() for one in exported if one.artifact.golden and one.golden}
 
 
 def export_tier(

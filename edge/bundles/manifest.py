@@ -69,7 +69,7 @@ class ArtifactV1(Struct, frozen=True):
 class Artifact(ArtifactV1, frozen=True):
     """One ONNX file of a tier. Without inputs, outputs or a golden set of its own, it has the manifest's or its tier's.
 
-    A model in INT8 has a golden set of its own, the outputs of this very file: its rounding is not an error.
+    A model in INT8 with fixed scales has one, the outputs of this very file: its rounding is not an error.
 
     ``more_profiles`` are further sets of shapes, such as those of single tokens beside those of prompts. A run needs
     one set that admits all its inputs, and TensorRT tunes for each.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,6 +15,8 @@ from msgspec.structs import replace
 from edge.datatypes import Array
 from edge.errors import Literally, UsageError
 from export.intervals import Difference
+from export.processor import Processor, processor
+from export.provenance import versions
 from export.quantization.dynamic import dynamic_int8
 from export.quantization.projections import projections
 from export.quantization.ranges import LARGEST, InputRange, Scheme, input_ranges
@@ -21,12 +24,14 @@ from export.quantization.static import static_int8
 from export.quantization.training import trained_ranges
 from export.tasks.calibration import calibration_feeds, feeds_of, plain_onnx
 from export.tasks.file_accuracy import predict_file
-from export.tasks.glue import GlueTask
-from export.tasks.models import open_model
-from export.tasks.predictions import paired, read_predictions
+from export.tasks.models import Architecture, open_model
+from export.tasks.objectives import Head
+from export.tasks.predictions import paired, read_matching
 from export.tasks.registry import task_of
 from export.tasks.run import prepare
+from export.tasks.sentences import SentenceTask
 from export.tasks.tokens import Rows
+from export.tasks.vision import ImageTask
 
 #: Not a scheme for TensorRT, but the file for CPUs.
 DYNAMIC = "dynamic"
@@ -75,6 +80,15 @@ class Comparison(msgspec.Struct, frozen=True):
     fp32: float
     calibration_rows: int
     scored: tuple[Scored, ...]
+    processor: Processor
+    versions: dict[str, str]
+
+
+class _Trained(NamedTuple):
+    """A model that was trained for INT8, and the ranges of the inputs of its products."""
+
+    head: Head
+    largest: dict[str, float]
 
 
 def check_methods(methods: Sequence[str]) -> None:
@@ -104,27 +118,39 @@ def compare_int8(
         on_file: called with the method, the rows that are done, and all rows.
 
     Raises:
-        UsageError: a run is no classifier or regression of texts, or was not trained for INT8.
+        UsageError: the run is no classifier or regression in FP32, one of ``trained`` was not trained for INT8 from it,
+            or there is no such split.
     """
     found = open_model(run)
     task = task_of(found, run)
-    if not isinstance(task, GlueTask) or found.head is None or found.architecture is None:
-        fix = "Give a run on a task of GLUE."
-        raise UsageError(f"run {run}", given=Literally(f"a run on {task.name}"), expected="text to classify", fix=fix)
+    if not isinstance(task, SentenceTask | ImageTask) or found.head is None or found.architecture is None:
+        given, fix = Literally(f"a run on {task.name}"), "Give a run of 'fewheads finetune' with classes or a score."
+        raise UsageError(f"run {run}", given=given, expected="a classifier or regression", fix=fix)
+    if found.int8:
+        given, fix = (
+            Literally("a run that was trained for INT8"),
+            "Give the run that it was made of, and it as --trained.",
+        )
+        raise UsageError(f"run {run}", given=given, expected="a run in FP32, to compare with", fix=fix)
+    others = {f"{TRAINED}: {path.name}": _trained(path, found.architecture) for path in trained}
     data = prepare(task, data_dir, task.reader(run), max_length=found.architecture.max_length, limit=None)
-    rows, fp32 = data.measured[split], read_predictions(run, split)
+    if split not in data.measured:
+        raise UsageError("--split", given=split, expected=f"one of {', '.join(data.measured)}", fix="Give one of them.")
+    rows = data.measured[split]
+    fp32 = read_matching(run, split, rows.targets)
     plain = plain_onnx(found.head, data.train)
     scored = []
-    for method in (*methods, *(f"{TRAINED}: {path.name}" for path in trained)):
+    for method in (*methods, *others):
         if method == DYNAMIC:
             share, file = 1.0, dynamic_int8(plain)
-        elif method in SCHEMES:
-            feeds = _padded if method == PADDED else calibration_feeds
-            ranges = input_ranges(plain, feeds(data.train, calibration_rows), SCHEMES[method])
-            share, file = _share(plain, ranges), static_int8(plain, ranges)
         else:
-            path = next(path for path in trained if method.endswith(path.name))
-            share, file = _trained(path, data.train)
+            source = plain
+            if method in others:
+                source, ranges = plain_onnx(others[method].head, data.train), trained_ranges(others[method].largest)
+            else:
+                feeds = _padded if method == PADDED else calibration_feeds
+                ranges = input_ranges(plain, feeds(data.train, calibration_rows), SCHEMES[method])
+            share, file = _share(source, ranges), static_int8(source, ranges)
         answers = predict_file(
             file,
             rows,
@@ -136,9 +162,17 @@ def compare_int8(
         error = float(np.sqrt(np.square(difference).mean()) / fp32.logits.std())
         change = paired(task.headline, [answers], [fp32])
         scored.append(Scored(method, share, answers.score(task.headline), change, error))
-    value = fp32.score(task.headline)
     return Comparison(
-        run.name, task.name, task.headline, split, len(rows.targets), value, calibration_rows, tuple(scored)
+        run=run.name,
+        task=task.name,
+        metric=task.headline,
+        split=split,
+        n=len(rows.targets),
+        fp32=fp32.score(task.headline),
+        calibration_rows=calibration_rows,
+        scored=tuple(scored),
+        processor=processor(),
+        versions=versions(),
     )
 
 
@@ -147,13 +181,15 @@ def _padded(rows: Rows, number: int) -> list[dict[str, Array]]:
     return [feeds_of(rows, places)]
 
 
-def _trained(run: Path, rows: Rows) -> tuple[float, bytes]:
+def _trained(run: Path, expected: Architecture) -> _Trained:
     found = open_model(run)
+    fix = "Give a run of 'fewheads finetune --int8' whose --model was RUN."
     if not found.int8 or found.head is None:
-        fix = "Give a run of 'fewheads finetune --int8'."
         raise UsageError(f"--trained {run}", given=Literally("a run in FP32"), expected="one for INT8", fix=fix)
-    plain, ranges = plain_onnx(found.head, rows), trained_ranges(found.int8)
-    return _share(plain, ranges), static_int8(plain, ranges)
+    if found.architecture != expected:
+        given = Literally("a run with other labels or layers")
+        raise UsageError(f"--trained {run}", given=given, expected="one that was made of RUN", fix=fix)
+    return _Trained(found.head, found.int8)
 
 
 def _share(plain: bytes, ranges: dict[str, InputRange]) -> float:

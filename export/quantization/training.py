@@ -35,7 +35,8 @@ class RoundedLinear(nn.Linear):
         # QuantizeLinear keeps -128.
         inputs = torch.fake_quantize_per_tensor_affine(x.float(), scale, zero, -LEVELS - 1, LEVELS)
         weights = torch.fake_quantize_per_channel_affine(self.weight, scales, zeros, 0, -LEVELS, LEVELS)
-        return functional.linear(inputs, weights, self.bias)
+        with torch.autocast(x.device.type, enabled=False):  # rounded values have more digits than BF16
+            return functional.linear(inputs, weights, self.bias)
 
 
 def round_products(model: nn.Module, largest: Mapping[str, float]) -> None:

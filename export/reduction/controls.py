@@ -24,7 +24,6 @@ from export.transformer import LayerShape, TransformerConfig
 #: keeps the first layers as they are. The others have the shapes of the search, but choose heads and units by the
 #: gradients of the task's loss, by the sizes of the weights, or at random, and do not adjust what stays.
 Strategy: TypeAlias = Literal["search", "uniform", "first-layers", "gradient", "weights", "random"]
-CONTROLS: tuple[Strategy, ...] = ("uniform", "first-layers", "gradient", "weights", "random")
 #: Hidden units of a uniform shape come in multiples of this.
 _UNITS = 32
 

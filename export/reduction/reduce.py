@@ -178,7 +178,7 @@ def reduce_model(
 
     Args:
         model: the original, with the head of its task; it is not changed.
-        calibration: real inputs of the task. Their targets are not read.
+        calibration: real inputs of the task. Only the strategy ``gradient`` reads their targets.
         times: of the options, in units of a dense layer, from :func:`export.reduction.latency.measure_times`.
         rest: the time of embeddings and task head, in the same unit.
         strategy: see :data:`export.reduction.controls.Strategy`.

@@ -163,8 +163,7 @@ def reduce_run(
     measured, bound = _measured(model, reduced, tokens)
     how = (
         f"reduced from {source.name} by {strategy} for {target_speedup:g}x at {tokens} tokens on {device.name} "
-        f"({device.label}), "
-        f"calibrated with {examples} examples"
+        f"({device.label}), calibrated with {examples} examples"
     )
     metrics = save_run(
         task,

@@ -46,7 +46,7 @@ def write_family(out, task, seed, wrong):
         answers[key] = np.where(np.arange(ITEMS) < number, 1 - targets, targets)
     directory = family_directory(out, task, seed)
     names = ["/".join(key) for key in wrong]
-    speedups = dict(zip(names, (1.0, 2.0, 2.0 * 4**seed, 3.0), strict=False))
+    speedups = dict(zip(names, (1.0, 2.0, 2.0 * 4**seed, 3.0, 4.0, 5.0, 6.0), strict=False))
     settings = families(SETTINGS, task, seed)
     layers = {run: (LayerShape(12, 32, 1536),) for run, _ in wrong}
     here = Processor("Z80", ())
@@ -116,6 +116,7 @@ def test_a_report_needs_the_records_alone(tmp_path):
     runs = {D32: 20, D8: 20, THIRD: 22, UNIFORM: 30, ("third", STATIC): 24}
     for seed in range(2):
         write_family(tmp_path, "SST-2", seed, runs)
+    write_family(tmp_path, "RTE", 0, {D32: 100, D8: 100})
     found = json.loads(invoke(frontier, "--report", "--out", tmp_path, "--json"))
     assert found == json.loads((tmp_path / "frontier.json").read_text())
     assert [point["run"] for point in found["points"]] == [DENSE, DENSE, "third", "third-uniform"]
@@ -124,18 +125,55 @@ def test_a_report_needs_the_records_alone(tmp_path):
     assert re.search(r"\| third \| 4.0× \| 1\.0 \(", report)
     assert re.search(r"\| SST-2 \| accuracy \| 90\.0 \| 91\.5 \|", report)
     assert re.search(r"\| uniform \| SST-2 2 \| 4\.00 \| 3\.00 \| \+4\.0 \(", report)
+    for aim in (
+        r"FP32 3\.0× at 0\.5 \| missed \| 4\.00 \| 1\.00",
+        r"static INT8 of third at 0\.5 below its FP32 \| missed \|  \| 1\.00",
+        r"ahead of uniform \| met \| 4\.00 \| -4\.00 \| -\d",
+    ):
+        assert re.search(rf"^\| {aim}", report, re.MULTILINE), aim
+    assert "are without RTE, where the dense model is no better than chance." in report
     assert (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UsageError, match=r"--epochs: got an option of a training, expected nothing beside --report"):
         invoke(frontier, "--report", "--out", tmp_path, "--epochs", 1)
     with pytest.raises(UsageError, match=r"--out .*none: got no family, expected records of one at least"):
         invoke(frontier, "--report", "--out", tmp_path / "none")
-    (tmp_path / "SST-2-seed0" / "answers.npz").write_bytes(b"broken")
-    with pytest.raises(CheckpointError, match=r"answers\.npz: got .*Delete answered\.json beside it"):
-        invoke(frontier, "--report", "--out", tmp_path)
+    answers = tmp_path / "SST-2-seed0" / "answers.npz"
+    whole = answers.read_bytes()
+    for broken in (b"broken", whole[:-9], whole[:100] + b"\0" * 20 + whole[120:], b""):
+        answers.write_bytes(broken)
+        with pytest.raises(CheckpointError, match=r"answers\.npz: got .*Delete answered\.json beside it"):
+            invoke(frontier, "--report", "--out", tmp_path)
     (tmp_path / "SST-2-seed1" / ANSWERED).write_text("{")
     (tmp_path / "SST-2-seed0" / TIMED).unlink()
     with pytest.raises(CheckpointError, match=r"answered\.json: got .*Delete it, and give the same command"):
         invoke(frontier, "--report", "--out", tmp_path)
+
+
+def test_aims_allow_for_uncertainty_and_for_processors_without_vnni(tmp_path):
+    files = (D32, ("quarter", "fp32"), ("third-random", "fp32"), ("quarter", "int8"), D8, THIRD, (DENSE, STATIC))
+    write_family(tmp_path, "MRPC", 0, dict(zip(files, (90, 90, 91, 90, 90, 90, 91), strict=True)))
+    shown = invoke(frontier, "--report", "--out", tmp_path, "--no-plots")
+    report = (tmp_path / "report.md").read_text()
+    for aim in (
+        r"FP32 4\.0× at 1\.0 \| too slow \| 2\.00 ",
+        r"INT8 7\.0× at 1\.0 \| needs VNNI \| 3\.00 ",
+        r"static INT8 of dense at 0\.5 below its FP32 \| met \|  \| 0\.27 ",
+        r"ahead of random \| not certain \| 5\.00 \| -0\.27 \| -?0\.00 ",  # one item, which a resample may lack
+    ):
+        assert re.search(rf"^\| {aim}", report, re.MULTILINE), aim
+    assert "MRPC (n = 200, 1 seed, 12 tokens)" in report
+    # A constant answer has a better F1 than a model that errs on 90 of 200.
+    assert "On none of these tasks is the dense model better than chance" in report
+    assert "Points against dense FP32 on MRPC" in shown
+
+
+def test_families_of_other_settings_are_not_summed_up_together(tmp_path):
+    write_family(tmp_path, "SST-2", 0, {D32: 20, D8: 20})
+    write_family(tmp_path, "RTE", 0, {D32: 20, D8: 20})
+    path = family_directory(tmp_path, "RTE", 0) / ANSWERED
+    path.write_text(re.sub(r'"tokens": \d+', '"tokens": 64', path.read_text()))
+    with pytest.raises(UsageError, match=r"family RTE-seed0: got other settings or another model .*expected the same"):
+        invoke(frontier, "--report", "--out", tmp_path, "--no-plots")
 
 
 @pytest.mark.parametrize(("teacher", "dense", "better"), [(0.75, 0.5, TEACHER), (0.5, 0.5, DENSE), (0.5, 0.75, DENSE)])
@@ -219,6 +257,11 @@ def test_settings_of_another_kind_are_rejected(experiment):
     (experiment / "other.json").write_text('{"tasks": {}}')
     with pytest.raises(UsageError, match=r"--settings .*other\.json: got .*missing required field .*expected settings"):
         command(experiment, "--settings", experiment / "other.json")
+    (experiment / "other.json").write_text(FROZEN.read_text().replace('"control_tier": "third"', '"control_tier": "x"'))
+    with pytest.raises(UsageError, match=r"got .*controls at x, expected .*controls at one of half, third, quarter"):
+        command(experiment, "--settings", experiment / "other.json")
+    with pytest.raises(UsageError, match=r"--model: got nothing, expected a Hugging Face directory"):
+        invoke(frontier, "--out", experiment / "out", "--no-plots")
 
 
 def test_the_data_of_every_task_are_read_before_the_first_is_trained(experiment):

@@ -133,6 +133,13 @@ def test_training_records_ranges_and_the_file_computes_what_was_trained(place, t
     assert np.abs(fp32 - trained).max() > 2e-4
     recorded = read_predictions(tmp_path / "rounded", "dev")
     assert recorded.score("accuracy") > 0.9
+    scoring = ("--data-dir", place, "--split", "dev")
+    found = json.loads(invoke(int8, start, *scoring, "--trained", tmp_path / "rounded", "--json"))
+    (scored,) = found["scored"]
+    assert (scored["method"], scored["int8_share"]) == ("trained: rounded", 1.0)
+    assert scored["value"] == pytest.approx(recorded.score("accuracy"), abs=0.06)
+    with pytest.raises(UsageError, match=r"run .*rounded: got a run that was trained for INT8, expected a run in FP32"):
+        invoke(int8, tmp_path / "rounded", *scoring)
 
 
 def test_training_for_int8_starts_from_a_run(place, tmp_path):
@@ -200,5 +207,7 @@ def test_ways_are_compared_on_a_split(place, tmp_path):
         assert 0 < one["logits_error"] < 0.2
     with pytest.raises(UsageError, match=r"--method: got 'magic', expected one of dynamic; largest, padded; "):
         invoke(int8, run, "--data-dir", place, "--method", "magic")
+    with pytest.raises(UsageError, match=r"--split: got 'test', expected one of holdout, dev"):
+        invoke(int8, run, "--data-dir", place, "--method", "dynamic", "--split", "test")
     with pytest.raises(UsageError, match=r"--trained .*SST-2: got a run in FP32, expected one for INT8"):
         invoke(int8, run, *options, "--method", "dynamic", "--trained", run)

@@ -5,7 +5,7 @@ import torch
 
 from export.errors import CheckpointError, PlanError, ReductionError
 from export.heads import SequenceClassifier
-from export.reduction.controls import CONTROLS
+from export.reduction.options import STRATEGIES
 from export.reduction.plan import plan_of
 from export.reduction.reduce import apply_plan, reduce_model
 from export.reduction.search import Grid
@@ -142,7 +142,7 @@ def error_of(found):
     return float((outputs - wanted).square().mean() / wanted.var())
 
 
-@pytest.mark.parametrize("strategy", CONTROLS)
+@pytest.mark.parametrize("strategy", STRATEGIES[1:])
 def test_controls_reach_the_speed_of_the_search(result, strategy):
     control = reduced(model(layers=3), strategy=strategy)
     shapes = control.model.transformer.config.layers
@@ -157,3 +157,10 @@ def test_controls_reach_the_speed_of_the_search(result, strategy):
     else:
         assert shapes == tuple(layer.shape for layer in result.plan.layers)
         assert error_of(control.model) > error_of(result.model)
+
+
+def test_a_speed_that_one_shape_for_all_layers_does_not_reach_is_rejected():
+    settings = config(layers=3)
+    times = mac_times(settings, GRID, 10)
+    with pytest.raises(PlanError, match=r"target speed-up: got 90x, expected what one shape for all layers reaches"):
+        reduce_model(model(layers=3), inputs(), 90, grid=GRID, times=times, strategy="uniform")

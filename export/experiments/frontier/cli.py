@@ -150,8 +150,8 @@ def _measured(
         if (directory / TIMED).exists():
             remark(f"{directory.name}: timed earlier")
             continue
-        inputs = family_inputs(family, model, data_dir)
         with watching(f"{directory.name}/times") as watch:
+            inputs = family_inputs(family, model, data_dir)
             time_files(family, inputs, directory, partial(watch.on_part, "items"))
     return frontier_of([read_family(directory) for directory in directories], _joined(families))
 
@@ -159,7 +159,15 @@ def _measured(
 def _joined(families: list[FamilySettings]) -> FrontierSettings:
     """Return the settings of all families."""
     tasks = {task: settings for family in families for task, settings in family.frontier.tasks.items()}
-    return msgspec.structs.replace(families[0].frontier, tasks=tasks)
+    joined = msgspec.structs.replace(families[0].frontier, tasks=tasks)
+    for family in families:
+        own = msgspec.structs.replace(joined, tasks={family.task: tasks[family.task]})
+        if (family.frontier, family.model) != (own, families[0].model):
+            given = Literally("other settings or another model than other families there")
+            fix = "Move them to a directory of their own."
+            subject, expected = f"family {family.task}-seed{family.seed}", "the same for all families"
+            raise UsageError(subject, given=given, expected=expected, fix=fix)
+    return joined
 
 
 def _recorded(out: Path) -> Frontier:
@@ -187,8 +195,10 @@ def _write(found: Frontier, out: Path, *, plots: bool) -> None:
 
 
 def _print(found: Frontier) -> None:
+    from export.experiments.frontier.report import NO_CLAIM
+
     speeds = ("speed-up", "at 128 tokens", "over dense INT8")
-    columns = ("run", "precision", *speeds, "average", "points", "95 % interval")
+    columns = ("run", "precision", *speeds, "average", "points, all tasks", "points", "95 % interval")
     rows = [
         (
             point.run,
@@ -197,16 +207,21 @@ def _print(found: Frontier) -> None:
             point.fixed_speedup,
             point.int8_speedup,
             point.average,
+            f"{point.difference.value:+.2f}",
             *_words(point.telling),
         )
         for point in found.points
     ]
     seeds = ", ".join(f"{task} {number}" for task, number in found.seeds.items())
-    title = f"Against dense FP32 on {', '.join(found.telling)}; ONNX Runtime, one thread, batch 1; seeds: {seeds}"
+    title = f"Points against dense FP32 on {', '.join(found.judged)}; ONNX Runtime, one thread, batch 1; seeds: {seeds}"
     print_table(f"{title}; processor: {', '.join(found.processors)}", columns, rows)
     ahead = [(one.control, one.speedup, one.control_speedup, *_words(one.difference)) for one in found.advantages]
     heads = ("control", "speed of the search", "of the control", "points ahead", "95 % interval")
     print_table("The search against simple reductions", heads, ahead)
+    static = [(one.run, *_words(one.difference)) for one in found.static]
+    print_table("Static INT8, for TensorRT, against the same run in FP32", ("run", "points", "95 % interval"), static)
+    if not found.telling:
+        remark(NO_CLAIM)
 
 
 def _words(difference: Difference) -> tuple[str, str]:

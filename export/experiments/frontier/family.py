@@ -20,7 +20,7 @@ from export.experiments.frontier import LATENCIES
 from export.experiments.frontier.settings import DENSE, TEACHER, FamilySettings, control_name
 from export.reduction.controls import Strategy
 from export.reduction.latency import measure_layers
-from export.reduction.run import reduce_run
+from export.reduction.run import reduce_run, state_of
 from export.reduction.search import grid_of, widest
 from export.runs import WEIGHTS
 from export.tasks.glue import TASKS
@@ -98,7 +98,7 @@ def stages(family: FamilySettings, inputs: FamilyInputs, directory: Path) -> Ite
                 yield Stage(reduced, partial(_reduce, family, inputs, directory, step, reduced))
             yield Stage(step.name, partial(teaching.imitate, step.name, directory / reduced, step.epochs))
         for step in steps:  # half of a family's bytes, and nothing reads them again
-            for spent in {f"{step.name}-reduced", step.name} - {steps[-1].name}:
+            for spent in {f"{step.name}-reduced", step.name, f".{step.name}.reduction"} - {steps[-1].name}:
                 shutil.rmtree(directory / spent, ignore_errors=True)
 
 
@@ -168,7 +168,7 @@ class _Teaching:
 def _reduce(
     family: FamilySettings, inputs: FamilyInputs, directory: Path, step: _Step, name: str, watch: Watch
 ) -> None:
-    own = directory / f".{TEACHER}.reduction" / LATENCIES
+    own = state_of(directory / step.source, directory / name) / LATENCIES
     if not own.exists():
         own.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(directory.parent / LATENCIES, own)

@@ -34,7 +34,7 @@ def draw(frontier: Frontier, path: str | Path) -> None:
 def _panel(axes: Axes, frontier: Frontier, precision: str) -> None:
     found = [point for point in frontier.points if point.precision == precision]
     tiers = [point for point in found if point.run in (DENSE, *frontier.settings.tiers)]
-    for task in frontier.telling:
+    for task in frontier.judged:
         line = [(p.speedup, one.difference.value) for p in tiers for one in p.tasks if one.task == task]
         axes.plot(*zip(*line, strict=True), ".-", linewidth=0.8, alpha=0.5, label=task)
     _with_bars(axes, tiers, "o-", "average", color="black")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import zipfile
+import zlib
 from pathlib import Path
 from typing import TypeAlias
 
@@ -105,11 +107,11 @@ def read_family(directory: Path) -> Family:
     """
     path = directory / _ANSWERS
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as arrays:
             found = {name: array.astype(np.float64) for name, array in arrays.items()}
         targets = found.pop("targets")
         answers = {key_of(name): values for name, values in found.items()}
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         fix = f"Delete {ANSWERED} beside it, and give the same command."
         raise CheckpointError(f"{path}", given=Literally(error), expected="answers of a family", fix=fix) from None
     answered, timed = read_part(directory / ANSWERED, Answered), read_part(directory / TIMED, Timed)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from edge.errors import Literally, UsageError
-from edge.files import sha256
 from export.experiments.settings import digest
 from export.provenance import versions
 from export.reduction.controls import Strategy
@@ -49,6 +48,7 @@ class FrontierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     Attributes:
         dropout: of the teacher's training.
+        precision: of all trainings; ``--precision`` replaces it.
         tokens: the length of the input that reductions plan for.
         tiers: target speed-ups at that length; at the lengths of dev, leaner tiers are faster.
         control_tier: the tier whose speed the controls share.
@@ -166,8 +166,3 @@ def families_of(frontier: FrontierSettings, model: Path, data_dir: Path) -> list
             for seed in range(settings.seeds)
         ]
     return sorted(found, key=lambda family: family.seed)
-
-
-def settings_digest(families: Iterable[FamilySettings]) -> str:
-    """Return the SHA-256 of the settings of families."""
-    return sha256(msgspec.json.encode(list(families)))

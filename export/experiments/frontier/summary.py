@@ -91,6 +91,7 @@ class Frontier(msgspec.Struct, frozen=True):
         seeds: families of each task.
         chance: the metric of the best constant answer on dev, times 100; 0 for a correlation.
         telling: tasks on which the dense model is better than chance, by one-sided tests at 5 %.
+        judged: the tasks of the differences and advantages: the telling ones, or all where none tells.
         processors: of the timing and of the training, with their features.
     """
 
@@ -100,6 +101,7 @@ class Frontier(msgspec.Struct, frozen=True):
     mean_tokens: dict[str, float]
     chance: dict[str, float]
     telling: tuple[str, ...]
+    judged: tuple[str, ...]
     points: tuple[Point, ...]
     static: tuple[StaticPoint, ...]
     advantages: tuple[Advantage, ...]
@@ -126,6 +128,7 @@ def frontier_of(families: Sequence[Family], settings: FrontierSettings) -> Front
         mean_tokens={task: group[0].answered.mean_tokens for task, group in groups.items()},
         chance={task: values.chance for task, values in tasks.items()},
         telling=telling,
+        judged=judged,
         points=tuple(_point(key, tasks, judged) for key in keys if key[1] != STATIC),
         static=tuple(_static_point(run, tasks, judged) for run, precision in keys if precision == STATIC),
         advantages=tuple(_advantage(tier, control, tasks, judged) for control in controls),
@@ -190,7 +193,7 @@ def _point(key: Key, tasks: Mapping[str, _Task], telling: Sequence[str]) -> Poin
     speedups = _of(families, key)
     fixed = np.array([family.timed.fixed_speedups["/".join(key)] for family in families])
     differences = {task: values.minus(key, _DENSE) for task, values in having.items()}
-    told = [task for task in telling if task in having]
+    told = _judged(having, telling)
     own = [having[task].minus(key, (run, FP32)) for task in told] if precision != FP32 else []
     return Point(
         run,
@@ -217,14 +220,15 @@ def _static_point(run: str, tasks: Mapping[str, _Task], telling: Sequence[str]) 
     differences = {task: values.minus(ours, theirs) for task, values in having.items()}
     return StaticPoint(
         run,
-        average_difference([difference for task, difference in differences.items() if task in telling]),
+        average_difference([differences[task] for task in _judged(having, telling)]),
         {task: average_difference([difference]) for task, difference in differences.items()},
     )
 
 
 def _advantage(tier: str, control: str, tasks: Mapping[str, _Task], telling: Sequence[str]) -> Advantage:
     ours, theirs = (tier, FP32), (control, FP32)
-    having = {task: tasks[task] for task in telling if tasks[task].having(ours, theirs)}
+    both = {task: values for task, values in tasks.items() if values.having(ours, theirs)}
+    having = {task: both[task] for task in _judged(both, telling)}
     families = [values.families[place] for values in having.values() for place in values.having(ours, theirs)]
     differences = {task: values.minus(ours, theirs) for task, values in having.items()}
     return Advantage(
@@ -235,6 +239,11 @@ def _advantage(tier: str, control: str, tasks: Mapping[str, _Task], telling: Seq
         average_difference(list(differences.values())),
         {task: average_difference([difference]) for task, difference in differences.items()},
     )
+
+
+def _judged(having: Mapping[str, _Task], telling: Sequence[str]) -> list[str]:
+    """Return the telling tasks among those that have a file, or all of these."""
+    return [task for task in telling if task in having] or list(having)
 
 
 def _of(families: Sequence[Family], key: Key) -> Array:
