@@ -81,11 +81,9 @@ def _config(run: Path) -> RunConfig:
     config = recorded(run)
     if config is not None or not run.is_dir():
         return config or read_config(run)
-    given, expected = (
-        Literally("a directory without a run's weights"),
-        "a run of 'fewheads train' or 'fewheads finetune'",
-    )
-    raise UsageError(f"run {run}", given=given, expected=expected, fix="Train or fine-tune a model first.")
+    given = Literally("a directory without a run's weights")
+    expected, fix = "a run of 'fewheads train', 'finetune' or 'import'", "Train, fine-tune or import a model first."
+    raise UsageError(f"run {run}", given=given, expected=expected, fix=fix)
 
 
 def _own_name(config: RunConfig) -> str | None:

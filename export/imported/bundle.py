@@ -37,22 +37,28 @@ from export.runs import TOKENIZER
 from export.runtimes import export_tier, files_of
 from export.tasks import IMPORTED
 from export.tasks.bundle import chosen_artifacts, tiers_of
-from export.tasks.bundle_inputs import GOLDEN_ROWS, MAX_BATCH_SIZE, columns
+from export.tasks.bundle_inputs import (
+    GOLDEN_ROWS,
+    IDS,
+    MASK,
+    MAX_BATCH_SIZE,
+    PAD_ID,
+    SEGMENTS,
+    TEXTS,
+    USUAL_TOKENS,
+    columns,
+)
 from export.tasks.calibration import CALIBRATION_ROWS
 from export.tasks.examples import Examples, limited, split_holdout
-from export.tasks.image_files import read_image
+from export.tasks.image_files import read_image, read_pixels
 from export.tasks.imported import ImportedTask
 from export.tasks.models import SCORE, OpenedModel, open_model
 from export.tasks.objectives import Head
-from export.tasks.texts import sample_texts
+from export.tasks.texts import MAX_TEXT_BYTES, sample_texts
 from export.tasks.tokens import load_tokenizer
 
-_IDS, _MASK, _SEGMENTS = "input_ids", "attention_mask", "token_type_ids"
 #: The same tensor, which the graph reads and returns.
 _OFFSETS_READ, _OFFSETS = "token_offsets", "offsets"
-_PAD_ID = 0
-_MAX_TEXT_BYTES = 16 * 1024
-_USUAL_TOKENS = 32
 #: Images are large: golden ones, those of a calibration, and rows of a run.
 _GOLDEN_IMAGES, _CALIBRATION_IMAGES, _MAX_IMAGES = 8, 64, 8
 
@@ -176,18 +182,18 @@ def _measures(opened: OpenedModel) -> tuple[Measure, ...]:
 
 def _texts(task: ImportedTask, run: Path, data: Path | None) -> _Inputs:
     description = task.description
-    names = ("question", "context") if description.task == "question-answering" else ("text", "text_pair")
+    names = ("question", "context") if description.task == "question-answering" else TEXTS
     config = TokenizerPreprocess(
         input=names[0],
         file=TOKENIZER,
-        ids=_IDS,
-        mask=_MASK,
+        ids=IDS,
+        mask=MASK,
         max_length=description.max_length,
-        pad_id=_PAD_ID,
-        max_text_bytes=_MAX_TEXT_BYTES,
+        pad_id=PAD_ID,
+        max_text_bytes=MAX_TEXT_BYTES,
         pair=names[1] if description.pair else None,
         # Without a second segment, the first one is a constant of the graph.
-        segments=_SEGMENTS if description.pair and description.transformer.segments > 1 else None,
+        segments=SEGMENTS if description.pair and description.transformer.segments > 1 else None,
         offsets=_OFFSETS_READ if isinstance(task.original, _BY_TOKEN) else None,
     )
     definition = load_tokenizer(run).to_str().encode()
@@ -208,16 +214,20 @@ def _texts(task: ImportedTask, run: Path, data: Path | None) -> _Inputs:
 def _images(task: ImportedTask, data: Path | None) -> _Inputs:
     step = task.description.image
     assert step is not None
+    reader = ImagePreprocessor(step)
     if data is None:
-        golden = calibration = sample_images(step)
+        files = sample_images(step)
+        golden = calibration = [reader.read(file, "image") for file in files]
     else:
-        paths = [data / name for (name,) in limited(task.items(data), _GOLDEN_IMAGES + _CALIBRATION_IMAGES).texts]
-        images = [read_image(path) for path in paths]
-        golden, calibration = images[:_GOLDEN_IMAGES], images[_GOLDEN_IMAGES:] or images
-    preprocess = ImagePreprocessor(step)
-    raw: Array = np.array([[image] for image in golden], np.object_)
-    feeds = [preprocess(np.array([[image]], np.object_)) for image in calibration]
-    return _Inputs(step, {step.input: raw.astype(np.bytes_)}, preprocess(raw), feeds, {})
+        items = task.items(data)
+        first = limited(items, _GOLDEN_IMAGES).texts
+        others = [one for one in limited(items, _GOLDEN_IMAGES + _CALIBRATION_IMAGES).texts if one not in first]
+        files = [read_image(data / name) for (name,) in first]
+        golden, further = ([read_pixels(data / name, reader) for (name,) in part] for part in (first, others))
+        calibration = further or golden
+    raw: Array = np.array([[file] for file in files], np.object_)
+    feeds = [{step.output: pixels[None]} for pixels in calibration]
+    return _Inputs(step, {step.input: raw.astype(np.bytes_)}, {step.output: np.stack(golden)}, feeds, {})
 
 
 def _dynamic(inputs: dict[str, Array]) -> dict[str, dict[int, str]]:
@@ -236,7 +246,7 @@ def _specs(tensors: Mapping[str, Array], by_token: bool) -> tuple[TensorSpec, ..
 
 def _profiles(task: ImportedTask, inputs: dict[str, Array]) -> dict[str, Profile]:
     description = task.description
-    usual, most = min(_USUAL_TOKENS * (1 + description.pair), description.max_length), description.max_length
+    usual, most = min(USUAL_TOKENS * (1 + description.pair), description.max_length), description.max_length
     found = {}
     for name, array in inputs.items():
         rest = array.shape[1:] if description.image else array.shape[2:]

@@ -11,10 +11,13 @@ import tritonclient.grpc as triton
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.image import ImagePreprocessor
+from edge.errors import UsageError
 from edge.launch import running_server
 from edge.runtimes.build import build
 from export.cli import export
+from export.errors import DataError
 from export.imported.cli import import_
+from export.imported.directory import read_directory
 from export.imported.images import sample_images
 from export.reduction.cli import reduce
 from export.tasks.examples import Examples, split_holdout
@@ -111,6 +114,22 @@ def test_an_import_computes_what_transformers_computes(name, imported):
     assert 0 < shown["parity"]["largest_difference"] < 1e-4
     found = open_model(run)
     assert (found.architecture.task, list(found.architecture.labels)) == (shown["task"], shown["labels"])
+
+
+def test_images_have_no_length(saved):
+    with pytest.raises(UsageError, match=r"--max-length: got 12, expected a model of texts\. Leave it out"):
+        read_directory(saved("pictures"), max_length=12)
+
+
+def test_an_export_names_the_image_that_it_cannot_read(imported, tmp_path):
+    run, images = imported("pictures")[0], tmp_path / "images"
+    images.mkdir()
+    for number, image in enumerate(sample_images(open_model(run).architecture.image)):
+        (images / f"{number}.png").write_bytes(image)
+    (images / "3.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"image .*3.png: got bytes that begin with .*, expected JPEG or PNG"):
+        invoke(export, run, "--repository", tmp_path / "bundles", "--name", "pictures", "--data", images)
+    assert not (tmp_path / "bundles").exists()
 
 
 @pytest.fixture(scope="session")
