@@ -51,13 +51,14 @@ def targets_of(
     Args:
         name: of the bundle of fine-tuned runs; None for the others.
         data_dir: data directory; None for the one that the first run recorded.
-        data: texts or images of imported runs; None for those that the first run recorded.
+        data: texts or images of imported runs; None for those that the first run with any recorded.
 
     Raises:
         UsageError: names and runs do not go together, or a bundle may not be written to its path.
     """
     configs = [_config(run) for run in runs]
-    found = place_of_data(configs[0], data_dir, data)
+    places = (place_of_data(config, data_dir, data) for config in configs)
+    found = next((place for place in places if place), None)
     if name is None:
         groups: dict[str, list[tuple[Path, RunConfig]]] = {}
         for number, (run, config) in enumerate(zip(runs, configs, strict=True)):

@@ -30,7 +30,7 @@ PAD_ID = 0
 TEXTS = ("text", "text_pair")
 IDS, MASK, SEGMENTS = "input_ids", "attention_mask", "token_type_ids"
 #: Their names in :attr:`export.tasks.tokens.Batch.named`.
-_BATCH_NAMES = {IDS: "inputs", MASK: "mask", SEGMENTS: "segments"}
+BATCH_NAMES = {IDS: "inputs", MASK: "mask", SEGMENTS: "segments"}
 #: Usual tokens of a text, which runtimes tune for.
 USUAL_TOKENS = 32
 #: Class names in the description of a bundle, at most.
@@ -89,7 +89,7 @@ def text_inputs(task: SentenceTask, run: Path, architecture: Architecture, data_
         golden=tokenize(*texts),
         calibration=[tokenize(*columns([row])) for row in limited(splits.train, CALIBRATION_ROWS).texts],
         tensors=tuple(TensorSpec(tensor, "INT64", (-1, -1)) for tensor in config.outputs),
-        batch_names=_BATCH_NAMES,
+        batch_names=BATCH_NAMES,
         profile=Profile(min=(1, 1), opt=(1, usual), max=(MAX_BATCH_SIZE, config.max_length)),
         labels=task.class_names,
         description=task.description,
