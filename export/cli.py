@@ -162,7 +162,8 @@ def train(
     "--measure/--no-measure",
     default=True,
     show_default=True,
-    help="Measure fine-tuned runs in INT8 on the hold-out and dev, for the manifest; a minute for two thousand texts.",
+    help="Measure the files in INT8 on the hold-out and dev, of imported runs on a tenth of --data, for the manifest; "
+    "a minute for two thousand texts.",
 )
 @run_data_dir_option
 @imported_data_option
@@ -222,6 +223,7 @@ def export(
                     version=version,
                     artifacts=artifacts or RUNTIMES,
                     replace=replace,
+                    on_rows=on_rows if measure else None,
                 )
             elif target.tiers:
                 assert target.data_dir is not None, "only imported runs may have none"

@@ -51,13 +51,14 @@ def targets_of(
     Args:
         name: of the bundle of fine-tuned runs; None for the others.
         data_dir: data directory; None for the one that the first run recorded.
-        data: texts or images of imported runs; None for those that the first run recorded.
+        data: texts or images of imported runs; None for those that the first run with any recorded.
 
     Raises:
         UsageError: names and runs do not go together, or a bundle may not be written to its path.
     """
     configs = [_config(run) for run in runs]
-    found = place_of_data(configs[0], data_dir, data)
+    places = (place_of_data(config, data_dir, data) for config in configs)
+    found = next((place for place in places if place), None)
     if name is None:
         groups: dict[str, list[tuple[Path, RunConfig]]] = {}
         for number, (run, config) in enumerate(zip(runs, configs, strict=True)):
@@ -81,11 +82,9 @@ def _config(run: Path) -> RunConfig:
     config = recorded(run)
     if config is not None or not run.is_dir():
         return config or read_config(run)
-    given, expected = (
-        Literally("a directory without a run's weights"),
-        "a run of 'fewheads train' or 'fewheads finetune'",
-    )
-    raise UsageError(f"run {run}", given=given, expected=expected, fix="Train or fine-tune a model first.")
+    given = Literally("a directory without a run's weights")
+    expected, fix = "a run of 'fewheads train', 'finetune' or 'import'", "Train, fine-tune or import a model first."
+    raise UsageError(f"run {run}", given=given, expected=expected, fix=fix)
 
 
 def _own_name(config: RunConfig) -> str | None:

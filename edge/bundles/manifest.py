@@ -269,12 +269,16 @@ Preprocess = ExpressionPreprocess | ArithmeticPreprocess | TokenizerPreprocess |
 PreprocessV1 = ExpressionPreprocess | TokenizerPreprocessV1
 
 
+#: Names of the classes, in the order of the logits.
+Labels = Annotated[tuple[Text, ...], msgspec.Meta(min_length=2, max_length=4096)]
+
+
 class LabelPostprocess(Struct, frozen=True, tag="label", tag_field="type"):
     """The label of the largest of ``logits`` (FP32, [-1, labels]) as the text output ``output`` (BYTES, [-1, 1])."""
 
     logits: TensorName
     output: TensorName
-    labels: Annotated[tuple[Text, ...], msgspec.Meta(min_length=2, max_length=4096)]
+    labels: Labels
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -295,7 +299,7 @@ class TokenLabelPostprocess(Struct, frozen=True, tag="token_labels", tag_field="
 
     logits: TensorName
     output: TensorName
-    labels: Annotated[tuple[Text, ...], msgspec.Meta(min_length=2, max_length=4096)]
+    labels: Labels
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -13,8 +13,8 @@ from edge.files import write_whole
 from export.loading import loading_torch
 from export.options import DIRECTORY, replace_option, run_data_dir_option
 from export.outputs import check_file
-from export.runs import data_dir_of, recorded
-from export.tasks import data_of
+from export.runs import recorded
+from export.tasks import data_of, labelled_data
 from export.training.watch import counting
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def int8(
     Each file runs on ONNX Runtime over a whole split, and is compared with RUN in FP32 item by item.
     """
     config = recorded(run)
-    data_dir = data_dir_of(config, data_dir)
+    data_dir = labelled_data(config, data_dir)
     inputs = {"RUN": run, "the data in": data_of(config, data_dir)}
     if out:
         check_file("--out", out, inputs, replace=replace)

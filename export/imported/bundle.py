@@ -29,7 +29,8 @@ from edge.datatypes import Array, TensorSpec, datatype_of
 from edge.errors import Literally, UsageError
 from export.convert import golden_of
 from export.exported import RUNTIMES, Exported
-from export.heads import SequenceClassifier, SpanClassifier, TokenClassifier
+from export.heads import SequenceClassifier, TokenClassifier
+from export.imported.accuracy import BY_TOKEN, int8_measures
 from export.imported.images import sample_images
 from export.provenance import provenance
 from export.quantization.ranges import Feeds
@@ -37,27 +38,32 @@ from export.runs import TOKENIZER
 from export.runtimes import export_tier, files_of
 from export.tasks import IMPORTED
 from export.tasks.bundle import chosen_artifacts, tiers_of
-from export.tasks.bundle_inputs import GOLDEN_ROWS, MAX_BATCH_SIZE, columns
+from export.tasks.bundle_inputs import (
+    BATCH_NAMES,
+    GOLDEN_ROWS,
+    IDS,
+    MASK,
+    MAX_BATCH_SIZE,
+    PAD_ID,
+    SEGMENTS,
+    TEXTS,
+    USUAL_TOKENS,
+    columns,
+)
 from export.tasks.calibration import CALIBRATION_ROWS
 from export.tasks.examples import Examples, limited, split_holdout
-from export.tasks.image_files import read_image
-from export.tasks.imported import ImportedTask
+from export.tasks.file_accuracy import OnRows, in_tier
+from export.tasks.image_files import read_image, read_pixels
+from export.tasks.imported import MOST_HELD_OUT, ImportedTask
 from export.tasks.models import SCORE, OpenedModel, open_model
 from export.tasks.objectives import Head
-from export.tasks.texts import sample_texts
-from export.tasks.tokens import load_tokenizer
+from export.tasks.texts import MAX_TEXT_BYTES, sample_texts
+from export.tasks.tokens import Rows, load_tokenizer
 
-_IDS, _MASK, _SEGMENTS = "input_ids", "attention_mask", "token_type_ids"
 #: The same tensor, which the graph reads and returns.
 _OFFSETS_READ, _OFFSETS = "token_offsets", "offsets"
-_PAD_ID = 0
-_MAX_TEXT_BYTES = 16 * 1024
-_USUAL_TOKENS = 32
 #: Images are large: golden ones, those of a calibration, and rows of a run.
 _GOLDEN_IMAGES, _CALIBRATION_IMAGES, _MAX_IMAGES = 8, 64, 8
-
-
-_BY_TOKEN = (TokenClassifier, SpanClassifier)
 
 
 class _Inputs(NamedTuple):
@@ -93,13 +99,16 @@ def export_imported(
     version: int = 1,
     artifacts: Sequence[str] = RUNTIMES,
     replace: bool = False,
+    on_rows: OnRows | None = None,
 ) -> Exported:
     """Write imported and reduced runs as the tiers of one bundle, ``repository/<name>-<version>``.
 
     Args:
         runs: the original first.
-        data: texts or images for the golden set and the ranges of INT8; None takes some of ours.
+        data: texts or images for the golden set, the ranges of INT8 and its agreement; None takes some of ours, and
+            measures nothing.
         tiers, artifacts: see :func:`export.tasks.bundle.export_classifier`.
+        on_rows: called while the files in INT8 are compared with the first run on the hold-out; None compares none.
 
     Raises:
         UsageError: the runs are not of one imported model.
@@ -112,9 +121,10 @@ def export_imported(
     assert description is not None
     task = ImportedTask(description, head)
     inputs = _images(task, data) if description.image else _texts(task, runs[0], data)
-    by_token = isinstance(head, _BY_TOKEN)
+    by_token = isinstance(head, BY_TOKEN)
+    rows = _holdout(task, runs[0], data) if data and on_rows else None
     outputs = [*head.outputs, *([_OFFSETS] if by_token else [])]
-    files, made, largest = dict(inputs.files), list[Tier](), 0.0
+    files, made, measures, largest = dict(inputs.files), list[Tier](), list[Measure](), 0.0
     for tier, one in zip(tiers, opened, strict=True):
         assert one.head is not None
         model = _WithOffsets(one.head) if by_token else one.head
@@ -128,6 +138,9 @@ def export_imported(
         files[golden_file] = msgspec.structs.replace(golden, raw=inputs.raw).encode()
         files |= files_of(exported)
         made += tiers_of(tier, exported, golden_file)
+        measures += in_tier(one.metrics.measures if one.metrics else (), tier)
+        if rows is not None and on_rows is not None:
+            measures += int8_measures(task, tier, exported, rows, names=_names(inputs), on_rows=on_rows)
         largest = max(largest, *(each.largest_difference for each in exported))
     manifest = Manifest(
         name=name,
@@ -143,11 +156,7 @@ def export_imported(
         provenance=provenance(trainer=", ".join(run.name for run in runs), data=task.origin, seed=None),
         preprocess=inputs.step,
         postprocess=_postprocess(task),
-        measures=tuple(
-            msgspec.structs.replace(measure, split=f"{measure.split}, tier {tier}")
-            for tier, one in zip(tiers, opened, strict=True)
-            for measure in _measures(one)
-        ),
+        measures=tuple(measures),
     )
     written = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
     return Exported(
@@ -170,25 +179,31 @@ def _check_alike(runs: Sequence[Path], opened: Sequence[OpenedModel]) -> None:
             raise UsageError(f"run {run}", given=given, expected=expected, fix=fix)
 
 
-def _measures(opened: OpenedModel) -> tuple[Measure, ...]:
-    return opened.metrics.measures if opened.metrics else ()
+def _holdout(task: ImportedTask, run: Path, data: Path) -> Rows:
+    items = limited(split_holdout(task.items(data))[1], MOST_HELD_OUT)
+    return task.answered(items, data, task.reader(run), task.description.max_length)
+
+
+def _names(inputs: _Inputs) -> dict[str, str]:
+    """Return the names of the graph's inputs in a batch."""
+    return {**BATCH_NAMES, _OFFSETS_READ: "offsets", inputs.step.outputs[0]: "inputs"}
 
 
 def _texts(task: ImportedTask, run: Path, data: Path | None) -> _Inputs:
     description = task.description
-    names = ("question", "context") if description.task == "question-answering" else ("text", "text_pair")
+    names = ("question", "context") if description.task == "question-answering" else TEXTS
     config = TokenizerPreprocess(
         input=names[0],
         file=TOKENIZER,
-        ids=_IDS,
-        mask=_MASK,
+        ids=IDS,
+        mask=MASK,
         max_length=description.max_length,
-        pad_id=_PAD_ID,
-        max_text_bytes=_MAX_TEXT_BYTES,
+        pad_id=PAD_ID,
+        max_text_bytes=MAX_TEXT_BYTES,
         pair=names[1] if description.pair else None,
         # Without a second segment, the first one is a constant of the graph.
-        segments=_SEGMENTS if description.pair and description.transformer.segments > 1 else None,
-        offsets=_OFFSETS_READ if isinstance(task.original, _BY_TOKEN) else None,
+        segments=SEGMENTS if description.pair and description.transformer.segments > 1 else None,
+        offsets=_OFFSETS_READ if isinstance(task.original, BY_TOKEN) else None,
     )
     definition = load_tokenizer(run).to_str().encode()
     tokenize = TokenizerPreprocessor(config, definition, str(run / TOKENIZER))
@@ -197,27 +212,34 @@ def _texts(task: ImportedTask, run: Path, data: Path | None) -> _Inputs:
         items = Examples(texts, np.zeros(len(texts), np.int64))
     else:
         items = task.items(data)
-    train, holdout = split_holdout(items)
-    # A small file has too few held-out texts for a golden set.
-    golden = columns(limited(holdout if len(holdout.texts) >= GOLDEN_ROWS else items, GOLDEN_ROWS).texts)
-    calibration = [tokenize(*columns([row])) for row in limited(train, CALIBRATION_ROWS).texts]
+    first, others = _split(items, GOLDEN_ROWS, CALIBRATION_ROWS)
+    golden, calibration = columns(first), [tokenize(*columns([row])) for row in others]
     raw = {name: column.astype(np.bytes_) for name, column in zip(names, golden, strict=False)}
     return _Inputs(config, raw, tokenize(*golden), calibration, {TOKENIZER: definition})
+
+
+def _split(items: Examples, golden: int, calibration: int) -> tuple[tuple[tuple[str, ...], ...], ...]:
+    """Return items for the golden set, of the hold-out where it has enough, and others for calibration."""
+    train, holdout = split_holdout(items)
+    first = limited(holdout if len(holdout.texts) >= golden else items, golden)
+    # All items are held out together where they have the same first text.
+    return first.texts, limited(train if train.texts else items, calibration).texts
 
 
 def _images(task: ImportedTask, data: Path | None) -> _Inputs:
     step = task.description.image
     assert step is not None
+    reader = ImagePreprocessor(step)
     if data is None:
-        golden = calibration = sample_images(step)
+        files = sample_images(step)
+        golden = calibration = [reader.read(file, "image") for file in files]
     else:
-        paths = [data / name for (name,) in limited(task.items(data), _GOLDEN_IMAGES + _CALIBRATION_IMAGES).texts]
-        images = [read_image(path) for path in paths]
-        golden, calibration = images[:_GOLDEN_IMAGES], images[_GOLDEN_IMAGES:] or images
-    preprocess = ImagePreprocessor(step)
-    raw: Array = np.array([[image] for image in golden], np.object_)
-    feeds = [preprocess(np.array([[image]], np.object_)) for image in calibration]
-    return _Inputs(step, {step.input: raw.astype(np.bytes_)}, preprocess(raw), feeds, {})
+        first, others = _split(task.items(data), _GOLDEN_IMAGES, _CALIBRATION_IMAGES)
+        files = [read_image(data / name) for (name,) in first]
+        golden, calibration = ([read_pixels(data / name, reader) for (name,) in part] for part in (first, others))
+    raw: Array = np.array([[file] for file in files], np.object_)
+    feeds = [{step.output: pixels[None]} for pixels in calibration]
+    return _Inputs(step, {step.input: raw.astype(np.bytes_)}, {step.output: np.stack(golden)}, feeds, {})
 
 
 def _dynamic(inputs: dict[str, Array]) -> dict[str, dict[int, str]]:
@@ -236,7 +258,7 @@ def _specs(tensors: Mapping[str, Array], by_token: bool) -> tuple[TensorSpec, ..
 
 def _profiles(task: ImportedTask, inputs: dict[str, Array]) -> dict[str, Profile]:
     description = task.description
-    usual, most = min(_USUAL_TOKENS * (1 + description.pair), description.max_length), description.max_length
+    usual, most = min(USUAL_TOKENS * (1 + description.pair), description.max_length), description.max_length
     found = {}
     for name, array in inputs.items():
         rest = array.shape[1:] if description.image else array.shape[2:]

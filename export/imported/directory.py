@@ -10,7 +10,7 @@ import msgspec
 from tokenizers import Tokenizer
 from torch import nn
 
-from edge.bundles.fields import Text
+from edge.bundles.manifest import Labels
 from edge.errors import Literally, UsageError
 from export.errors import CheckpointError
 from export.heads import Activation, SentenceEmbedder, SequenceClassifier
@@ -67,17 +67,25 @@ def read_directory(directory: Path, *, pair: bool = False, max_length: int | Non
         raise UsageError("--pair", given=Literally(f"{kind} in {directory}"), expected=expected, fix="Leave it out.")
     pretrained = load_pretrained(place)
     transformer = pretrained.transformer.config
+    per_token = kind == "token-classification"
     is_vit = transformer.architecture == "vit"
+    if is_vit and max_length is not None:
+        fix = "Leave it out."
+        raise UsageError("--max-length", given=max_length, expected="a model of texts", fix=fix)
     if is_vit != (kind == "image-classification"):
         raise _broken(f"{place / CONFIG} field architectures", list(config.architectures or ()), "a class of its type")
     architecture = Architecture(
         task=kind,
         transformer=transformer,
-        labels=() if kind in ("question-answering", "sentence-embedding") else _labels(place, config, pretrained),
+        labels=(
+            ()
+            if kind in ("question-answering", "sentence-embedding")
+            else _labels(place, config, pretrained, per_token=per_token)
+        ),
         pooling="summary" if embedder is None else embedder.pooling,
         max_length=transformer.max_positions if is_vit else _max_length(place, transformer, embedder, max_length),
         pooler=POOLERS[config.model_type] if kind == "text-classification" else None,
-        per_token=kind == "token-classification",
+        per_token=per_token,
         embedding=embedder and embedder.embedding,
         pair=pair or kind == "question-answering",
         image=read_image_processor(place, transformer) if is_vit else None,
@@ -116,24 +124,24 @@ def _kind(place: Path, config: ModelConfig) -> str:
     raise CheckpointError(f"{place / CONFIG} field architectures", given=given, expected=expected, fix=fix)
 
 
-def _labels(place: Path, config: ModelConfig, pretrained: Pretrained) -> tuple[str, ...]:
-    """Return the labels in the order of the classifier's rows; one row is a score."""
-    if config.problem_type == "multi_label_classification":
-        expected = "one label for each input"
-        raise CheckpointError(
-            f"{place / CONFIG} field problem_type", given=config.problem_type, expected=expected, fix=PACK
-        )
+def _labels(place: Path, config: ModelConfig, pretrained: Pretrained, *, per_token: bool) -> tuple[str, ...]:
+    """Return the labels in the order of the classifier's rows; one row for a whole input is a score."""
     rows = 0 if pretrained.classifier is None else pretrained.classifier.out_features
+    if config.problem_type == "multi_label_classification" or (config.problem_type == "regression" and rows > 1):
+        given, expected = Literally(f"{config.problem_type} of {rows} outputs"), "one label or score for each input"
+        raise CheckpointError(f"{place / CONFIG} field problem_type", given=given, expected=expected, fix=PACK)
     found = config.id2label or {number: f"LABEL_{number}" for number in range(rows)}
     if sorted(found) != list(range(rows)):
         given, expected = Literally(f"{len(found)} labels"), f"one for each of the {rows} rows of the classifier"
         raise _broken(f"{place / CONFIG} field id2label", given, expected)
-    if rows == 1:
+    if rows == 1 and not per_token:
         return (SCORE,)
     try:
-        return msgspec.convert([found[number] for number in range(rows)], tuple[Text, ...])
+        # Without a classifier there are none, which the copy of its weights reports.
+        return msgspec.convert([found[number] for number in range(rows)], Labels) if rows else ()
     except msgspec.ValidationError as error:
-        raise _broken(f"{place / CONFIG} field id2label", Literally(error), "short texts") from None
+        subject, expected = f"{place / CONFIG} field id2label", "2 to 4096 short texts, as a bundle holds"
+        raise CheckpointError(subject, given=Literally(error), expected=expected, fix=PACK) from None
 
 
 def _max_length(place: Path, transformer: TransformerConfig, embedder: Embedder | None, wanted: int | None) -> int:

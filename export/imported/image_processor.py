@@ -35,16 +35,19 @@ def read_image_processor(directory: Path, config: TransformerConfig) -> ImagePre
     final = crop or size
     square = (final.height, final.width)
     expected = f"{config.image_size} x {config.image_size} pixels in the end, as config.json has it"
-    _require(square == wanted and (crop is None or shorter), path, "size", Literally(f"{found.size}"), expected)
-    values = [tuple(map(float, each)) for each in (found.image_mean, found.image_std)]
-    _require(all(len(each) == config.channels for each in values), path, "image_mean", values[0], "one for each colour")
+    enough = crop is None or (shorter is not None and shorter >= config.image_size)
+    _require(square == wanted and enough, path, "size", Literally(f"{found.size}"), expected)
+    colours = f"{config.channels}, one for each colour"
+    _require(len(found.image_mean) == config.channels, path, "image_mean", found.image_mean, colours)
+    positive = len(found.image_std) == config.channels and min(found.image_std) > 0
+    _require(positive, path, "image_std", found.image_std, f"{colours}, above 0")
     return ImagePreprocess(
         input="image",
         output="pixels",
         size=config.image_size,
         colours="rgb" if config.channels == 3 else "grey",
-        mean=values[0],
-        std=values[1],
+        mean=found.image_mean,
+        std=found.image_std,
         max_bytes=_MAX_BYTES,
         max_pixels=_MAX_PIXELS,
         resize="stretch" if crop is None else "crop",

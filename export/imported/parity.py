@@ -16,7 +16,7 @@ import torch
 
 from edge.bundles.image import ImagePreprocessor
 from edge.datatypes import Array
-from edge.errors import GoldenError, Literally
+from edge.errors import FewheadsError, GoldenError, Literally
 from export.heads import SentenceEmbedder, SpanClassifier
 from export.imported.directory import FineTuned
 from export.imported.images import sample_images
@@ -59,14 +59,23 @@ def check_parity(directory: Path, found: FineTuned) -> Parity:
     The texts pass through the tokenizer of each, and images through the processor of each.
 
     Raises:
-        GoldenError: the outputs differ.
+        GoldenError: the outputs differ, or the package cannot read the directory.
     """
     if found.architecture.image is not None:
-        library, pairs = "transformers", _images(directory, found)
+        library, compute = "transformers", _images
     elif isinstance(found.model, SentenceEmbedder):
-        library, pairs = "sentence-transformers", _embeddings(directory, found)
+        library, compute = "sentence-transformers", _embeddings
     else:
-        library, pairs = "transformers", _texts(directory, found)
+        library, compute = "transformers", _texts
+    try:
+        pairs = compute(directory, found)
+    except FewheadsError:
+        raise
+    except Exception as error:  # the packages raise many types
+        given = Literally(f"{type(error).__name__}: {error}".splitlines()[0])
+        fix = f"Save model and tokenizer, or image processor, again with save_pretrained of {library}."
+        expected = f"a directory that {library} {version(library)} reads"
+        raise GoldenError(f"{directory} in {library}", given=given, expected=expected, fix=fix) from None
     difference = max(float(np.abs(ours - theirs).max()) for ours, theirs in pairs)
     allowed = _ALLOWED * max(float(np.abs(theirs).max()) for _, theirs in pairs)
     if not difference <= allowed:
@@ -129,8 +138,9 @@ def _model(directory: Path, found: FineTuned) -> Any:
 
 
 def _transformers() -> Any:
-    """Return the package, which shows no bars."""
+    """Return the package, which shows no bars and no warnings."""
     transformers = importlib.import_module("transformers")
+    transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     return transformers
 

@@ -10,7 +10,7 @@ import msgspec
 from edge.datatypes import NUMPY_TYPES, TensorName, TensorSpec
 from edge.errors import BundleError, UsageError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.pack.operators import Operators, check_operators
+from export.pack.operators import Operators, check_operators, nodes_of
 from export.pack.weights import read_with_weights
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _check_spec(subject: str, spec: TensorSpec) -> None:
 def _precision(model: onnx.ModelProto) -> str:
     import onnx
 
-    if any(node.op_type in _QUANTIZED for node in model.graph.node):
+    if any(node.op_type in _QUANTIZED for node in nodes_of(model.graph.node)):
         return "int8"
     half = any(weight.data_type == onnx.TensorProto.FLOAT16 for weight in model.graph.initializer)
     return "fp16" if half else "fp32"

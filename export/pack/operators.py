@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -42,7 +42,7 @@ def check_operators(model: onnx.ModelProto, opset: int, path: Path) -> Operators
     import onnx
 
     local = {(function.domain, function.name) for function in model.functions}
-    nodes = [*_nodes(model.graph.node), *(node for function in model.functions for node in _nodes(function.node))]
+    nodes = [*nodes_of(model.graph.node), *(node for function in model.functions for node in nodes_of(function.node))]
     nodes = [node for node in nodes if (node.domain, node.op_type) not in local]
     custom = sorted(
         {
@@ -81,10 +81,10 @@ def _is_known(node: onnx.NodeProto, opset: int) -> bool:
     return True
 
 
-def _nodes(nodes: Iterator[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+def nodes_of(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """Yield nodes, and those of the graphs nested in them."""
     for node in nodes:
         yield node
         for attribute in node.attribute:
             for graph in (attribute.g, *attribute.graphs):
-                yield from _nodes(graph.node)
+                yield from nodes_of(graph.node)

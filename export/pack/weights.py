@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.errors import Literally, UsageError
+from export.pack.operators import nodes_of
 
 if TYPE_CHECKING:
     import onnx
@@ -60,8 +62,16 @@ def _external_files(model: onnx.ModelProto) -> list[str]:
     """Return the names of the files that hold external data, relative to the model's directory."""
     from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
-    tensors = (tensor for tensor in model.graph.initializer if uses_external_data(tensor))
-    return sorted({ExternalDataInfo(tensor).location for tensor in tensors})
+    return sorted({ExternalDataInfo(tensor).location for tensor in _tensors(model) if uses_external_data(tensor)})
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Yield the weights of a model, also of its nested graphs, and the constants of its nodes."""
+    yield from model.graph.initializer
+    for attribute in (attribute for node in nodes_of(model.graph.node) for attribute in node.attribute):
+        yield attribute.t
+        for graph in (attribute.g, *attribute.graphs):
+            yield from graph.initializer
 
 
 def _check_size(path: Path, size: int) -> None:

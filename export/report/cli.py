@@ -16,8 +16,8 @@ from export.loading import loading_torch
 from export.measures import print_measures
 from export.options import DIRECTORY, replace_option, run_data_dir_option
 from export.outputs import check_file
-from export.runs import REPORT, data_dir_of, recorded
-from export.tasks import data_of
+from export.runs import REPORT, recorded
+from export.tasks import data_of, labelled_data
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def report(run: Path, out: Path | None, data_dir: Path | None, replace: bool, as
     Writes a page, and prints tables or with --json the same numbers.
     """
     config = recorded(run)
-    data_dir = data_dir_of(config, data_dir)
+    data_dir = labelled_data(config, data_dir)
     own = run / REPORT
     out = out or own
     inputs = {"the data in": data_of(config, data_dir), "RUN": None if out.resolve() == own.resolve() else run}

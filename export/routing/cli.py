@@ -15,8 +15,8 @@ from edge.files import write_whole
 from export.loading import loading_torch
 from export.options import DIRECTORY, replace_option, run_data_dir_option
 from export.outputs import check_file
-from export.runs import data_dir_of, recorded
-from export.tasks import data_of
+from export.runs import recorded
+from export.tasks import data_of, labelled_data
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def route(
     controls at the same mean cost. Half of the hold-out fits, the other half chooses and decides, dev is only reported.
     """
     config = recorded(full)
-    data_dir = data_dir_of(config, data_dir)
+    data_dir = labelled_data(config, data_dir)
     inputs = {"FULL_RUN": full, "LEAN_RUN": lean, "the data in": data_of(config, data_dir)}
     if out:
         check_file("--out", out, inputs, replace=replace)

@@ -85,6 +85,20 @@ def place_of_data(config: RunConfig | None, data_dir: Path | None, data: Path | 
     return data_dir_of(config, data_dir)
 
 
+def labelled_data(config: RunConfig | None, data_dir: Path | None) -> Path:
+    """Return the data directory of a run on data with labels, see :func:`export.runs.data_dir_of`.
+
+    Raises:
+        UsageError: the run is an imported model, or was made of one.
+        DataError: the recorded directory does not exist any more.
+    """
+    if is_imported(config):
+        fix = "Its measures are in metrics.json; to train it on labels, give it to 'fewheads finetune' as --model."
+        expected = "a run of 'fewheads finetune' on data with labels, or one that was reduced from it"
+        raise UsageError("RUN", given=Literally("an imported model"), expected=expected, fix=fix)
+    return data_dir_of(config, data_dir)
+
+
 def needed_data(config: RunConfig | None, data_dir: Path | None, data: Path | None) -> Path:
     """Return the same as :func:`place_of_data`; raise a UsageError if there is none."""
     found = place_of_data(config, data_dir, data)

@@ -20,19 +20,19 @@ from export.tasks.images import ImageFolder, Images, image_step
 from export.tasks.models import Architecture
 from export.tasks.sentences import SentenceTask
 from export.tasks.task import ImageShape
+from export.tasks.texts import MAX_TEXT_BYTES
 from export.tasks.tokens import load_tokenizer
 from export.tasks.vision import ImageTask
 
 MAX_BATCH_SIZE = 32
 GOLDEN_ROWS = 32
-_MAX_TEXT_BYTES = 16 * 1024
-_PAD_ID = 0
-_TEXTS = ("text", "text_pair")
-_IDS, _MASK, _SEGMENTS = "input_ids", "attention_mask", "token_type_ids"
+PAD_ID = 0
+TEXTS = ("text", "text_pair")
+IDS, MASK, SEGMENTS = "input_ids", "attention_mask", "token_type_ids"
 #: Their names in :attr:`export.tasks.tokens.Batch.named`.
-_BATCH_NAMES = {_IDS: "inputs", _MASK: "mask", _SEGMENTS: "segments"}
+BATCH_NAMES = {IDS: "inputs", MASK: "mask", SEGMENTS: "segments"}
 #: Usual tokens of a text, which runtimes tune for.
-_USUAL_TOKENS = 32
+USUAL_TOKENS = 32
 #: Class names in the description of a bundle, at most.
 _NAMED_CLASSES = 12
 
@@ -67,29 +67,29 @@ def text_inputs(task: SentenceTask, run: Path, architecture: Architecture, data_
     definition = load_tokenizer(run).to_str().encode()
     pair = len(task.texts) == 2
     config = TokenizerPreprocess(
-        input=_TEXTS[0],
+        input=TEXTS[0],
         file=TOKENIZER,
-        ids=_IDS,
-        mask=_MASK,
+        ids=IDS,
+        mask=MASK,
         max_length=architecture.max_length,
-        pad_id=_PAD_ID,
-        max_text_bytes=_MAX_TEXT_BYTES,
-        pair=_TEXTS[1] if pair else None,
+        pad_id=PAD_ID,
+        max_text_bytes=MAX_TEXT_BYTES,
+        pair=TEXTS[1] if pair else None,
         # A single text is segment 0, a constant of the graph.
-        segments=_SEGMENTS if pair and architecture.transformer.segments else None,
+        segments=SEGMENTS if pair and architecture.transformer.segments else None,
     )
     tokenize = TokenizerPreprocessor(config, definition, str(run / TOKENIZER))
     splits = task.examples(data_dir)
     texts = columns(limited(splits.holdout, GOLDEN_ROWS).texts)
-    usual = min(_USUAL_TOKENS * len(task.texts), config.max_length)
+    usual = min(USUAL_TOKENS * len(task.texts), config.max_length)
     return BundleInputs(
         preprocess=config,
         files={TOKENIZER: definition},
-        raw={name: column.astype(np.bytes_) for name, column in zip(_TEXTS, texts, strict=False)},
+        raw={name: column.astype(np.bytes_) for name, column in zip(TEXTS, texts, strict=False)},
         golden=tokenize(*texts),
         calibration=[tokenize(*columns([row])) for row in limited(splits.train, CALIBRATION_ROWS).texts],
         tensors=tuple(TensorSpec(tensor, "INT64", (-1, -1)) for tensor in config.outputs),
-        batch_names=_BATCH_NAMES,
+        batch_names=BATCH_NAMES,
         profile=Profile(min=(1, 1), opt=(1, usual), max=(MAX_BATCH_SIZE, config.max_length)),
         labels=task.class_names,
         description=task.description,

@@ -12,7 +12,8 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from edge.bundles.manifest import Measure
+from edge.bundles.manifest import Artifact, Measure
+from edge.datatypes import Array
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.runtimes import ExportedArtifact
 from export.tasks.calibration import feeds_of
@@ -41,21 +42,44 @@ def predict_file(
         rows_at_once: whether rows may share a run: in dynamic INT8, they would share their scales.
         on_rows: called with the rows that are done, and all rows.
     """
+    logits: dict[int, Array] = {}
+    runs = outputs_of_file(data, rows, subject=subject, names=names, rows_at_once=rows_at_once, on_rows=on_rows)
+    for indices, outputs in runs:
+        (found,) = outputs.values()
+        logits |= zip(indices, found, strict=True)
+    return Predictions(np.stack([logits[row] for row in range(len(rows.targets))]), rows.targets)
+
+
+def outputs_of_file(
+    data: bytes,
+    rows: Rows,
+    *,
+    subject: str,
+    names: Mapping[str, str] | None,
+    rows_at_once: bool,
+    on_rows: Callable[[int, int], None],
+) -> Iterator[tuple[Array, dict[str, Array]]]:
+    """Yield the indices of the rows of each run, and its outputs by name; see :func:`predict_file`.
+
+    The offsets of tokens, which a graph only returns, are zeros under the name ``offsets``.
+    """
     runner = OnnxRuntimeRunner(data, subject=subject)
+    done = 0
     try:
-        inputs, (output,) = [spec.name for spec in runner.inputs], runner.outputs
-        logits = np.empty((len(rows.targets), output.shape[1]), dtype=np.float32)
-        done = 0
         for indices in sorted_batches(rows.lengths, _BATCH if rows_at_once else 1):
             feeds = feeds_of(rows, indices)
-            logits[indices] = runner.infer({name: feeds[names[name] if names else name] for name in inputs})[
-                output.name
-            ]
+            feeds["offsets"] = np.zeros((*feeds["inputs"].shape[:2], 2), np.int64)
+            inputs = [spec.name for spec in runner.inputs]
+            yield indices, runner.infer({name: feeds[names[name] if names else name] for name in inputs})
             done += len(indices)
-            on_rows(done, len(logits))
+            on_rows(done, len(rows.targets))
     finally:
         runner.close()
-    return Predictions(logits, rows.targets)
+
+
+def rows_share_runs(artifact: Artifact) -> bool:
+    """Return whether rows may share a run of a file: in dynamic INT8, they would share their scales."""
+    return (artifact.runtime, artifact.precision) != ("onnxruntime", "int8")
 
 
 def tier_measures(
@@ -79,10 +103,9 @@ def tier_measures(
     measures: list[Measure] = []
 
     def answers(one: ExportedArtifact, rows: Rows) -> Predictions:
-        artifact = one.artifact
-        alone = (artifact.runtime, artifact.precision) == ("onnxruntime", "int8")
-        on_file = partial(on_rows, artifact.file)
-        return predict_file(one.data, rows, subject=artifact.file, names=names, rows_at_once=not alone, on_rows=on_file)
+        file, together = one.artifact.file, rows_share_runs(one.artifact)
+        on_file = partial(on_rows, file)
+        return predict_file(one.data, rows, subject=file, names=names, rows_at_once=together, on_rows=on_file)
 
     for split, rows in splits.items():
         fp32 = recorded.get(split)

@@ -24,7 +24,7 @@ from export.intervals import interval, mean
 from export.tasks.examples import Examples, limited, split_holdout
 from export.tasks.image_files import ImageFiles, find_images
 from export.tasks.models import Architecture, Source
-from export.tasks.objectives import Head
+from export.tasks.objectives import Head, Outputs
 from export.tasks.predictions import Predicted, Predictions
 from export.tasks.task import Data, ImageShape, Reader
 from export.tasks.teacher import outputs_by_row
@@ -121,7 +121,7 @@ class ImportedTask(msgspec.Struct, frozen=True):
         data = Path(data_dir)
         train, holdout = split_holdout(self.items(data))
         parts = limited(train, limit), limited(holdout, MOST_HELD_OUT)
-        first, second = (self.answered(self._rows(part, data, reader, max_length)) for part in parts)
+        first, second = (self.answered(part, data, reader, max_length) for part in parts)
         return Data(self.description.labels, first, second, {})
 
     def items(self, data: Path) -> Examples:
@@ -132,8 +132,9 @@ class ImportedTask(msgspec.Struct, frozen=True):
             items = tuple((str(path.relative_to(data)),) for path in find_images(data))
         return Examples(items, np.zeros(len(items), np.int64))
 
-    def answered(self, rows: Rows) -> Rows:
-        """Return rows with the answers of the original as their targets."""
+    def answered(self, items: Examples, data: Path, reader: Reader, max_length: int) -> Rows:
+        """Return rows of texts, or of images below ``data``, with the answers of the original as their targets."""
+        rows = self._rows(items, data, reader, max_length)
         targets = answers(self.original, rows)
         if isinstance(rows, ImageFiles):
             return ImageFiles(rows.paths, rows.step, targets)
@@ -153,7 +154,11 @@ class ImportedTask(msgspec.Struct, frozen=True):
 
     def predict(self, model: Head, rows: Rows) -> Predicted:
         """Return the agreement with the targets of rows; of scores, both."""
-        ours, theirs = answers(model, rows), rows.targets
+        return self.compared([one.outputs for one in outputs_by_row(model, rows)], rows.targets)
+
+    def compared(self, outputs: Sequence[Outputs], theirs: Array) -> Predicted:
+        """Return the agreement of the outputs for each row, without padding, with answers of the original."""
+        model, ours = self.original, answers_of(self.original, outputs)
         if isinstance(model, SequenceClassifier) and model.regression:
             return Predictions(ours[:, None], theirs)
         if isinstance(model, SentenceEmbedder):
@@ -168,19 +173,23 @@ class ImportedTask(msgspec.Struct, frozen=True):
 
 
 def answers(model: Head, rows: Rows) -> Array:
-    """Return the answers of a model to rows.
+    """Return the answers of a model to rows; see :func:`answers_of`."""
+    return answers_of(model, [one.outputs for one in outputs_by_row(model, rows)])
+
+
+def answers_of(model: Head, outputs: Sequence[Outputs]) -> Array:
+    """Return the answers that are the outputs of a head for each row, without padding.
 
     Returns:
         Classes [n] or [n, T] with :data:`NO_LABEL` for padding, scores [n], embeddings [n, width], or first and last
         tokens [n, 2].
     """
-    outputs = [one.outputs for one in outputs_by_row(model, rows)]
     if isinstance(model, SpanClassifier):
         return np.array([[int(logits.argmax()) for logits in cast(tuple[Tensor, Tensor], one)] for one in outputs])
-    tensors = cast(list[Tensor], outputs)
+    tensors = cast(Sequence[Tensor], outputs)
     if isinstance(model, TokenClassifier):
         return pad_sequence([one.argmax(dim=1) for one in tensors], True, NO_LABEL).numpy()
-    stacked = torch.stack(tensors)
+    stacked = torch.stack(list(tensors))
     if isinstance(model, SentenceEmbedder):
         return stacked.numpy()
     return (stacked[:, 0] if model.regression else stacked.argmax(dim=1)).numpy()

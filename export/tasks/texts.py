@@ -8,6 +8,8 @@ from pathlib import Path
 from edge.errors import Literally
 from export.errors import DataError
 
+#: A bundle's limit for a text.
+MAX_TEXT_BYTES = 16 * 1024
 #: Formats that other commands read, by the end of a file's name.
 _OTHER_FORMATS = (".csv", ".json", ".jsonl", ".parquet", ".arrow", ".xlsx", ".gz", ".zip")
 #: Of different lengths, with names, numbers and punctuation. Written for this purpose.
@@ -47,8 +49,8 @@ def read_texts(path: Path, pair: bool) -> tuple[tuple[str, ...], ...]:
     """Read a text in each line, or with ``pair`` two texts with a tab between them; empty lines are left out.
 
     Raises:
-        DataError: the file is missing, of another format or not UTF-8, a line has another number of texts, or there are
-            fewer than two.
+        DataError: the file is missing, of another format or not UTF-8, a line has another number of texts or one that a
+            server would refuse, or there are fewer than two.
     """
     each = "two texts with a tab between them" if pair else "one text without a tab"
     fix = f"Give a UTF-8 file with {each} in each line."
@@ -69,6 +71,10 @@ def read_texts(path: Path, pair: bool) -> tuple[tuple[str, ...], ...]:
         if len(found) != 1 + pair or not all(found):
             given = Literally(f"{sum(map(bool, found))} texts in {len(found)} columns")
             raise DataError(f"{path} line {number}", given=given, expected=each, fix=fix)
+        size = max(len(text.encode()) for text in found)
+        if size > MAX_TEXT_BYTES:
+            given, expected = Literally(f"a text of {size} bytes"), f"at most {MAX_TEXT_BYTES}, a bundle's limit"
+            raise DataError(f"{path} line {number}", given=given, expected=expected, fix="Shorten it, or leave it out.")
         texts.append(found)
     if len(texts) < 2:
         raise DataError(f"texts {path}", given=Literally(f"{len(texts)} texts"), expected="two at least", fix=fix)

@@ -11,10 +11,14 @@ import tritonclient.grpc as triton
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.image import ImagePreprocessor
+from edge.bundles.preprocess import preprocessor
+from edge.errors import UsageError
 from edge.launch import running_server
-from edge.runtimes.build import build
+from edge.runtimes.build import build, load_runner
 from export.cli import export
+from export.errors import DataError
 from export.imported.cli import import_
+from export.imported.directory import read_directory
 from export.imported.images import sample_images
 from export.reduction.cli import reduce
 from export.tasks.examples import Examples, split_holdout
@@ -113,6 +117,22 @@ def test_an_import_computes_what_transformers_computes(name, imported):
     assert (found.architecture.task, list(found.architecture.labels)) == (shown["task"], shown["labels"])
 
 
+def test_images_have_no_length(saved):
+    with pytest.raises(UsageError, match=r"--max-length: got 12, expected a model of texts\. Leave it out"):
+        read_directory(saved("pictures"), max_length=12)
+
+
+def test_an_export_names_the_image_that_it_cannot_read(imported, tmp_path):
+    run, images = imported("pictures")[0], tmp_path / "images"
+    images.mkdir()
+    for number, image in enumerate(sample_images(open_model(run).architecture.image)):
+        (images / f"{number}.png").write_bytes(image)
+    (images / "3.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"image .*3.png: got bytes that begin with .*, expected JPEG or PNG"):
+        invoke(export, run, "--repository", tmp_path / "bundles", "--name", "pictures", "--data", images)
+    assert not (tmp_path / "bundles").exists()
+
+
 @pytest.fixture(scope="session")
 def bundles(imported, texts, tmp_path_factory):
     """Return a function that exports a model of :data:`MODELS` once; some with texts of ours, some with given ones."""
@@ -183,6 +203,28 @@ def test_a_stock_client_gets_the_answers_of_the_imported_models(imported, bundle
     assert pictures["label"][:, 0].tolist() == [NAMES[number].encode() for number in logits.argmax(axis=1)]
 
 
+def test_the_agreement_of_int8_files_is_in_the_manifest(imported, bundles, texts, tmp_path):
+    run, bundle = imported("tokens")[0], Bundle.open(bundles("tokens"))
+    original = open_model(run)
+    items = ImportedTask(original.architecture, original.head).items(texts / "texts.txt")
+    held_out = [text for (text,) in split_holdout(items)[1].texts]
+    runner = load_runner(bundle, "onnxruntime", tmp_path, tier="x1-int8").runner
+    step, shares = preprocessor(bundle), []
+    for text in held_out:
+        feeds = step(np.array([[text.encode()]], np.object_))
+        ids, mask = (torch.from_numpy(feeds[name]) for name in ("input_ids", "attention_mask"))
+        with torch.no_grad():
+            wanted = original.head(ids, mask).argmax(dim=2).numpy()
+        shares.append((runner.infer(feeds)["logits"].argmax(axis=2) == wanted).mean())
+    runner.close()
+    found = {one.split: one for one in bundle.manifest.measures}["holdout, tier x1-int8 on onnxruntime"]
+    assert (found.metric, found.n) == ("agreement", len(held_out))
+    assert found.value == pytest.approx(np.mean(shares))
+    (pairs,) = (one for one in Bundle.open(bundles("pairs")).manifest.measures if one.split.endswith("on tensorrt"))
+    assert pairs.metric == "pearson"
+    assert 0.9 < pairs.value <= 1
+
+
 @with_rtx
 def test_imported_models_compile_with_fused_attention(bundles, tmp_path):
     for name in ("tokens", "questions", "pictures"):
@@ -217,4 +259,8 @@ def test_a_reduced_run_is_measured_by_its_agreement_with_the_original(reduced, t
     manifest = Bundle.open(tmp_path / "both-1").manifest
     assert [tier.name for tier in manifest.tiers] == ["x1", "x1-int8", "half", "half-int8"]
     assert manifest.postprocess.labels == ("bad", "good")
-    assert manifest.measures[0].split == "holdout, tier half"
+    assert [one.split for one in manifest.measures] == [
+        *(f"holdout, tier x1-int8 on {runtime}" for runtime in ("onnxruntime", "tensorrt")),
+        "holdout, tier half",
+        *(f"holdout, tier half-int8 on {runtime}" for runtime in ("onnxruntime", "tensorrt")),
+    ]

@@ -8,12 +8,18 @@ import torch
 
 from edge.errors import GoldenError, UsageError
 from export.errors import CheckpointError, DataError
+from export.experiments.attention.cli import compare
+from export.experiments.int8_cli import int8
 from export.imported.cli import import_
 from export.imported.directory import read_directory
+from export.imported.image_processor import read_image_processor
 from export.imported.parity import check_parity
 from export.reduction.cli import reduce
+from export.report.cli import report
+from export.routing.cli import route
 from export.tasks.image_files import find_images
 from export.tasks.texts import read_texts
+from export.transformer import LayerShape, TransformerConfig
 from tests.support.marks import with_transformers
 from tests.support.task_data import invoke, make_transformer, write_model
 
@@ -100,7 +106,15 @@ def test_an_embedder_with_a_dense_layer(embedder):
         ({"architectures": None}, "architectures: got nothing, expected one class that ends with ForSequence"),
         ({"architectures": ["ViTForImageClassification"]}, "architectures: got .*, expected a class of its type"),
         ({"id2label": {**LABELS, "2": "fair"}}, "id2label: got 3 labels, expected one for each of the 2 rows"),
-        ({"problem_type": "multi_label_classification"}, "problem_type: got 'multi_label.*, expected one label for"),
+        (
+            {"problem_type": "multi_label_classification"},
+            "problem_type: got multi_label.* of 2 outputs, expected",
+        ),
+        ({"problem_type": "regression"}, "problem_type: got regression of 2 outputs, expected one label or score"),
+        (
+            {"id2label": {"0": "x" * 5000, "1": "y"}},
+            "id2label: got .*, expected 2 to 4096 short texts.*'fewheads pack'",
+        ),
         ({"architectures": ["BertForQuestionAnswering"], "num_attention_heads": 3}, "num_attention_heads: got 3"),
     ],
 )
@@ -177,6 +191,31 @@ def test_lists_of_modules_that_are_not_supported(embedder):
         read_directory(embedder)
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"image_std": [0.5, 0, 0.5]}, r"image_std: got \(0.5, 0.0, 0.5\), expected 3, one for each colour, above 0"),
+        ({"image_mean": [0.5]}, r"image_mean: got \(0.5,\), expected 3, one for each colour"),
+        ({"resample": 1}, r"resample: got 1, expected 2 \(bilinear\) or 3 \(bicubic\)"),
+        ({"do_rescale": False}, "do_rescale: got False, expected true"),
+        ({"size": 24}, "size: got 24, expected 16 x 16 pixels in the end"),
+        (
+            {"size": {"shortest_edge": 12}, "do_center_crop": True, "crop_size": 16},
+            "size: got .*12.*, expected 16 x",
+        ),
+    ],
+)
+def test_image_processors_that_are_not_supported(fields, message, tmp_path):
+    processor = {"size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    change(tmp_path / "preprocessor_config.json", **processor | fields)
+    shape = LayerShape(num_heads=2, head_dim=16, ffn_dim=64)
+    config = TransformerConfig(
+        architecture="vit", dim=32, layers=(shape,), max_positions=17, image_size=16, patch_size=4, channels=3
+    )
+    with pytest.raises(CheckpointError, match=message):
+        read_image_processor(tmp_path, config)
+
+
 def test_options_that_do_not_fit(classifier, embedder, tmp_path):
     with pytest.raises(UsageError, match=r"--pair: got sentence-embedding in .*, expected a classifier or regression"):
         read_directory(embedder, pair=True)
@@ -199,6 +238,10 @@ def test_an_import_that_computes_something_else_is_refused(classifier):
     safetensors.torch.save_file(weights, classifier / "model.safetensors")
     with pytest.raises(GoldenError, match=r"compared with transformers: got a difference of 0\.1, expected at most"):
         check_parity(classifier, found)
+    change(classifier / "tokenizer_config.json", pad_token=None)
+    message = "in transformers: got ValueError: .*padding token.*, expected a directory that transformers .* reads"
+    with pytest.raises(GoldenError, match=message):
+        check_parity(classifier, found)
 
 
 def test_texts_that_cannot_be_read(tmp_path):
@@ -209,6 +252,11 @@ def test_texts_that_cannot_be_read(tmp_path):
         (b"one\tother\nleft\t", True, "line 2: got 1 texts in 2 columns, expected two texts"),
         (b"only\n", False, "texts.tsv: got 1 texts, expected two at least"),
         (b"\xff\xfe", False, "texts.tsv: got .*, expected UTF-8"),
+        (
+            b"short\n" + b"long " * 4000,
+            False,
+            r"line 2: got a text of 19999 bytes, expected at most 16384",
+        ),
     ):
         path.write_bytes(data)
         with pytest.raises(DataError, match=message):
@@ -235,6 +283,9 @@ def test_a_reduction_needs_data(classifier, tmp_path, sst2):
     with pytest.raises(UsageError, match=r"--data: got .*texts.txt, expected a run of an imported model\. Leave"):
         invoke(reduce, sst2 / "SST-2", "--data", texts, "--out", tmp_path / "small")
     invoke(import_, classifier, "--out", run, "--data", texts, "--replace")
+    for command, *options in ((report,), (compare, "--out", tmp_path / "compared"), (int8,), (route, run)):
+        with pytest.raises(UsageError, match=r"RUN: got an imported model, expected a run of 'fewheads finetune'"):
+            invoke(command, run, *options, *(("--cost-ratio", 0.5) if command is route else ()))
     texts.unlink()
     with pytest.raises(DataError, match=r"data in .*texts.txt: got nothing there, .*\. Give --data\."):
         invoke(reduce, run, "--out", tmp_path / "small")

@@ -138,6 +138,28 @@ def test_weights_beside_the_file_are_put_inside(tmp_path):
         packed(path, name="other")
 
 
+def test_weights_of_a_branch_beside_the_file_are_put_inside(tmp_path):
+    branches = []
+    for name, number in (("one", 1.0), ("two", 2.0)):
+        weight = helper.make_tensor(name, FLOAT, [1], np.array([number], np.float32).tobytes(), raw=True)
+        made = [node("Mul", ["x", name], [f"{name}_times"])]
+        branches.append(helper.make_graph(made, name, [], [value(f"{name}_times", (2, 3))], [weight]))
+    nodes = [
+        node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        node("Cast", ["sum"], ["nonzero"], to=TensorProto.BOOL),
+        node("If", ["nonzero"], ["y"], then_branch=branches[1], else_branch=branches[0]),
+    ]
+    model = onnx.load_from_string(graph(*nodes, x=(2, 3), y=(2, 3)))
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    assert not onnx.load(path, load_external_data=False).graph.initializer
+    np.savez(tmp_path / "real.npz", x=np.ones((2, 3), np.float32))
+    bundle = Bundle.open(packed(path, "--inputs", tmp_path / "real.npz")["bundle"])
+    assert bundle.golden.outputs["y"].tolist() == [[2, 2, 2]] * 2
+    (tmp_path / "weights.bin").unlink()
+    load_runner(bundle, "onnxruntime", tmp_path / "cache").runner.close()
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

@@ -17,8 +17,8 @@ from export.outputs import check_workspace
 from export.parallel.options import jobs_option, ray_option
 from export.parallel.run import run_all
 from export.processor import described
-from export.runs import data_dir_of, recorded
-from export.tasks import data_of
+from export.runs import recorded
+from export.tasks import data_of, labelled_data
 from export.tasks.options import epochs_option, rate_option
 from export.tasks.recipe import Recipe
 from export.training.watch import watching
@@ -101,7 +101,7 @@ def compare(
     dense model: with smaller matrices if possible, else with all scorers and masks. Writes results.json and figures.
     """
     config = recorded(run)
-    data_dir = data_dir_of(config, data_dir)
+    data_dir = labelled_data(config, data_dir)
     apart = {"RUN": run, "the data in": data_of(config, data_dir), **{f"--beside {one}": one for one in beside}}
     check_workspace("--out", out, apart, settings="settings.json")
     if plots:
