@@ -37,7 +37,7 @@ _ORIENTATION: Final = 0x0112
 _DRAFT_MARGIN: Final = 2
 #: Difference of a value that other releases of the decoder may make: two of 255 levels.
 _TOLERANCE: Final = 2 / 255
-#: What Pillow raises for files that break their format; struct.error only in releases before 12.
+#: What Pillow raises for files that break their format; struct.error only in older releases.
 _BROKEN: Final = (OSError, SyntaxError, ValueError, OverflowError, LookupError, TypeError, EOFError, struct.error)
 
 

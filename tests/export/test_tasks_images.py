@@ -78,7 +78,7 @@ def test_image_folder(tmp_path, monkeypatch):
     assert (batch.inputs.shape, batch.targets.tolist()) == ((2, 3, 16, 16), [1, 0])
     assert (batch.inputs[0, :, 5, 5].tolist(), batch.inputs[1, :, 0, 15].tolist()) == ([1, -1, -1], [-1, -1, 1])
     (tmp_path / "red" / "1.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match="got bytes that begin with .* expected JPEG or PNG"):
+    with pytest.raises(DataError, match=r"got bytes that begin with .* expected JPEG or PNG"):
         ImageFolder(tmp_path, 16).batch(np.array([2]))
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(BackendError, match="Install the extra 'images'"):
