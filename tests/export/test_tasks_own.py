@@ -212,9 +212,8 @@ def test_malformed_parquet(tmp_path):
     path = tmp_path / "x.parquet"
     path.write_bytes((MADE / "reviews.parquet").read_bytes()[:-9])
     other = tmp_path / "y.parquet"
-    parquet.write_table(
-        parquet.read_table(MADE / "reviews.parquet").replace_schema_metadata({"huggingface": "{"}), other
-    )
+    table = parquet.read_table(MADE / "reviews.parquet")
+    parquet.write_table(table.replace_schema_metadata({"huggingface": "{"}), other)
     for malformed in (path, other):
         with pytest.raises(DataError, match=r"[xy]\.parquet: got .* expected a file \.parquet"):
             describe(malformed, None, Choices())
