@@ -25,6 +25,7 @@ from export.tasks.vision import ImageTask
 
 MAX_BATCH_SIZE = 32
 GOLDEN_ROWS = 32
+#: Bytes of a text, or as many as the longest of the data has.
 _MAX_TEXT_BYTES = 16 * 1024
 _PAD_ID = 0
 _TEXTS = ("text", "text_pair")
@@ -65,7 +66,9 @@ class BundleInputs(NamedTuple):
 def text_inputs(task: SentenceTask, run: Path, architecture: Architecture, data_dir: str | Path) -> BundleInputs:
     """Return the inputs of a model of texts or of pairs of texts, with the tokenizer of its run."""
     definition = load_tokenizer(run).to_str().encode()
-    pair = len(task.texts) == 2
+    splits, pair = task.examples(data_dir), len(task.texts) == 2
+    every = (splits.train, *splits.measured.values())
+    longest = max(len(text.encode()) for examples in every for texts in examples.texts for text in texts)
     config = TokenizerPreprocess(
         input=_TEXTS[0],
         file=TOKENIZER,
@@ -73,13 +76,12 @@ def text_inputs(task: SentenceTask, run: Path, architecture: Architecture, data_
         mask=_MASK,
         max_length=architecture.max_length,
         pad_id=_PAD_ID,
-        max_text_bytes=_MAX_TEXT_BYTES,
+        max_text_bytes=max(_MAX_TEXT_BYTES, longest),
         pair=_TEXTS[1] if pair else None,
         # A single text is segment 0, a constant of the graph.
         segments=_SEGMENTS if pair and architecture.transformer.segments else None,
     )
     tokenize = TokenizerPreprocessor(config, definition, str(run / TOKENIZER))
-    splits = task.examples(data_dir)
     texts = columns(limited(splits.holdout, GOLDEN_ROWS).texts)
     usual = min(_USUAL_TOKENS * len(task.texts), config.max_length)
     return BundleInputs(
