@@ -204,4 +204,8 @@ async def test_images_that_wait_are_limited(tmp_path: Path) -> None:
         answers = await asyncio.gather(*(it.infer(images(LARGE)) for _ in range(4)), return_exceptions=True)
         assert [isinstance(answer, Overloaded) for answer in answers] == [False, False, True, True]
         assert "2 waiting requests" in str(answers[2])
+        it.scheduler.queue.max_jobs, it.scheduler.queue.max_bytes = 9, 3 * len(LARGE)
+        answers = await asyncio.gather(*(it.infer(images(LARGE)) for _ in range(4)), return_exceptions=True)
+        assert [isinstance(answer, Overloaded) for answer in answers] == [False, False, True, True]
+        assert f"expected at most {3 * len(LARGE)}" in str(answers[2])
         assert isinstance(await it.infer(images(FILES[0])), pb.ModelInferResponse)

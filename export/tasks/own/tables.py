@@ -133,10 +133,9 @@ def _read_jsonl(path: Path) -> Table:
 
 
 def _read_parquet(path: Path) -> Table:
-    import pyarrow
     from pyarrow import parquet
 
-    return _from_arrow(path, lambda: parquet.read_table(path), (OSError, pyarrow.ArrowException))
+    return _from_arrow(path, lambda: parquet.read_table(path))
 
 
 def _read_arrow(path: Path) -> Table:
@@ -146,14 +145,16 @@ def _read_arrow(path: Path) -> Table:
         with pyarrow.OSFile(str(path)) as source:
             return pyarrow.ipc.open_stream(source).read_all()  # the form that ``datasets`` writes
 
-    return _from_arrow(path, read, (OSError, pyarrow.ArrowException))
+    return _from_arrow(path, read)
 
 
-def _from_arrow(path: Path, read: Callable[[], Any], errors: tuple[type[Exception], ...]) -> Table:
+def _from_arrow(path: Path, read: Callable[[], Any]) -> Table:
+    import pyarrow
+
     try:
         table = read()
         metadata = msgspec.json.decode((table.schema.metadata or {}).get(_FEATURES, b"{}"), type=_Metadata)
-    except (*errors, msgspec.DecodeError) as error:
+    except (OSError, pyarrow.ArrowException, msgspec.DecodeError) as error:
         fix = "Write the file again."
         raise DataError(f"{path}", given=Literally(error), expected=f"a file {path.suffix}", fix=fix) from None
     _check_names(path, table.column_names)
