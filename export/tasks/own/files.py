@@ -12,7 +12,7 @@ import msgspec
 from edge.errors import Literally
 from export.errors import DataError
 from export.runs import StructT
-from export.tasks.images import ENDINGS as IMAGES
+from export.tasks.image_files import ENDINGS as IMAGES
 from export.tasks.own.tables import ENDINGS as TABLES
 from export.tasks.own.tables import KNOWN
 from export.tasks.sentences import TRAIN
