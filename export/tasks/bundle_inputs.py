@@ -121,7 +121,7 @@ def image_inputs(task: ImageTask, architecture: Architecture, data_dir: str | Pa
         batch_names={config.output: "inputs"},
         profile=Profile(min=(1, *sizes), opt=(1, *sizes), max=(MAX_BATCH_SIZE, *sizes)),
         labels=labels,
-        description=f"{task.origin}: {classes}",
+        description=f"{task.name if task.own_data else task.origin}: {classes}",
     )
 
 

@@ -152,7 +152,7 @@ def test_images_in_folders(tuned, tmp_path):
     invoke(reduce, run, "--calibration", 300, "--target-speedup", 1.02, "--out", tmp_path / "lean")
     assert read_config(tmp_path / "lean").own_data == config.own_data
     (tmp_path / "digits" / "class 1" / "x.png").write_bytes(b"GIF89a")
-    with pytest.raises(DataError, match=r"file \./: got 538 rows .* expected 537 rows .*fewheads finetune --data"):
+    with pytest.raises(DataError, match=r"file digits/: got 538 rows .* expected 537 rows .*fewheads finetune --data"):
         invoke(report, run, "--replace")
     for arguments, message in (
         ((), r"image .*class 1/x\.png: got GIF, expected JPEG or PNG\. Remove or convert it"),

@@ -113,11 +113,11 @@ def _parts(folders: Mapping[str, ImageFolder]) -> Parts[ImageFolder]:
 
 
 def _files(data: OwnData, folders: Mapping[str, ImageFolder], hashes: Mapping[Path, str]) -> tuple[DataFile, ...]:
-    root, files = Path(data.path), []
+    files = []
     for name, folder in folders.items():
         lines = (f"{hashes[path]}  {key}\n" for path, key in zip(folder.paths, folder.keys, strict=True))
-        place = folder.directory.relative_to(root) if folder.directory.is_relative_to(root) else folder.directory.name
-        files.append(DataFile(name, f"{place}/", len(folder.paths), sha256("".join(lines).encode())))
+        place = f"{data.name_of(folder.directory)}/"
+        files.append(DataFile(name, place, len(folder.paths), sha256("".join(lines).encode())))
     return tuple(files)
 
 

@@ -133,11 +133,10 @@ def _splits(rows: Mapping[str, Rows], column: str, values: Sequence[str]) -> Spl
 def _files(
     data: OwnData, found: Found, tables: Mapping[str, Sequence[Table]], rows: Mapping[str, Rows]
 ) -> tuple[DataFile, ...]:
-    root = Path(data.path)
     return tuple(
         DataFile(
             "" if rows[name].labels is None else name,
-            str(path.relative_to(root)) if path.is_relative_to(root) and path != root else path.name,
+            data.name_of(path),
             table.rows,
             sha256(path.read_bytes()),
         )
