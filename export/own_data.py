@@ -78,6 +78,11 @@ class OwnData(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         shown = [f"{file.name} (SHA-256 {file.sha256})" for file in self.files[:_MOST_FILES]]
         return f"own data: {', '.join(shown)}{', …' * (len(self.files) > _MOST_FILES)}"
 
+    def name_of(self, path: Path) -> str:
+        """Return the name of a file or folder of the data: relative to them, or its own if it is not inside of them."""
+        root = Path(self.path)
+        return str(path.relative_to(root)) if path.is_relative_to(root) and path != root else path.name
+
     def located(self, data_dir: str | Path) -> OwnData:
         """Return the data with the paths where they are now: as recorded, or else below another directory.
 

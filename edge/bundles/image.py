@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from io import BytesIO
 from typing import TYPE_CHECKING, Final
 
@@ -36,8 +37,8 @@ _ORIENTATION: Final = 0x0112
 _DRAFT_MARGIN: Final = 2
 #: Difference of a value that other releases of the decoder may make: two of 255 levels.
 _TOLERANCE: Final = 2 / 255
-#: What Pillow raises for files that break their format.
-_BROKEN: Final = (OSError, SyntaxError, ValueError, EOFError, OverflowError, IndexError, TypeError, KeyError)
+#: What Pillow raises for files that break their format; struct.error only in older releases.
+_BROKEN: Final = (OSError, SyntaxError, ValueError, OverflowError, LookupError, TypeError, EOFError, struct.error)
 
 
 class ImagePreprocessor:
@@ -45,7 +46,7 @@ class ImagePreprocessor:
 
     Resizing and normalising compute what torchvision's ``Resize``, ``CenterCrop``, ``ToTensor`` and ``Normalize`` do on
     Pillow images. Images are turned upright by their EXIF orientation; CMYK becomes RGB as in Pillow's ``convert``.
-    Refused are other formats, broken files, animations, 16 bits in a channel, and pixels that are not opaque.
+    Other formats, broken files, animations, 16 bits in a channel, and pixels that are not opaque are refused.
 
     Raises:
         BackendError: Pillow is not installed.

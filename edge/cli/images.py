@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
 _STDIN = "-"
 _IMAGE = "image"
+#: A path with one of these is meant as a file, even if there is none.
+_ENDINGS = (".jpg", ".jpeg", ".png")
 
 
 def are_images(client: Client, model: str, version: str, arguments: Sequence[str]) -> bool:
     """Return whether arguments are files for a model that takes images; the server is asked if one may be a file."""
-    if not any(one == _STDIN or os.path.isfile(one) for one in arguments):
+    if not any(one == _STDIN or one.lower().endswith(_ENDINGS) or os.path.isfile(one) for one in arguments):
         return False
     try:
         return client.preprocess(model, version) == _IMAGE

@@ -113,7 +113,7 @@ class _TextCommand(click.Command):
     type=click.FloatRange(0, min_open=True),
     help="Residual at which a row of a looped model ends.  [default: the model's]",
 )
-@click.option("--top", type=click.IntRange(1), help="Only the likeliest labels, so many, with their probabilities.")
+@click.option("--top", type=click.IntRange(1), help="Show this many of the likeliest labels, with their probabilities.")
 @sampling_options
 @click.option(
     "--stream/--no-stream", default=None, help="Print a generated text as it comes.  [default: on a terminal]"

@@ -112,10 +112,12 @@ class Forms:
         names, text = with_logprobs(names, parameters.text, model.by_token)
         classes = requested_classes(request, model.outputs)
         windows = output_windows(request, self._shared_memory)
-        inputs, rows, preprocess = model.prepare(decode_inputs(request, contents, model.inputs, self._shared_memory))
+        sent = decode_inputs(request, contents, model.inputs, self._shared_memory)
+        inputs, rows, preprocess = model.prepare(sent)
         tensors = tensors_of(request, contents, inputs, model.largest) if key and not windows else None
         assembler = model.executors[model.full_tier].assembler
-        known = (rows, assembler.size(inputs), byte_size(inputs), assembler.key(inputs))
+        size_bytes = byte_size(inputs) + (byte_size(sent) if preprocess else 0)  # files wait beside their pixels
+        known = (rows, assembler.size(inputs), size_bytes, assembler.key(inputs))
         options = model.options(parameters.loop, text)
         use: Use = model.use
         if parameters.head:

@@ -292,7 +292,7 @@ class InferenceService:
 
     def _resume(self, call: Call) -> None:
         """Queue a call after its preprocessing, or reply with the error of it."""
-        self._threads.left()
+        self._threads.left(call)
         reply, error = call.reply, call.take_error()
         if reply is None:  # it was cancelled or late meanwhile
             self._scheduler.forget(call)

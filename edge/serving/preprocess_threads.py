@@ -21,28 +21,34 @@ class PreprocessThreads:
     """Computes the inputs of calls before they are queued, in the order of their arrival; for one event loop.
 
     Args:
-        queue: its limit for requests counts those that wait here, too.
+        queue: its limits count the requests that wait here, and their bytes, too.
         done: receives each call on a thread, with its inputs or its error, or unchanged if it was cancelled or late.
     """
 
     def __init__(self, queue: JobQueue, done: Callable[[Call], None]) -> None:
         self._queue, self._done = queue, done
         self._threads = ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _MOST_THREADS), "preprocess")
-        self._calls = 0
+        self._calls = self._bytes = 0
 
     def submit(self, call: Call, preprocess: Preprocess) -> None:
-        """Compute the inputs of a call; raise an Overloaded if too many requests wait."""
-        waiting = self._calls + len(self._queue)
-        if waiting >= self._queue.max_jobs:
-            given, expected = Literally(f"{waiting} waiting requests"), f"fewer than {self._queue.max_jobs}"
+        """Compute the inputs of a call; raise an Overloaded if too many requests, or bytes, wait."""
+        queue, cause = self._queue, ""
+        waiting, size_bytes = self._calls + len(queue), self._bytes + queue.size_bytes + call.size_bytes
+        if waiting >= queue.max_jobs:
+            cause, given, expected = "requests", f"{waiting} waiting requests", f"fewer than {queue.max_jobs}"
+        elif size_bytes > queue.max_bytes:
+            cause, given, expected = "bytes", f"{size_bytes} bytes with this request", f"at most {queue.max_bytes}"
+        if cause:
             fix = "Send the request again later, or to another server."
-            raise Overloaded("queue", given=given, expected=expected, fix=fix, cause="requests")
+            raise Overloaded("queue", given=Literally(given), expected=expected, fix=fix, cause=cause)
         self._calls += 1
+        self._bytes += call.size_bytes
         self._threads.submit(self._compute, call, preprocess)
 
-    def left(self) -> None:
-        """Count a call that has been passed to ``done``."""
+    def left(self, call: Call) -> None:
+        """Stop counting a call that has been passed to ``done``."""
         self._calls -= 1
+        self._bytes -= call.size_bytes
 
     def _compute(self, call: Call, preprocess: Preprocess) -> None:
         try:

@@ -172,10 +172,8 @@ def requested_classes(request: pb.ModelInferRequest, specs: Mapping[str, TensorS
     for output in request.outputs:
         if _CLASSIFICATION not in output.parameters:
             continue
-        subject, parameter = (
-            f"parameter {_CLASSIFICATION!r} of output {output.name!r}",
-            output.parameters[_CLASSIFICATION],
-        )
+        subject = f"parameter {_CLASSIFICATION!r} of output {output.name!r}"
+        parameter = output.parameters[_CLASSIFICATION]
         if parameter.WhichOneof("parameter_choice") != "int64_param" or parameter.int64_param < 1:
             given, fix = Literally(f"{parameter}".strip() or "nothing"), "Send the number of values to return."
             raise InvalidRequest(subject, given=given, expected="an integer of 1 or more", fix=fix)

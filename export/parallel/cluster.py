@@ -17,6 +17,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
 
 from edge import __version__
+from edge.cli.output import working
 from edge.errors import Literally, UsageError
 from export.parallel.process import run_in_process
 from export.processor import cores
@@ -67,8 +68,9 @@ def open_cluster(address: str, logs: Path, *, gpu: bool) -> Iterator[Cluster]:
     own = {"num_cpus": cores(), "include_dashboard": False} if address == "local" else {}
     subject = f"--ray {address}"
     try:
-        _check_listener(address)
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
+        with working(f"connecting to Ray at {address}"):
+            _check_listener(address)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
     except Exception as error:  # of any class: a node that starts too slowly is a plain Exception
         expected = "local, auto, or the address of a running cluster"
         fix = "Start one with 'ray start --head', give --ray local, or leave --ray out."

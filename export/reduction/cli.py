@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from export.training.device import DeviceName
 
 #: Options that looped runs do not have.
-_SEARCH = ("target_speedup", "tokens", "examples", "data_dir", "data", "table", "plot", "strategy")
+_SEARCH = ("target_speedup", "tokens", "examples", "data_dir", "data", "table", "plot", "strategy", "asymmetric")
 
 
 @click.command()
@@ -64,6 +64,11 @@ _SEARCH = ("target_speedup", "tokens", "examples", "data_dir", "data", "table", 
     "it with: one shape for all layers, the first layers alone, or the searched shapes with heads and units chosen by "
     "gradients, by the weights alone, or at random.",
 )
+@click.option(
+    "--asymmetric",
+    is_flag=True,
+    help="Let each layer make up for the reduced ones before it; needs thousands of --calibration examples.",
+)
 @size_options
 @device_option
 @replace_option("an earlier run at --out, and a file at --plot")
@@ -79,6 +84,7 @@ def reduce(
     table: Path | None,
     plot: Path | None,
     strategy: Strategy,
+    asymmetric: bool,
     sizes: SizeOptions,
     device: DeviceName,
     replace: bool,
@@ -122,6 +128,7 @@ def reduce(
             examples=examples,
             table_path=table,
             strategy=strategy,
+            asymmetric=asymmetric,
             on_shape=on_shape,
             on_progress=on_progress,
         )

@@ -170,7 +170,7 @@ def reduce_model(
     rest: float = 0.0,
     strategy: Strategy = "search",
     seed: int = 0,
-    asymmetric: bool = True,
+    asymmetric: bool = False,
     state: Path | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> ReducedModel:
@@ -248,7 +248,7 @@ def apply_plan(
     state: Path | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     method: Method = "calibrated",
-    asymmetric: bool = True,
+    asymmetric: bool = False,
 ) -> tuple[Head, tuple[LayerReport, ...]]:
     """Return a model with the layers of a plan, and a report for each; arguments as :func:`reduce_model`.
 

@@ -114,7 +114,7 @@ def reduce_run(
     table_path: Path | None = None,
     strategy: Strategy = "search",
     seed: int = 0,
-    asymmetric: bool = True,
+    asymmetric: bool = False,
     on_shape: Callable[[int, int], None] = lambda done, shapes: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Reduced:

@@ -65,7 +65,9 @@ class BundleInputs(NamedTuple):
 def text_inputs(task: SentenceTask, run: Path, architecture: Architecture, data_dir: str | Path) -> BundleInputs:
     """Return the inputs of a model of texts or of pairs of texts, with the tokenizer of its run."""
     definition = load_tokenizer(run).to_str().encode()
-    pair = len(task.texts) == 2
+    splits, pair = task.examples(data_dir), len(task.texts) == 2
+    every = (splits.train, *splits.measured.values())
+    longest = max(len(text.encode()) for examples in every for texts in examples.texts for text in texts)
     config = TokenizerPreprocess(
         input=TEXTS[0],
         file=TOKENIZER,
@@ -73,13 +75,12 @@ def text_inputs(task: SentenceTask, run: Path, architecture: Architecture, data_
         mask=MASK,
         max_length=architecture.max_length,
         pad_id=PAD_ID,
-        max_text_bytes=MAX_TEXT_BYTES,
+        max_text_bytes=max(MAX_TEXT_BYTES, longest),
         pair=TEXTS[1] if pair else None,
         # A single text is segment 0, a constant of the graph.
         segments=SEGMENTS if pair and architecture.transformer.segments else None,
     )
     tokenize = TokenizerPreprocessor(config, definition, str(run / TOKENIZER))
-    splits = task.examples(data_dir)
     texts = columns(limited(splits.holdout, GOLDEN_ROWS).texts)
     usual = min(USUAL_TOKENS * len(task.texts), config.max_length)
     return BundleInputs(
@@ -119,7 +120,7 @@ def image_inputs(task: ImageTask, architecture: Architecture, data_dir: str | Pa
         batch_names={config.output: "inputs"},
         profile=Profile(min=(1, *sizes), opt=(1, *sizes), max=(MAX_BATCH_SIZE, *sizes)),
         labels=labels,
-        description=f"{task.origin}: {classes}",
+        description=f"{task.name if task.own_data else task.origin}: {classes}",
     )
 
 

@@ -15,7 +15,8 @@ from edge.errors import InvalidRequest, Literally
 from export.errors import DataError
 from export.tasks.tokens import Batch
 
-_ENDINGS = (".jpg", ".jpeg", ".png")
+#: Of image files.
+ENDINGS = (".jpg", ".jpeg", ".png")
 _FIX = "Give a directory of images, at any depth below it."
 
 
@@ -61,9 +62,9 @@ def read_image(path: Path) -> bytes:
 
 def find_images(directory: Path) -> list[Path]:
     """Return the JPEG and PNG files below a directory, by name; raise a DataError if there are fewer than two."""
-    found = sorted(path for path in directory.rglob("*") if path.suffix.lower() in _ENDINGS)
+    found = sorted(path for path in directory.rglob("*") if path.suffix.lower() in ENDINGS)
     if len(found) < 2:
         given = Literally(f"{len(found)} images" if directory.is_dir() else "no directory")
-        expected = f"two at least, {', '.join(_ENDINGS)}"
+        expected = f"two at least, {', '.join(ENDINGS)}"
         raise DataError(f"images in {directory}", given=given, expected=expected, fix=_FIX)
     return found

@@ -6,7 +6,6 @@ import copy
 import gzip
 import importlib
 import zlib
-from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 
@@ -14,12 +13,11 @@ import msgspec
 import numpy as np
 import torch
 
-from edge.bundles.image import ImagePreprocessor
 from edge.bundles.manifest import ImagePreprocess
 from edge.datatypes import Array
 from edge.errors import Literally, UsageError
 from export.errors import DataError
-from export.tasks.image_files import read_pixels
+from export.tasks.image_files import ENDINGS, ImageFiles, read_image, read_pixels
 from export.tasks.tokens import Batch
 from export.transformer import LayerShape, TransformerConfig
 
@@ -27,8 +25,6 @@ from export.transformer import LayerShape, TransformerConfig
 TRAIN, TEST = "train", "t10k"
 _MNIST_FIX = "Get the files of MNIST, t10k-images-idx3-ubyte.gz and so on, into mnist/ of --data-dir."
 _FOLDER_FIX = "Give a directory with a directory of images for each class."
-#: Of the files in a folder of images.
-ENDINGS = (".jpg", ".jpeg", ".png")
 _UNSIGNED_BYTES = 8
 #: Larger files are scaled down to this longer side for a golden set, which is in memory while a bundle is opened.
 _LARGE_FILE_BYTES, _SIDE = 128 * 1024, 512
@@ -140,7 +136,7 @@ def digits() -> Images:
     return Images(_centred(found.images[:, None], 16), found.target.astype(np.int64))
 
 
-class ImageFolder:
+class ImageFolder(ImageFiles):
     """Images on disk in ImageNet's layout, ``CLASS/NAME.jpg``, read when a batch needs them.
 
     They are read by the step of :func:`image_step`, as a server reads them.
@@ -156,7 +152,6 @@ class ImageFolder:
     """
 
     def __init__(self, directory: str | Path, size: int, classes: tuple[str, ...] | None = None) -> None:
-        self._reader = ImagePreprocessor(image_step(size, channels=3))
         self.directory = directory = Path(directory)
         found = sorted(path for path in directory.glob("*/*") if path.suffix.lower() in ENDINGS)
         if not found:
@@ -171,11 +166,8 @@ class ImageFolder:
                 raise DataError(
                     f"{directory}", given=name, expected=expected, fix="Give both folders the same classes."
                 )
-        self._keep(found, np.array([numbers[path.parent.name] for path in found], dtype=np.int64))
-
-    def _keep(self, paths: Sequence[Path], targets: Array) -> None:
-        self.paths, self.targets = tuple(paths), targets
-        self.lengths = np.ones(len(paths), dtype=np.int64)
+        targets = np.array([numbers[path.parent.name] for path in found], dtype=np.int64)
+        super().__init__(found, image_step(size, channels=3), targets)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -185,13 +177,9 @@ class ImageFolder:
     def take(self, rows: Array) -> ImageFolder:
         """Return the images with these indices, or of a mask [n]."""
         taken = copy.copy(self)
-        taken._keep([self.paths[row] for row in np.arange(len(self.paths))[rows]], self.targets[rows])
+        taken.paths = [self.paths[row] for row in np.arange(len(self.paths))[rows]]
+        taken.targets, taken.lengths = self.targets[rows], self.lengths[rows]
         return taken
-
-    def batch(self, rows: Array) -> Batch:
-        """Read images by their indices: pixels [N, 3, size, size]."""
-        pixels = np.stack([read_pixels(self.paths[row], self._reader) for row in rows])
-        return Batch(torch.from_numpy(pixels), None, None, torch.from_numpy(self.targets[rows]))
 
     def files(self, rows: Array) -> list[bytes]:
         """Return images by their indices as files, the large ones scaled down."""
@@ -199,7 +187,7 @@ class ImageFolder:
 
         files = []
         for row in rows:
-            data = self.paths[row].read_bytes()
+            data = read_image(self.paths[row])
             if len(data) > _LARGE_FILE_BYTES:
                 image, file = Image.open(BytesIO(data)).convert("RGB"), BytesIO()
                 image.thumbnail((_SIDE, _SIDE))

@@ -133,6 +133,13 @@ def png_header(width: int, height: int, bits: int = 8) -> bytes:
     )
 
 
+def cut_chunk() -> bytes:
+    """Return a PNG with a chunk behind its pixels that is too short."""
+    data = encoded(picture(40, 40))
+    end = data.index(b"IEND") - 4
+    return data[:end] + chunk(b"gAMA", b"\1") + data[end:]
+
+
 def transparent() -> Image.Image:
     image = picture(40, 40).convert("RGBA")
     image.putpixel((3, 3), (0, 0, 0, 254))
@@ -159,6 +166,7 @@ WHOLE = encoded(picture(60, 40), "JPEG")
         (lambda: b"", "got bytes that begin with b'', expected JPEG or PNG"),
         (lambda: WHOLE[:-300], "got image file is truncated .*, expected a complete JPEG. Send the file's bytes"),
         (lambda: encoded(picture(40, 40))[:-99], "got image file is truncated, expected a complete PNG"),
+        (cut_chunk, "got .*, expected a complete PNG"),
         (lambda: bytes(200_001), "got 200001 bytes, expected at most 200000. Scale it down, or compress"),
         (lambda: png_header(30_000, 30_000), "got 30000 x 30000 pixels, expected at most 200000 pixels. Scale"),
         (lambda: png_header(1, 199_999), "got 32 x 6399968 pixels after the resize, expected at most 200000 pixels"),

@@ -121,7 +121,8 @@ def test_infer_takes_files_and_shows_the_likeliest_labels(server: dict[str, str]
     piped = subprocess.run(command, input=FILES[1], capture_output=True, check=True)
     assert json.loads(piped.stdout)["outputs"]["label"] == [["lower"]]
     assert "expected a file. Give paths" in mistake("infer", *url, NAME, paths[0], tmp_path / "c.png", code=2)
-    assert "got bytes that begin with b'c.png'" in mistake("infer", *url, NAME, "c.png", code=7)
+    assert "No such file or directory: 'c.PNG'" in mistake("infer", *url, NAME, "c.PNG", code=2)
+    assert "got bytes that begin with b'picture'" in mistake("infer", *url, NAME, "picture", code=7)
     assert "--top: got calculator-oracle with" in mistake("infer", *url, ORACLE, "1", "--top", 1, code=2)
 
 
@@ -203,4 +204,8 @@ async def test_images_that_wait_are_limited(tmp_path: Path) -> None:
         answers = await asyncio.gather(*(it.infer(images(LARGE)) for _ in range(4)), return_exceptions=True)
         assert [isinstance(answer, Overloaded) for answer in answers] == [False, False, True, True]
         assert "2 waiting requests" in str(answers[2])
+        it.scheduler.queue.max_jobs, it.scheduler.queue.max_bytes = 9, 3 * len(LARGE)
+        answers = await asyncio.gather(*(it.infer(images(LARGE)) for _ in range(4)), return_exceptions=True)
+        assert [isinstance(answer, Overloaded) for answer in answers] == [False, False, True, True]
+        assert f"expected at most {3 * len(LARGE)}" in str(answers[2])
         assert isinstance(await it.infer(images(FILES[0])), pb.ModelInferResponse)

@@ -78,12 +78,12 @@ def test_a_saved_data_set_has_its_splits_and_class_names_and_its_unlabelled_spli
 def test_cells_of_csv_may_hold_delimiters_quotes_and_line_ends(tmp_path):
     odd = 'He said: "no, ""never"""\r\nand left'.replace('""', '"')
     path = tmp_path / "odd.csv"
-    quoted = odd.replace('"', '""')
-    cells = [f'"{quoted} {number}",{number % 2}' for number in range(40)]
+    quoted, long = odd.replace('"', '""'), "word " * 40_000
+    cells = [f'"{quoted} {number}",{number % 2}' for number in range(40)] + [f"{long},1"]
     path.write_bytes(("\ufefftext,label\r\n" + "\r\n".join(cells) + "\r\n\r\n").encode())
     _, splits = read(path)
     texts = {texts[0] for one in (splits.train, *splits.measured.values()) for texts in one.texts}
-    assert texts == {f"{odd} {number}" for number in range(40)}
+    assert texts == {*(f"{odd} {number}" for number in range(40)), long.strip()}
 
 
 def test_the_label_column_decides_between_classes_and_values(tmp_path):
@@ -208,11 +208,15 @@ def test_malformed_data(name, content, choices, message, tmp_path):
 
 
 def test_malformed_parquet(tmp_path):
-    pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "x.parquet"
     path.write_bytes((MADE / "reviews.parquet").read_bytes()[:-9])
-    with pytest.raises(DataError, match=r"x\.parquet: got .* expected a file \.parquet"):
-        describe(path, None, Choices())
+    other = tmp_path / "y.parquet"
+    table = parquet.read_table(MADE / "reviews.parquet")
+    parquet.write_table(table.replace_schema_metadata({"huggingface": "{"}), other)
+    for malformed in (path, other):
+        with pytest.raises(DataError, match=r"[xy]\.parquet: got .* expected a file \.parquet"):
+            describe(malformed, None, Choices())
 
 
 def test_dev_with_other_labels_or_none_and_files_of_one_split_in_two_formats(tmp_path):
@@ -231,6 +235,8 @@ def test_dev_with_other_labels_or_none_and_files_of_one_split_in_two_formats(tmp
         dev.write_text(content)
         with pytest.raises(DataError, match=message):
             describe(train, dev, Choices())
+    with pytest.raises(DataError, match=r"missing\.csv: got nothing there, .* Give another --dev"):
+        describe(train, tmp_path / "missing.csv", Choices())
     shutil.copy(train, tmp_path / "train.tsv")
     with pytest.raises(DataError, match=r"got train\.csv and train\.tsv, expected one file for train"):
         describe(tmp_path, None, Choices())

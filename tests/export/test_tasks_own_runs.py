@@ -20,6 +20,8 @@ from export.tasks.predictions import read_predictions
 from tests.support.task_data import NEUTRAL, invoke, make_sentiment
 
 TUNING = ("--lr", 2e-2, "--batch", 32, "--max-length", 32)
+#: Longer than what bundles take of shorter data.
+LONG = "good " * 5000
 CALIBRATION = ("--calibration", 200, "--tokens", 8, "--target-speedup", 1.05)
 
 
@@ -33,7 +35,7 @@ def write_reviews(path, items):
 @pytest.fixture(scope="module")
 def tuned(place):
     """A directory with a model, reviews with one text of HTML and a wrong label, and a run on them."""
-    items = [(text, label) for text, label in dict(make_sentiment(360)).items()]
+    items = [*dict(make_sentiment(360)).items(), (LONG, 1)]
     write_reviews(place / "reviews.csv", items)
     write_reviews(
         place / "dev.csv", [*make_sentiment(60, 1), ("good nice <script>alert(1)</script> & good", 0), items[0]]
@@ -91,7 +93,8 @@ def test_runs_on_own_data_are_exported_with_their_labels_and_texts_and_routed(ta
     assert bundle.manifest.description == "reviews.csv: dislike or like"
     assert "reviews.csv (SHA-256 " in bundle.manifest.provenance.data
     golden = {text.decode() for text in bundle.golden.raw["text"].ravel()}
-    assert golden <= {text for text, _ in make_sentiment(360)}
+    assert golden <= {text for text, _ in make_sentiment(360)} | {LONG.strip()}
+    assert bundle.manifest.preprocess.max_text_bytes == len(LONG.strip())
     routed = json.loads(invoke(route, *runs, "--cost-ratio", 0.5, "--json"))
     assert (routed["task"], routed["splits"][1]["items"]) == ("reviews.csv", 62)
 
@@ -149,7 +152,7 @@ def test_images_in_folders(tuned, tmp_path):
     invoke(reduce, run, "--calibration", 300, "--target-speedup", 1.02, "--out", tmp_path / "lean")
     assert read_config(tmp_path / "lean").own_data == config.own_data
     (tmp_path / "digits" / "class 1" / "x.png").write_bytes(b"GIF89a")
-    with pytest.raises(DataError, match=r"file \./: got 538 rows .* expected 537 rows .*fewheads finetune --data"):
+    with pytest.raises(DataError, match=r"file digits/: got 538 rows .* expected 537 rows .*fewheads finetune --data"):
         invoke(report, run, "--replace")
     for arguments, message in (
         ((), r"image .*class 1/x\.png: got GIF, expected JPEG or PNG\. Remove or convert it"),

@@ -63,7 +63,7 @@ class FrontierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     tokens: int
     tiers: dict[str, float]
     control_tier: str
-    asymmetric: bool = True
+    asymmetric: bool = False
     gradual: bool = False
 
     def teaching(self, task: TaskSettings) -> Recipe:

@@ -12,7 +12,7 @@ import msgspec
 from edge.errors import Literally
 from export.errors import DataError
 from export.runs import StructT
-from export.tasks.images import ENDINGS as IMAGES
+from export.tasks.image_files import ENDINGS as IMAGES
 from export.tasks.own.tables import ENDINGS as TABLES
 from export.tasks.own.tables import KNOWN
 from export.tasks.sentences import TRAIN
@@ -40,12 +40,10 @@ def find(path: Path, dev: Path | None) -> Found:
     Raises:
         DataError: there are none of these, or a split has files of two formats.
     """
-    if not path.exists():
-        raise DataError(f"{path}", given=Literally("nothing there"), expected=KNOWN, fix="Give another --data.")
-    found = _find(path)
+    found = _find(path, "--data")
     if dev is None:
         return found
-    other = _find(dev)
+    other = _find(dev, "--dev")
     if other.images != found.images:
         given, expected = ("images" if one.images else "tables" for one in (other, found))
         fix = "Give both in the same form."
@@ -53,7 +51,9 @@ def find(path: Path, dev: Path | None) -> Found:
     return Found(found.images, {TRAIN: found.splits[TRAIN], DEV[0]: other.splits[TRAIN]})
 
 
-def _find(path: Path) -> Found:
+def _find(path: Path, option: str) -> Found:
+    if not path.exists():
+        raise DataError(f"{path}", given=Literally("nothing there"), expected=KNOWN, fix=f"Give another {option}.")
     if path.is_file():
         return Found(False, {TRAIN: (path,)})
     if (path / "dataset_dict.json").is_file():

@@ -15,7 +15,7 @@ from export.own_data import DataFile, OwnData, SplitRows
 from export.tasks.examples import DEV_SEED, DEV_SHARE, held_out
 from export.tasks.images import ImageFolder
 from export.tasks.own.files import find
-from export.tasks.own.targets import check_classes
+from export.tasks.own.targets import check_classes, check_learnt
 from export.tasks.sentences import TRAIN
 from export.tasks.task import HOLDOUT, ImageShape
 from export.tasks.vision import ImageTask, Parts, check_shape
@@ -71,6 +71,7 @@ def describe(data: OwnData, on_image: Callable[[int, int], None]) -> OwnData:
     hashes = {path: sha256(path.read_bytes()) for folder in folders.values() for path in folder.paths}
     parts = _parts(folders)
     learnt, holdout = parts.with_holdout()
+    check_learnt(learnt.targets, train.classes, data.path)
     splits = {TRAIN: learnt, HOLDOUT: holdout, **parts.dev}
     known = {hashes[path] for path in learnt.paths}
     return msgspec.structs.replace(
@@ -112,11 +113,11 @@ def _parts(folders: Mapping[str, ImageFolder]) -> Parts[ImageFolder]:
 
 
 def _files(data: OwnData, folders: Mapping[str, ImageFolder], hashes: Mapping[Path, str]) -> tuple[DataFile, ...]:
-    root, files = Path(data.path), []
+    files = []
     for name, folder in folders.items():
         lines = (f"{hashes[path]}  {key}\n" for path, key in zip(folder.paths, folder.keys, strict=True))
-        place = folder.directory.relative_to(root) if folder.directory.is_relative_to(root) else folder.directory.name
-        files.append(DataFile(name, f"{place}/", len(folder.paths), sha256("".join(lines).encode())))
+        place = f"{data.name_of(folder.directory)}/"
+        files.append(DataFile(name, place, len(folder.paths), sha256("".join(lines).encode())))
     return tuple(files)
 
 

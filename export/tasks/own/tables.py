@@ -17,6 +17,14 @@ from export.errors import DataError
 _FEATURES = b"huggingface"
 
 
+class _Info(msgspec.Struct, frozen=True):
+    features: dict[str, Any] = {}  # of nested columns, lists
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    info: _Info = _Info()
+
+
 class Table(NamedTuple):
     """A table in memory.
 
@@ -78,6 +86,7 @@ def _read_tsv(path: Path) -> Table:
 
 def _csv_records(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the line where each record begins, and its cells; empty lines are left out."""
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # documents may be longer than the default, 128 Ki
     # newline="": quoted cells keep their line ends.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     line = 1
@@ -124,10 +133,9 @@ def _read_jsonl(path: Path) -> Table:
 
 
 def _read_parquet(path: Path) -> Table:
-    import pyarrow
     from pyarrow import parquet
 
-    return _from_arrow(path, lambda: parquet.read_table(path), (OSError, pyarrow.ArrowException))
+    return _from_arrow(path, lambda: parquet.read_table(path))
 
 
 def _read_arrow(path: Path) -> Table:
@@ -137,21 +145,23 @@ def _read_arrow(path: Path) -> Table:
         with pyarrow.OSFile(str(path)) as source:
             return pyarrow.ipc.open_stream(source).read_all()  # the form that ``datasets`` writes
 
-    return _from_arrow(path, read, (OSError, pyarrow.ArrowException))
+    return _from_arrow(path, read)
 
 
-def _from_arrow(path: Path, read: Callable[[], Any], errors: tuple[type[Exception], ...]) -> Table:
+def _from_arrow(path: Path, read: Callable[[], Any]) -> Table:
+    import pyarrow
+
     try:
         table = read()
-    except errors as error:
+        metadata = msgspec.json.decode((table.schema.metadata or {}).get(_FEATURES, b"{}"), type=_Metadata)
+    except (OSError, pyarrow.ArrowException, msgspec.DecodeError) as error:
         fix = "Write the file again."
         raise DataError(f"{path}", given=Literally(error), expected=f"a file {path.suffix}", fix=fix) from None
     _check_names(path, table.column_names)
     columns = {name: table.column(name) for name in table.column_names}
-    features = msgspec.json.decode((table.schema.metadata or {}).get(_FEATURES, b"{}")).get("info", {})
     classes = {
         name: tuple(feature["names"])
-        for name, feature in features.get("features", {}).items()
+        for name, feature in metadata.info.features.items()
         if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
     }
     return _checked(Table(path, columns, None, classes))

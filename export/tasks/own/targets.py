@@ -90,6 +90,15 @@ def check_classes(counts: Mapping[str, int], subject: str) -> None:
         raise DataError(subject, given=Literally(shown), expected=f"{_FEWEST} or more for each class", fix=fix)
 
 
+def check_learnt(targets: Array, values: Sequence[str], path: str) -> None:
+    """Raise a DataError for a class of which no example is among the ``targets`` [n] to learn."""
+    for value, count in zip(values, np.bincount(targets, minlength=len(values)), strict=True):
+        if not count:
+            given, expected = Literally("no examples left to train on"), "some beside those that are held out"
+            fix = "Give more examples of it that differ: those with equal texts are held out together."
+            raise DataError(f"{path} class {value!r}", given=given, expected=expected, fix=fix)
+
+
 def class_numbers(rows: Rows, column: str, values: Sequence[str]) -> Array:
     """Return the number of each row's class, int64 [n].
 

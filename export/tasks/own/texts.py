@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from edge.errors import Literally
 from edge.files import sha256
@@ -17,7 +16,7 @@ from export.tasks.examples import DEV_SEED, DEV_SHARE, Examples, held_out, split
 from export.tasks.own.columns import Columns, Rows, columns_of, rows_of
 from export.tasks.own.files import DEV, Found, find
 from export.tasks.own.tables import Table, read_table
-from export.tasks.own.targets import class_numbers, targets_of, values_of
+from export.tasks.own.targets import check_learnt, class_numbers, targets_of, values_of
 from export.tasks.sentences import TRAIN, SentenceTask, Splits
 
 
@@ -99,12 +98,8 @@ def describe(data: OwnData, choices: Choices) -> OwnData:
     known = tables[TRAIN][0].classes.get(columns.label, ())
     targets = targets_of(rows[TRAIN], columns.label, choices.labels, choices.regression, known)
     splits = _splits(rows, columns.label, targets.values)
-    counts = np.bincount(splits.train.targets, minlength=len(targets.values)) if targets.values else ()
-    for value, count in zip(targets.values, counts, strict=True):
-        if not count:
-            given, expected = Literally("no examples left to train on"), "some beside those that are held out"
-            fix = "Give more examples of it, with texts that differ: rows with equal texts are held out together."
-            raise DataError(f"{data.path} class {value!r}", given=given, expected=expected, fix=fix)
+    if targets.values:
+        check_learnt(splits.train.targets, targets.values, data.path)
     return msgspec.structs.replace(
         data,
         texts=columns.texts,
@@ -138,11 +133,10 @@ def _splits(rows: Mapping[str, Rows], column: str, values: Sequence[str]) -> Spl
 def _files(
     data: OwnData, found: Found, tables: Mapping[str, Sequence[Table]], rows: Mapping[str, Rows]
 ) -> tuple[DataFile, ...]:
-    root = Path(data.path)
     return tuple(
         DataFile(
             "" if rows[name].labels is None else name,
-            str(path.relative_to(root)) if path.is_relative_to(root) and path != root else path.name,
+            data.name_of(path),
             table.rows,
             sha256(path.read_bytes()),
         )
