@@ -7,9 +7,9 @@ import click
 jobs_option = click.option(
     "--jobs",
     type=click.IntRange(1),
-    show_default="the processor's cores",
-    help="Number of runs side by side, each with one thread, and its log in OUT/logs. Times are measured at the end, "
-    "one by one.",
+    show_default="the processor's cores, or the GPUs",
+    help="Number of runs side by side, each with one thread or one GPU, and its log in OUT/logs. Times are measured at "
+    "the end, one by one.",
 )
 ray_option = click.option(
     "--ray",

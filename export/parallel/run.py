@@ -43,7 +43,7 @@ def run_all(
 
     Raises:
         JobError: some jobs failed; the others are finished.
-        UsageError: there is no GPU, or the cluster cannot be used.
+        UsageError: the cluster cannot be used, or has no GPU.
     """
     assert len({job.name for job in jobs}) == len(jobs), "two jobs would share a log"
     missing = [job for job in jobs if not job.output.exists()]

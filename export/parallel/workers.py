@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from edge.errors import Literally, UsageError
 from export.parallel.process import run_in_process
 from export.processor import cores
+
+if TYPE_CHECKING:
+    from export.training.device import DeviceName
 
 
 class Run(Protocol):
@@ -37,7 +39,7 @@ def open_workers(ray: str | None, logs: Path, *, gpu: bool) -> Iterator[Workers]
         gpu: whether each job gets a GPU, which no other job sees.
 
     Raises:
-        UsageError: there is no GPU, or the cluster cannot be used.
+        UsageError: the cluster cannot be used, or has no GPU.
     """
     if ray is not None:
         from export.parallel.cluster import open_cluster
@@ -50,13 +52,23 @@ def open_workers(ray: str | None, logs: Path, *, gpu: bool) -> Iterator[Workers]
         yield Workers(run_in_process, cores())
 
 
+def use_gpus(device: DeviceName, ray: str | None) -> bool:
+    """Return whether each job gets a GPU; ``auto`` is one of this machine where torch has it, and none of a cluster.
+
+    Raises:
+        UsageError: a GPU of this machine is wanted, and torch has none.
+    """
+    if ray is not None:
+        return device == "cuda"
+    from export.training.device import device_of
+
+    return device_of(device).type == "cuda"
+
+
 def _gpus() -> Workers:
     import torch
 
     number, free = torch.cuda.device_count(), SimpleQueue[int]()
-    if not number:
-        fix = "Give --device cpu, or install torch for this machine's CUDA."
-        raise UsageError("--device", given=Literally("none that torch finds"), expected="a GPU for each job", fix=fix)
     for index in range(number):
         free.put(index)
 

@@ -150,7 +150,7 @@ def test_a_mechanism_is_trained_in_a_job_and_timed_later(place, tmp_path):
     settings = settings_of(inputs, run, tokens=8, target_speedup=1.5, calls=2, **chosen)
 
     def jobs():
-        return unfinished_jobs(inputs, settings, mechanisms, run=run, data_dir=place, directory=tmp_path)
+        return unfinished_jobs(inputs, settings, mechanisms, run=run, data_dir=place, directory=tmp_path, device="cpu")
 
     (job,) = jobs()
     run_all([job], logs=tmp_path / "logs")

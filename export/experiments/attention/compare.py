@@ -24,6 +24,7 @@ from export.experiments.attention.summary import Row, row_of
 from export.experiments.settings import keep_settings
 from export.parallel.job import Job
 from export.reduction.reduce import calibration_batches, check_original
+from export.training.device import DeviceName
 
 FULL = "full"
 RESULTS = "results.json"
@@ -48,12 +49,14 @@ def unfinished_jobs(
     run: Path,
     data_dir: Path,
     directory: Path,
+    device: DeviceName,
     on_part: OnPart = lambda what, done, parts: None,
 ) -> list[Job]:
     """Return a training for each mechanism and seed without one, after the timings that mechanisms choose by.
 
     Args:
         directory: has a subdirectory for each seed, and in it one for each mechanism.
+        device: of the trainings.
         on_part: called with what is timed, how many of them are done, and the number of all.
 
     Raises:
@@ -74,7 +77,7 @@ def unfinished_jobs(
     jobs = []
     for (name, seed), place in missing.items():
         place.parent.mkdir(parents=True, exist_ok=True)
-        arguments = (name, seed, run, data_dir, settings, costs, directory)
+        arguments = (name, seed, run, data_dir, settings, costs, directory, device)
         jobs.append(Job(f"{name}-seed{seed}", train_mechanism, arguments, trained_place(place)))
     return jobs
 

@@ -27,6 +27,7 @@ from export.runs import PREDICTIONS
 from export.tasks.finetune import TaskObjective
 from export.tasks.predictions import Predicted, encode_predictions
 from export.tasks.task import HOLDOUT
+from export.training.device import DeviceName, device_of
 from export.training.trainer import train
 from export.training.watch import watching
 
@@ -35,20 +36,29 @@ INT8 = "+int8"
 
 
 def train_mechanism(
-    name: str, seed: int, run: Path, data_dir: Path, settings: Settings, costs: MeasuredCosts, directory: Path
+    name: str,
+    seed: int,
+    run: Path,
+    data_dir: Path,
+    settings: Settings,
+    costs: MeasuredCosts,
+    directory: Path,
+    device: DeviceName,
 ) -> None:
     """Make, train and export a mechanism, and store all of its results but its speed; an unfinished training resumes.
 
     Args:
         run: the dense run, whose data are in ``data_dir``.
         directory: of the comparison; the results go to :func:`trained_place`.
+        device: of the training; the processor does the rest.
     """
     mechanism, inputs = (MECHANISMS | ABLATIONS)[name], read_inputs(run, data_dir, settings.limit)
     dense, task, data = inputs
     shared = shared_inputs(inputs, settings, costs, seed, directory)
     place = place_of(directory, seed, name)
     made = mechanism.make(shared)
-    model, how = made.model, mechanism.train(shared)
+    place_to_train = device_of(device)
+    model, how = made.model.to(place_to_train), mechanism.train(shared)
     predicted: list[Predicted] = []
 
     def evaluate() -> float:
@@ -63,7 +73,7 @@ def train_mechanism(
             settings.recipe,
             seed=seed,
             evaluate=evaluate,
-            teacher=copy.deepcopy(dense) if settings.distil else None,
+            teacher=copy.deepcopy(dense).to(place_to_train) if settings.distil else None,
             extra=term,
         )
         floor = shared.score - settings.stop_points / 100 if how else None
@@ -71,6 +81,7 @@ def train_mechanism(
     # A run that was interrupted after its last epoch has no new predictions for the hold-out.
     known = {HOLDOUT: predicted[tuned.best_epoch - 1]} if len(predicted) == len(tuned.scores) else {}
     predictions = {split: known.get(split) or task.predict(model, rows) for split, rows in data.measured.items()}
+    model = model.cpu()
     use = head_use(model, data.dev[next(iter(data.dev))])
     small = mechanism.shrink(model) if mechanism.shrink else model
     record = Record(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import msgspec
@@ -15,7 +15,7 @@ from edge.files import write_whole
 from export.experiments.frontier import LATENCIES
 from export.figures import new_figure
 from export.loading import loading_torch
-from export.options import DIRECTORY, data_dir_option, out_option, plots_option, precision_option
+from export.options import DIRECTORY, data_dir_option, device_option, out_option, plots_option, precision_option
 from export.outputs import check_workspace
 from export.parallel.options import jobs_option, ray_option
 from export.tasks import AVERAGED, data_directory
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from export.experiments.frontier.settings import FamilySettings, FrontierSettings
     from export.experiments.frontier.summary import Frontier
     from export.intervals import Difference
+    from export.training.device import DeviceName
     from export.training.recipe import Precision
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -41,6 +42,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option("--epochs", type=click.IntRange(1), help="Length of each training; by default, the settings decide.")
 @click.option("--limit", type=click.IntRange(1), help="Train on at most so many examples; all by default.")
+@device_option
 @precision_option()
 @data_dir_option
 @jobs_option
@@ -56,6 +58,7 @@ def frontier(
     seeds: int | None,
     epochs: int | None,
     limit: int | None,
+    device: DeviceName,
     precision: Precision,
     data_dir: Path,
     jobs: int | None,
@@ -84,7 +87,8 @@ def frontier(
         check_workspace("--out", out, inputs, settings=LATENCIES)
         changes = {"seeds": seeds, "epochs": epochs, "teacher_epochs": epochs, "limit": limit}
         given = {name: value for name, value in changes.items() if value}
-        found = _measured(_families(path, given, tasks, precision, model, data_dir), model, data_dir, out, jobs, ray)
+        families = _families(path, given, tasks, precision, model, data_dir)
+        found = _measured(families, model, data_dir, out, _Where(device, jobs, ray))
     with working("summing up"):
         _write(found, out, plots=plots)
     if as_json:
@@ -117,9 +121,13 @@ def _families(
         return families_of(settings, model, data_dir)
 
 
-def _measured(
-    families: list[FamilySettings], model: Path, data_dir: Path, out: Path, jobs: int | None, ray: str | None
-) -> Frontier:
+class _Where(NamedTuple):
+    device: DeviceName
+    jobs: int | None
+    ray: str | None
+
+
+def _measured(families: list[FamilySettings], model: Path, data_dir: Path, out: Path, where: _Where) -> Frontier:
     from export.experiments.frontier.family import family_directory, family_inputs, time_shapes
     from export.experiments.frontier.family_job import train_family
     from export.experiments.frontier.records import ANSWERED, TIMED, read_family
@@ -128,8 +136,10 @@ def _measured(
     from export.experiments.settings import check_settings
     from export.parallel.job import Job
     from export.parallel.run import run_all
+    from export.parallel.workers import use_gpus
     from export.training.watch import watching
 
+    gpu = use_gpus(where.device, where.ray)
     directories = [family_directory(out, family.task, family.seed) for family in families]
     for family, directory in zip(families, directories, strict=True):  # all of them, before the first is trained
         check_settings(directory, family)
@@ -137,14 +147,16 @@ def _measured(
         out.mkdir(parents=True, exist_ok=True)
         with watching("shapes") as watch:
             time_shapes(model, out, families[0].frontier.tokens, partial(watch.on_part, "shapes timed"))
+    device = "cuda" if gpu else "cpu"
     run_all(
         [
-            Job(directory.name, train_family, (family, model, data_dir, directory), directory / ANSWERED)
+            Job(directory.name, train_family, (family, model, data_dir, directory, device), directory / ANSWERED)
             for family, directory in zip(families, directories, strict=True)
         ],
         logs=out / "logs",
-        workers=jobs,
-        ray=ray,
+        workers=where.jobs,
+        ray=where.ray,
+        gpu=gpu,
     )
     for family, directory in zip(families, directories, strict=True):
         if (directory / TIMED).exists():

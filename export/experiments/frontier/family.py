@@ -31,6 +31,7 @@ from export.tasks.run import finetune_run, prepare
 from export.tasks.task import HOLDOUT, Data, Reader, Task
 from export.tasks.teacher import Teacher
 from export.tasks.tokens import load_tokenizer
+from export.training.device import DeviceName, device_of
 from export.training.watch import Watch
 
 
@@ -74,12 +75,12 @@ class Stage(NamedTuple):
     make: Callable[[Watch], object]
 
 
-def stages(family: FamilySettings, inputs: FamilyInputs, directory: Path) -> Iterator[Stage]:
+def stages(family: FamilySettings, inputs: FamilyInputs, directory: Path, device: DeviceName) -> Iterator[Stage]:
     """Yield the missing runs of a family, in order; each must be made before the next is taken.
 
     A finished run is left out, and an unfinished one resumes.
     """
-    frontier, teaching = family.frontier, _Teaching(family, inputs, directory)
+    frontier, teaching = family.frontier, _Teaching(family, inputs, directory, device)
 
     def missing(name: str) -> bool:
         return not (directory / name / WEIGHTS).exists()
@@ -137,13 +138,13 @@ def better_dense(task: Task, directory: Path) -> str:
 class _Teaching:
     """The trainings of a family; the outputs of its teacher are computed once."""
 
-    def __init__(self, family: FamilySettings, inputs: FamilyInputs, directory: Path) -> None:
-        self._family, self._inputs, self._directory = family, inputs, directory
+    def __init__(self, family: FamilySettings, inputs: FamilyInputs, directory: Path, device: DeviceName) -> None:
+        self._family, self._inputs, self._directory, self._device = family, inputs, directory, device
         self._teacher: Teacher | None = None
 
     def imitate(self, name: str, source: Path, epochs: int, watch: Watch) -> None:
         if self._teacher is None:
-            model = open_tuned(self._directory / TEACHER, self._inputs.task.name)
+            model = open_tuned(self._directory / TEACHER, self._inputs.task.name).to(device_of(self._device))
             layers = range(len(model.transformer.layers))
             self._teacher = Teacher(model, self._inputs.data.train, layers, self._family.frontier.precision)
         self.tune(name, source, self._family.frontier.imitating(self._family.own, epochs), self._teacher, watch)
@@ -161,6 +162,7 @@ class _Teaching:
             max_length=self._family.frontier.max_length,
             data_dir=inputs.data_dir,
             teacher=teacher,
+            device=self._device,
             observer=watch,
         )
 
