@@ -97,12 +97,12 @@ def progress() -> Progress:
 
 
 @contextmanager
-def working(what: str) -> Iterator[None]:
-    """Show a bar of one step during the block."""
+def working(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar of one step during the block; the function gives it more: those done, and all."""
     with progress() as bar:
         task = bar.add_task(what, total=1, note="")
-        yield
-        bar.advance(task)
+        yield lambda done, steps: bar.update(task, completed=done, total=steps)
+        bar.update(task, completed=bar.tasks[0].total)
 
 
 class _Progress(Progress):

@@ -26,7 +26,6 @@ from edge.bundles.manifest import (
 )
 from edge.bundles.preprocess import TokenizerPreprocessor
 from edge.datatypes import Array, TensorSpec, datatype_of
-from edge.errors import Literally, UsageError
 from export.convert import golden_of
 from export.exported import RUNTIMES, Exported
 from export.heads import SequenceClassifier, TokenClassifier
@@ -36,7 +35,6 @@ from export.provenance import provenance
 from export.quantization.ranges import Feeds
 from export.runs import TOKENIZER
 from export.runtimes import export_tier, files_of
-from export.tasks import IMPORTED
 from export.tasks.bundle import chosen_artifacts, tiers_of
 from export.tasks.bundle_inputs import (
     BATCH_NAMES,
@@ -54,8 +52,8 @@ from export.tasks.calibration import CALIBRATION_ROWS
 from export.tasks.examples import Examples, limited, split_holdout
 from export.tasks.file_accuracy import OnRows, in_tier
 from export.tasks.image_files import read_image, read_pixels
-from export.tasks.imported import MOST_HELD_OUT, ImportedTask
-from export.tasks.models import SCORE, OpenedModel, open_model
+from export.tasks.imported import MOST_HELD_OUT, ImportedTask, check_alike
+from export.tasks.models import SCORE, open_model
 from export.tasks.objectives import Head
 from export.tasks.texts import MAX_TEXT_BYTES, sample_texts
 from export.tasks.tokens import Rows, load_tokenizer
@@ -115,10 +113,12 @@ def export_imported(
         DataError: ``data`` cannot be read.
     """
     opened = [open_model(run) for run in runs]
-    _check_alike(runs, opened)
     head, description = opened[0].head, opened[0].architecture
     assert head is not None
     assert description is not None
+    for run, one in zip(runs, opened, strict=True):
+        fix = "Give an imported run first, and runs that were reduced from it."
+        check_alike(f"run {run}", one, description, runs[0], fix)
     task = ImportedTask(description, head)
     inputs = _images(task, data) if description.image else _texts(task, runs[0], data)
     by_token = isinstance(head, BY_TOKEN)
@@ -162,21 +162,6 @@ def export_imported(
     return Exported(
         str(written.path), largest, sum(len(content) for file, content in files.items() if file.endswith(".onnx"))
     )
-
-
-def _check_alike(runs: Sequence[Path], opened: Sequence[OpenedModel]) -> None:
-    first = opened[0].architecture
-    for run, one in zip(runs, opened, strict=True):
-        other = one.architecture
-        fix = "Give an imported run first, and runs that were reduced from it."
-        if first is None or other is None or other.task not in IMPORTED:
-            given = Literally("another run")
-            raise UsageError(f"run {run}", given=given, expected="an imported run, or one made of it", fix=fix)
-        same = msgspec.structs.replace(other, transformer=first.transformer)
-        if same != first or other.transformer.vocab_size != first.transformer.vocab_size:
-            given = Literally(f"{other.task}, {len(other.labels)} labels, at most {other.max_length} tokens")
-            expected = f"the inputs and outputs of {runs[0]}"
-            raise UsageError(f"run {run}", given=given, expected=expected, fix=fix)
 
 
 def _holdout(task: ImportedTask, run: Path, data: Path) -> Rows:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from edge.cli.output import json_option, print_json, working
 from edge.errors import Literally, UsageError
@@ -26,7 +27,7 @@ from export.options import (
 from export.outputs import check_run
 from export.report.cli import write_reports
 from export.runs import recorded
-from export.tasks import DATA, NAMES, data_directory
+from export.tasks import DATA, NAMES, data_directory, is_imported
 from export.tasks.options import distillation_of, distillation_options, epochs_option, rate_option
 from export.tasks.own.options import OwnOptions, own_data_options
 from export.tasks.recipe import MAX_LENGTH, Recipe
@@ -34,6 +35,7 @@ from export.training.watch import watching
 
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
+    from export.tasks.task import Task
     from export.training.device import DeviceName
     from export.training.recipe import Precision
 
@@ -69,12 +71,19 @@ class _TaskName(click.Choice[str]):
 @precision_option()
 @device_option
 @click.option(
-    "--max-length", type=click.IntRange(8, 512), default=MAX_LENGTH, show_default=True, help="Tokens per text."
+    "--max-length",
+    type=click.IntRange(8, 512),
+    help=f"Tokens per text.  [default: {MAX_LENGTH}, or those of an imported --teacher]",
 )
 @seed_option("For new weights and the order of examples.")
 @seeds_option
 @click.option("--limit", type=click.IntRange(1), help="Train on at most so many examples; all by default.")
-@click.option("--teacher", type=DIRECTORY, help="A run on the same task as the teacher of a distillation.")
+@click.option(
+    "--teacher",
+    type=DIRECTORY,
+    help="A run on the same task as the teacher of a distillation; "
+    "an imported run teaches those that were reduced from it, with texts or images without labels as --data.",
+)
 @click.option(
     "--int8",
     is_flag=True,
@@ -105,7 +114,7 @@ def finetune(
     batch: int,
     precision: Precision,
     device: DeviceName,
-    max_length: int,
+    max_length: int | None,
     seed: int,
     seeds: int,
     limit: int | None,
@@ -121,14 +130,19 @@ def finetune(
 ) -> None:
     """Fine-tune a model on a task (of GLUE, SQuAD's questions, or images) or on your own --data.
 
-    A tenth of the training set is held out and decides which epoch is kept; dev is measured once, at the end. The same
-    command resumes an interrupted run.
+    A tenth of the training set is held out and decides which epoch is kept; dev is measured once, at the end. With an
+    imported run as --teacher, --data are texts or images without labels, and the hold-out measures the agreement with
+    it. The same command resumes an interrupted run.
     """
     chosen = _chosen(task, own)
     name = _checked_name(name if name is not None else chosen if isinstance(chosen, str) else chosen.resolve().stem)
     if int8:
         _check_int8(model)
         teacher = teacher or model
+    imported = teacher if own.data and teacher and is_imported(recorded(teacher)) else None
+    if imported:
+        own.check_unlabelled()
+        _check_no_int8(int8)
     how = distillation_of(distillation, teacher)
     runs = {one: out / run for one, run in seeded(name, seed, seeds).items()}
     place = data_directory(chosen, data_dir) if isinstance(chosen, str) else chosen
@@ -137,15 +151,26 @@ def finetune(
         check_run("--out", run, inputs, replace=replace, way_out="another --name or --out")
     with loading_torch():
         from export.intervals import pooled
+        from export.tasks.imported import ImportedTask
+        from export.tasks.models import open_model
         from export.tasks.own.task import own_task
-        from export.tasks.registry import TASKS
+        from export.tasks.registry import TASKS, task_of
         from export.tasks.run import finetune_run, prepare
-    on = TASKS[chosen] if isinstance(chosen, str) else own_task(own.describe(chosen))
-    with working(f"reading the data of {on.name}"):
+    on: Task
+    if isinstance(chosen, str):
+        on = TASKS[chosen]
+    else:
+        on = task_of(open_model(imported), imported) if imported else own_task(own.describe(chosen))
+    read_from = chosen if imported else data_dir
+    with working(f"answers of {imported}" if imported else f"reading the data of {on.name}") as on_rows:
+        if isinstance(on, ImportedTask):
+            on = msgspec.structs.replace(on, on_rows=on_rows)
+            max_length = max_length or on.description.max_length
+        max_length = max_length or MAX_LENGTH
         shape = {"dim": dim, "depth": depth, "heads": heads}
         source = on.source(model, {name: value for name, value in shape.items() if value is not None})
         reader = on.reader(source)
-        data = prepare(on, data_dir, reader, max_length=max_length, limit=limit)
+        data = prepare(on, read_from, reader, max_length=max_length, limit=limit)
     recipe = Recipe(epochs=epochs, batch_size=batch, peak_learning_rate=lr, precision=precision, distillation=how)
     trained = []
     for one, run in runs.items():
@@ -160,7 +185,7 @@ def finetune(
                     recipe,
                     seed=one,
                     max_length=max_length,
-                    data_dir=data_dir,
+                    data_dir=read_from,
                     teacher=teacher,
                     int8=int8,
                     device=device,
@@ -173,7 +198,7 @@ def finetune(
         print_json({"task": on.name, "runs": [str(run) for run in runs.values()], "metrics": metrics})
     else:
         print_measures(on.name, ", ".join(map(str, runs.values())), metrics)
-    if report and data.labels:  # last, so that a failure loses no results; a span has no report
+    if report and data.labels and not imported:  # last, so that a failure loses no results; a span has no report
         write_reports(list(runs.values()), data_dir)
 
 
@@ -195,6 +220,13 @@ def _check_int8(model: Path | None) -> None:
         given = Literally("no --model" if model is None else f"--model {model}, which is no run")
         fix = "Fine-tune a model without --int8 first, and give its run as --model."
         raise UsageError("--int8", given=given, expected="--model with a run on this task", fix=fix)
+
+
+def _check_no_int8(int8: bool) -> None:
+    if int8:
+        fix = "Leave --int8 out: 'fewheads export' also makes files in INT8, and measures their agreement with --data."
+        given = Literally("an imported run as its teacher")
+        raise UsageError("--int8", given=given, expected="a run on data with labels", fix=fix)
 
 
 def _checked_name(name: str) -> str:

@@ -5,7 +5,7 @@ The answers of the original are the targets, so that a smaller model is measured
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -21,9 +21,10 @@ from edge.datatypes import Array
 from edge.errors import Literally, UsageError
 from export.heads import NO_LABEL, SentenceEmbedder, SequenceClassifier, SpanClassifier, TokenClassifier
 from export.intervals import interval, mean
+from export.tasks import IMPORTED
 from export.tasks.examples import Examples, limited, split_holdout
 from export.tasks.image_files import ImageFiles, find_images
-from export.tasks.models import Architecture, Source
+from export.tasks.models import Architecture, OpenedModel, Source, open_model
 from export.tasks.objectives import Head, Outputs
 from export.tasks.predictions import Predicted, Predictions
 from export.tasks.task import Data, ImageShape, Reader
@@ -67,10 +68,15 @@ class LabelledTokens(Encoded, frozen=True):
 
 
 class ImportedTask(msgspec.Struct, frozen=True):
-    """A :class:`export.tasks.task.Task`: to answer as ``original``."""
+    """A :class:`export.tasks.task.Task`: to answer as ``original``.
+
+    Attributes:
+        on_rows: called with the number of rows that the original has answered, and of all.
+    """
 
     description: Architecture
     original: Head
+    on_rows: Callable[[int, int], None] = lambda done, rows: None
 
     @property
     def name(self) -> str:
@@ -99,10 +105,15 @@ class ImportedTask(msgspec.Struct, frozen=True):
         return self.metrics[0]
 
     def source(self, model: Path | None, shape: Mapping[str, int]) -> Source:
-        """Return the directory of a model."""
+        """Return the directory of a model.
+
+        Raises:
+            UsageError: it is not a run with the inputs and outputs of the original.
+        """
+        fix = "Give --model alone, an imported run or one that was reduced from it."
         if model is None or shape:
-            fix = "Give --model alone, an imported run or one that was reduced from it."
             raise UsageError("--model", given=Literally(model or "nothing"), expected="a run", fix=fix)
+        check_alike(f"--model {model}", open_model(model), self.description, "the teacher", fix)
         return model
 
     def reader(self, source: Source) -> Reader:
@@ -117,7 +128,14 @@ class ImportedTask(msgspec.Struct, frozen=True):
 
         Args:
             data_dir: a file of texts, as :func:`export.tasks.texts.read_texts` reads it, or a directory of images.
+
+        Raises:
+            UsageError: the original reads fewer tokens.
         """
+        longest = self.description.max_length
+        if max_length > longest:
+            expected, fix = f"{longest} at most, the tokens that the imported model reads", "Leave it out."
+            raise UsageError("--max-length", given=max_length, expected=expected, fix=fix)
         data = Path(data_dir)
         train, holdout = split_holdout(self.items(data))
         parts = limited(train, limit), limited(holdout, MOST_HELD_OUT)
@@ -135,7 +153,7 @@ class ImportedTask(msgspec.Struct, frozen=True):
     def answered(self, items: Examples, data: Path, reader: Reader, max_length: int) -> Rows:
         """Return rows of texts, or of images below ``data``, with the answers of the original as their targets."""
         rows = self._rows(items, data, reader, max_length)
-        targets = answers(self.original, rows)
+        targets = answers(self.original, rows, self.on_rows)
         if isinstance(rows, ImageFiles):
             return ImageFiles(rows.paths, rows.step, targets)
         assert isinstance(rows, Encoded)
@@ -172,9 +190,25 @@ class ImportedTask(msgspec.Struct, frozen=True):
         return Agreement((equal & counted).sum(axis=1) / counted.sum(axis=1))
 
 
-def answers(model: Head, rows: Rows) -> Array:
-    """Return the answers of a model to rows; see :func:`answers_of`."""
-    return answers_of(model, [one.outputs for one in outputs_by_row(model, rows)])
+def check_alike(subject: str, found: OpenedModel, original: Architecture, which: object, fix: str) -> None:
+    """Raise a UsageError unless a model was imported, or made of one that was, with the inputs and outputs of another.
+
+    Args:
+        original, which: that other model, and its name in the message.
+    """
+    other = found.architecture
+    if other is None or other.task not in IMPORTED:
+        given, expected = Literally("another model"), "an imported run, or one made of it"
+        raise UsageError(subject, given=given, expected=expected, fix=fix)
+    same = msgspec.structs.replace(other, transformer=original.transformer)
+    if same != original or other.transformer.vocab_size != original.transformer.vocab_size:
+        given = Literally(f"{other.task}, {len(other.labels)} labels, at most {other.max_length} tokens")
+        raise UsageError(subject, given=given, expected=f"the inputs and outputs of {which}", fix=fix)
+
+
+def answers(model: Head, rows: Rows, on_rows: Callable[[int, int], None] = lambda done, rows: None) -> Array:
+    """Return the answers of a model to rows; see :func:`answers_of`, and :class:`ImportedTask` for ``on_rows``."""
+    return answers_of(model, [one.outputs for one in outputs_by_row(model, rows, on_rows=on_rows)])
 
 
 def answers_of(model: Head, outputs: Sequence[Outputs]) -> Array:

@@ -43,7 +43,7 @@ def imitation_loss(model: Head, outputs: Outputs, teacher: Outputs, temperature:
 
     For logits, the Kullback-Leibler divergence at a temperature, times its square so that the gradient keeps its size:
     Hinton et al. 2015, "Distilling the Knowledge in a Neural Network". For a regression, the squared error, and for
-    embeddings the squared distance.
+    embeddings the squared distance. It is a mean over texts, for labels of tokens over tokens.
     """
     if isinstance(outputs, Tensor):
         assert isinstance(teacher, Tensor)
@@ -51,7 +51,8 @@ def imitation_loss(model: Head, outputs: Outputs, teacher: Outputs, temperature:
             return model.loss(outputs, teacher)
         if isinstance(model, SequenceClassifier) and model.regression:
             return functional.mse_loss(outputs, teacher)
-        return _divergence(outputs, teacher, temperature)
+        # Without the flattening, a sum over tokens. The logits of padding are 0 in both, and add nothing.
+        return _divergence(outputs.flatten(0, -2), teacher.flatten(0, -2), temperature)
     start, end = (_divergence(*pair, temperature) for pair in zip(outputs, teacher, strict=True))
     return (start + end) / 2
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -71,14 +71,20 @@ class Teacher:
 
 
 def outputs_by_row(
-    model: Head, rows: Rows, layers: Sequence[int] = (), precision: Precision = "fp32"
+    model: Head,
+    rows: Rows,
+    layers: Sequence[int] = (),
+    precision: Precision = "fp32",
+    on_rows: Callable[[int, int], None] = lambda done, rows: None,
 ) -> list[TeacherOutputs]:
     """Return the outputs for each row, without padding.
 
-    They are [labels], [T, labels], [width] or two of [T], with states [T, d] of each layer.
+    They are [labels], [T, labels], [width] or two of [T], with states [T, d] of each layer. ``on_rows`` is called with
+    the number of rows done and of all.
     """
     kept: list[TeacherOutputs | None] = [None] * len(rows.targets)
     lengths, device = rows.lengths, model_device(model)
+    done = 0
     for indices in sorted_batches(lengths, _BATCH):
         batch = rows.batch(indices).to(device)
         outputs, states = _run(model, batch, layers, precision)
@@ -93,6 +99,8 @@ def outputs_by_row(
                 one = first, last
             # Copies, because a view would keep the whole batch.
             kept[row] = TeacherOutputs(one, [state[place, :length].to("cpu", _KEPT, copy=True) for state in states])
+        done += len(indices)
+        on_rows(done, len(kept))
     return [lesson for lesson in kept if lesson is not None]
 
 

@@ -20,64 +20,26 @@ from export.routing.cli import route
 from export.tasks.image_files import find_images
 from export.tasks.texts import read_texts
 from export.transformer import LayerShape, TransformerConfig
+from tests.support.imported_directories import (
+    LABELS,
+    change,
+    with_tokenizer,
+    write_classifier,
+    write_embedder,
+    write_modules,
+)
 from tests.support.marks import with_transformers
-from tests.support.task_data import invoke, make_transformer, write_model
-
-LABELS = {"0": "bad", "1": "good"}
-
-
-def change(path, **fields):
-    """Set fields of a JSON file; None removes one."""
-    found = {**(json.loads(path.read_text()) if path.exists() else {}), **fields}
-    path.write_text(json.dumps({name: value for name, value in found.items() if value is not None}))
+from tests.support.task_data import invoke
 
 
 @pytest.fixture
 def classifier(tmp_path):
-    """A directory of a BERT that tells two labels apart."""
-    directory = tmp_path / "classifier"
-    write_model(directory, make_transformer(layers=1))
-    change(directory / "config.json", architectures=["BertForSequenceClassification"], id2label=LABELS)
-    weights = safetensors.torch.load_file(directory / "model.safetensors")
-    for name, rows in (("pooler.dense", 32), ("classifier", 2)):
-        weights |= {f"{name}.weight": torch.randn(rows, 32), f"{name}.bias": torch.randn(rows)}
-    safetensors.torch.save_file(weights, directory / "model.safetensors")
-    return directory
-
-
-def with_tokenizer(directory):
-    """Add what transformers needs to read the tokenizer."""
-    change(directory / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast", pad_token="[PAD]")
+    return write_classifier(tmp_path / "classifier")
 
 
 @pytest.fixture
 def embedder(tmp_path):
-    """A directory of sentence-transformers in the format of its version 2: mean, a dense layer with tanh, no length."""
-    directory = tmp_path / "embedder"
-    write_model(directory, make_transformer(layers=1))
-    change(directory / "config.json", architectures=["BertModel"])
-    write_modules(directory, "Transformer", "Pooling", "Dense")
-    (directory / "1_Pooling").mkdir()
-    change(directory / "1_Pooling" / "config.json", pooling_mode_mean_tokens=True, pooling_mode_cls_token=False)
-    (directory / "2_Dense").mkdir()
-    tanh = "torch.nn.modules.activation.Tanh"
-    change(directory / "2_Dense" / "config.json", in_features=32, out_features=8, bias=True, activation_function=tanh)
-    dense = {"linear.weight": torch.randn(8, 32), "linear.bias": torch.randn(8)}
-    safetensors.torch.save_file(dense, directory / "2_Dense" / "model.safetensors")
-    return directory
-
-
-def write_modules(directory, *kinds):
-    modules = [
-        {
-            "idx": at,
-            "name": f"{at}",
-            "path": f"{at}_{kind}" if at else "",
-            "type": f"sentence_transformers.models.{kind}",
-        }
-        for at, kind in enumerate(kinds)
-    ]
-    (directory / "modules.json").write_text(json.dumps(modules))
+    return write_embedder(tmp_path / "embedder")
 
 
 def test_an_embedder_with_a_dense_layer(embedder):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from edge.cli.options import grouped_options
-from edge.cli.output import progress, remark
+from edge.cli.output import remark, working
 from edge.errors import Literally, UsageError
 
 if TYPE_CHECKING:
@@ -28,12 +28,21 @@ class OwnOptions(NamedTuple):
 
     def check_none(self) -> None:
         """Raise a UsageError for an option that only own data have."""
+        self._refuse("--data", "Give --data with a file or directory instead of TASK, or leave the option out.")
+
+    def check_unlabelled(self) -> None:
+        """Raise a UsageError for an option that texts or images without labels do not have."""
+        expected = "nothing beside an imported run as --teacher, whose answers are the labels"
+        self._refuse(expected, "Leave the option out; to train on labels of your own, leave --teacher out.")
+
+    def _refuse(self, expected: str, fix: str) -> None:
         given = {"--dev": self.dev, "--text": self.texts, "--label": self.label, "--labels": self.labels}
         for option, value in given.items():
             if value:
-                raise _without_data(option, value)
+                raise UsageError(option, given=str(value), expected=expected, fix=fix)
         if self.regression is not None:
-            raise _without_data("--regression" if self.regression else "--classification", Literally("it"))
+            option = "--regression" if self.regression else "--classification"
+            raise UsageError(option, given=Literally("it"), expected=expected, fix=fix)
 
     def describe(self, data: Path) -> OwnData:
         """Read and check the data, with a bar, and say what was found.
@@ -46,12 +55,8 @@ class OwnOptions(NamedTuple):
         from export.tasks.own.texts import Choices
 
         choices = Choices(self.texts, self.label, self.labels, self.regression)
-        with progress() as bar:
-            task = bar.add_task(f"reading {data}", total=1, note="")
-            found = describe(
-                data, self.dev, choices, lambda done, images: bar.update(task, completed=done, total=images)
-            )
-            bar.update(task, completed=bar.tasks[0].total)
+        with working(f"reading {data}") as on_image:
+            found = describe(data, self.dev, choices, on_image)
         for line in _remarks(found):
             remark(line)
         return found
@@ -62,7 +67,8 @@ _OPTIONS = (
         "--data",
         type=click.Path(path_type=Path),
         help="Instead of TASK, your own data: a table (.csv, .tsv, .jsonl, .parquet), a directory with train.csv and "
-        "dev.csv, one that Hugging Face's datasets saved, or a folder of images as CLASS/NAME.png.",
+        "dev.csv, one that Hugging Face's datasets saved, or a folder of images as CLASS/NAME.png. With an imported "
+        "run as --teacher, texts or images without labels, as `fewheads import` takes them.",
     ),
     click.option(
         "--dev",
@@ -112,11 +118,6 @@ def _options(
 
 #: Adds the options of own data to a command, which gets all of them as the argument ``own``.
 own_data_options = grouped_options(_options, "own", _OPTIONS)
-
-
-def _without_data(option: str, value: object) -> UsageError:
-    fix = "Give --data with a file or directory instead of TASK, or leave the option out."
-    return UsageError(option, given=value if isinstance(value, Literally) else str(value), expected="--data", fix=fix)
 
 
 def _remarks(data: OwnData) -> list[str]:

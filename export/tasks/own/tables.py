@@ -62,7 +62,10 @@ def read_table(path: Path) -> Table:
     """
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
-        fix = "Save the table in one of these formats, or rename the file if it has one of them."
+        fix = (
+            "Save the table in one of these formats, or rename the file if it has one of them. "
+            "Texts without labels need a run of 'fewheads import' as --teacher."
+        )
         raise DataError(
             f"{path}", given=Literally(f"a file {path.suffix or 'without an ending'}"), expected=KNOWN, fix=fix
         )
