@@ -84,8 +84,8 @@ def to_onnx(
 
 
 def dynamic_of(inputs: Mapping[str, Array]) -> dict[str, dict[int, str]]:
-    """Return the usual dynamic dimensions: rows and length of token ids, masks and segments, and rows of pixels."""
-    return {name: {0: "batch", 1: "length"} if array.ndim == 2 else {0: "batch"} for name, array in inputs.items()}
+    """Return the usual dynamic dimensions: the rows, and except of pixels the tokens."""
+    return {name: {0: "batch"} if array.ndim == 4 else {0: "batch", 1: "length"} for name, array in inputs.items()}
 
 
 def golden_of(module: nn.Module, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Golden:

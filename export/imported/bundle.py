@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
-import numpy as np
 from torch import Tensor, nn
 
 from edge.bundles.bundle import write_bundle
-from edge.bundles.image import ImagePreprocessor
 from edge.bundles.manifest import (
-    ImagePreprocess,
     LabelPostprocess,
     Manifest,
     Measure,
@@ -21,57 +17,32 @@ from edge.bundles.manifest import (
     Profile,
     ScorePostprocess,
     Tier,
-    TokenizerPreprocess,
     TokenLabelPostprocess,
 )
-from edge.bundles.preprocess import TokenizerPreprocessor
 from edge.datatypes import Array, TensorSpec, datatype_of
 from export.convert import golden_of
 from export.exported import RUNTIMES, Exported
 from export.heads import SequenceClassifier, TokenClassifier
 from export.imported.accuracy import BY_TOKEN, int8_measures
-from export.imported.images import sample_images
+from export.imported.bundle_inputs import image_inputs, text_inputs
 from export.provenance import provenance
-from export.quantization.ranges import Feeds
-from export.runs import TOKENIZER
 from export.runtimes import export_tier, files_of
 from export.tasks.bundle import chosen_artifacts, tiers_of
 from export.tasks.bundle_inputs import (
-    BATCH_NAMES,
-    GOLDEN_ROWS,
-    IDS,
-    MASK,
     MAX_BATCH_SIZE,
-    PAD_ID,
-    SEGMENTS,
-    TEXTS,
     USUAL_TOKENS,
-    columns,
 )
-from export.tasks.calibration import CALIBRATION_ROWS
-from export.tasks.examples import Examples, limited, split_holdout
+from export.tasks.examples import limited, split_holdout
 from export.tasks.file_accuracy import OnRows, in_tier
-from export.tasks.image_files import read_image, read_pixels
 from export.tasks.imported import MOST_HELD_OUT, ImportedTask, check_alike
 from export.tasks.models import SCORE, open_model
 from export.tasks.objectives import Head
-from export.tasks.texts import MAX_TEXT_BYTES, sample_texts
-from export.tasks.tokens import Rows, load_tokenizer
+from export.tasks.tokens import Rows
 
-#: The same tensor, which the graph reads and returns.
-_OFFSETS_READ, _OFFSETS = "token_offsets", "offsets"
-#: Images are large: golden ones, those of a calibration, and rows of a run.
-_GOLDEN_IMAGES, _CALIBRATION_IMAGES, _MAX_IMAGES = 8, 64, 8
-
-
-class _Inputs(NamedTuple):
-    """Preprocess step, what a client sends and what the graph reads in the golden set, and other rows one by one."""
-
-    step: TokenizerPreprocess | ImagePreprocess
-    raw: dict[str, Array]
-    golden: dict[str, Array]
-    calibration: Sequence[Feeds]
-    files: dict[str, bytes]
+#: Output with the characters of each token.
+_OFFSETS = "offsets"
+#: Rows of a run.
+_MAX_IMAGES = 8
 
 
 class _WithOffsets(nn.Module):
@@ -120,7 +91,7 @@ def export_imported(
         fix = "Give an imported run first, and runs that were reduced from it."
         check_alike(f"run {run}", one, description, runs[0], fix)
     task = ImportedTask(description, head)
-    inputs = _images(task, data) if description.image else _texts(task, runs[0], data)
+    inputs = image_inputs(task, data) if description.image else text_inputs(task, runs[0], data)
     by_token = isinstance(head, BY_TOKEN)
     rows = _holdout(task, runs[0], data) if data and on_rows else None
     outputs = [*head.outputs, *([_OFFSETS] if by_token else [])]
@@ -129,7 +100,7 @@ def export_imported(
         assert one.head is not None
         model = _WithOffsets(one.head) if by_token else one.head
         exported = chosen_artifacts(
-            export_tier(model, inputs.golden, inputs.calibration, outputs, name=tier, dynamic=_dynamic(inputs.golden)),
+            export_tier(model, inputs.golden, inputs.calibration, outputs, name=tier),
             artifacts,
             tier,
         )
@@ -140,7 +111,7 @@ def export_imported(
         made += tiers_of(tier, exported, golden_file)
         measures += in_tier(one.metrics.measures if one.metrics else (), tier)
         if rows is not None and on_rows is not None:
-            measures += int8_measures(task, tier, exported, rows, names=_names(inputs), on_rows=on_rows)
+            measures += int8_measures(task, tier, exported, rows, names=inputs.batch_names, on_rows=on_rows)
         largest = max(largest, *(each.largest_difference for each in exported))
     manifest = Manifest(
         name=name,
@@ -167,69 +138,6 @@ def export_imported(
 def _holdout(task: ImportedTask, run: Path, data: Path) -> Rows:
     items = limited(split_holdout(task.items(data))[1], MOST_HELD_OUT)
     return task.answered(items, data, task.reader(run), task.description.max_length)
-
-
-def _names(inputs: _Inputs) -> dict[str, str]:
-    """Return the names of the graph's inputs in a batch."""
-    return {**BATCH_NAMES, _OFFSETS_READ: "offsets", inputs.step.outputs[0]: "inputs"}
-
-
-def _texts(task: ImportedTask, run: Path, data: Path | None) -> _Inputs:
-    description = task.description
-    names = ("question", "context") if description.task == "question-answering" else TEXTS
-    config = TokenizerPreprocess(
-        input=names[0],
-        file=TOKENIZER,
-        ids=IDS,
-        mask=MASK,
-        max_length=description.max_length,
-        pad_id=PAD_ID,
-        max_text_bytes=MAX_TEXT_BYTES,
-        pair=names[1] if description.pair else None,
-        # Without a second segment, the first one is a constant of the graph.
-        segments=SEGMENTS if description.pair and description.transformer.segments > 1 else None,
-        offsets=_OFFSETS_READ if isinstance(task.original, BY_TOKEN) else None,
-    )
-    definition = load_tokenizer(run).to_str().encode()
-    tokenize = TokenizerPreprocessor(config, definition, str(run / TOKENIZER))
-    if data is None:
-        texts = sample_texts(description.pair)
-        items = Examples(texts, np.zeros(len(texts), np.int64))
-    else:
-        items = task.items(data)
-    first, others = _split(items, GOLDEN_ROWS, CALIBRATION_ROWS)
-    golden, calibration = columns(first), [tokenize(*columns([row])) for row in others]
-    raw = {name: column.astype(np.bytes_) for name, column in zip(names, golden, strict=False)}
-    return _Inputs(config, raw, tokenize(*golden), calibration, {TOKENIZER: definition})
-
-
-def _split(items: Examples, golden: int, calibration: int) -> tuple[tuple[tuple[str, ...], ...], ...]:
-    """Return items for the golden set, of the hold-out where it has enough, and others for calibration."""
-    train, holdout = split_holdout(items)
-    first = limited(holdout if len(holdout.texts) >= golden else items, golden)
-    # All items are held out together where they have the same first text.
-    return first.texts, limited(train if train.texts else items, calibration).texts
-
-
-def _images(task: ImportedTask, data: Path | None) -> _Inputs:
-    step = task.description.image
-    assert step is not None
-    reader = ImagePreprocessor(step)
-    if data is None:
-        files = sample_images(step)
-        golden = calibration = [reader.read(file, "image") for file in files]
-    else:
-        first, others = _split(task.items(data), _GOLDEN_IMAGES, _CALIBRATION_IMAGES)
-        files = [read_image(data / name) for (name,) in first]
-        golden, calibration = ([read_pixels(data / name, reader) for (name,) in part] for part in (first, others))
-    raw: Array = np.array([[file] for file in files], np.object_)
-    feeds = [{step.output: pixels[None]} for pixels in calibration]
-    return _Inputs(step, {step.input: raw.astype(np.bytes_)}, {step.output: np.stack(golden)}, feeds, {})
-
-
-def _dynamic(inputs: dict[str, Array]) -> dict[str, dict[int, str]]:
-    """Return the dynamic dimensions: the rows, and except of images the tokens."""
-    return {name: {0: "batch"} if array.ndim == 4 else {0: "batch", 1: "length"} for name, array in inputs.items()}
 
 
 def _specs(tensors: Mapping[str, Array], by_token: bool) -> tuple[TensorSpec, ...]:
