@@ -22,7 +22,14 @@ from export.options import (
     run_data_dir_option,
 )
 from export.outputs import check_file, check_run
-from export.reduction.options import STRATEGIES, calibration_option, reduction_progress, target_option, tokens_option
+from export.reduction.options import (
+    LATENCIES,
+    STRATEGIES,
+    calibration_option,
+    reduction_progress,
+    target_option,
+    tokens_option,
+)
 from export.runs import recorded
 from export.tasks import data_of, needed_data
 
@@ -34,6 +41,9 @@ if TYPE_CHECKING:
 
 #: Options that looped runs do not have.
 _SEARCH = ("target_speedup", "tokens", "examples", "data_dir", "data", "table", "plot", "strategy", "asymmetric")
+
+#: A measured speed-up below this share of the planned one is remarked on.
+_SLOWER = 0.85
 
 
 @click.command()
@@ -131,6 +141,12 @@ def reduce(
             asymmetric=asymmetric,
             on_shape=on_shape,
             on_progress=on_progress,
+        )
+    if table is None and reduced.measured.ratio < _SLOWER * reduced.expected_speedup:
+        remark(
+            f"{out.name}: {reduced.measured.ratio:.2f} times faster, where the timed shapes promised "
+            f"{reduced.expected_speedup:.2f}. If other work disturbed their timing, delete "
+            f"{state_of(run, out) / LATENCIES} and repeat the command with --replace on an idle machine."
         )
     if as_json:
         print_json(reduced)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 #: Ways to reduce a model, the product's first; see :data:`export.reduction.controls.Strategy`.
 STRATEGIES = ("search", "uniform", "first-layers", "gradient", "weights", "random")
+#: Times of the shapes of layers, in the state of a reduction and in the directory of a frontier.
+LATENCIES = "latency.json"
 #: The defaults of --tokens and --calibration.
 TIMED_TOKENS, CALIBRATION_EXAMPLES = 32, 256
 

@@ -14,6 +14,7 @@ from export.errors import PlanError
 from export.provenance import provenance
 from export.reduction.controls import Strategy
 from export.reduction.latency import feeds_of, machine_key, measure_models, measure_times, table_times
+from export.reduction.options import LATENCIES
 from export.reduction.plan import check_speedup
 from export.reduction.reduce import (
     LayerReport,
@@ -87,7 +88,7 @@ class Device(NamedTuple):
 
 def measured_device(model: Head, grid: Grid, tokens: int, state: Path, on_shape: Callable[[int, int], None]) -> Device:
     """Measure this machine's processor; the measurements are kept in the directory ``state``."""
-    times, rest = measure_times(model, grid, tokens, cache=state / "latency.json", on_shape=on_shape)
+    times, rest = measure_times(model, grid, tokens, cache=state / LATENCIES, on_shape=on_shape)
     table = LatencyTable(key=machine_key(model.transformer.config))
     return Device(table.name, table.label, table.key, times, rest)
 

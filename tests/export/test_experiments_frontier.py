@@ -11,7 +11,6 @@ from edge.errors import UsageError
 from edge.files import write_whole
 from export import processor
 from export.errors import CheckpointError, DataError
-from export.experiments.frontier import LATENCIES
 from export.experiments.frontier.cli import frontier
 from export.experiments.frontier.family import better_dense, family_directory
 from export.experiments.frontier.records import (
@@ -28,6 +27,7 @@ from export.experiments.frontier.settings import DENSE, FROZEN, TEACHER, familie
 from export.experiments.frontier.summary import frontier_of
 from export.experiments.settings import check_settings, keep_settings
 from export.processor import Processor
+from export.reduction.options import LATENCIES
 from export.runs import PREDICTIONS
 from export.tasks.predictions import Predictions, encode_predictions
 from export.tasks.registry import TASKS

@@ -13,6 +13,7 @@ from edge.profiling.table import PREDICTION, LatencyTable
 from export.errors import DataError, ReductionError
 from export.estimate.cli import estimate
 from export.reduction.cli import reduce
+from export.reduction.options import LATENCIES
 from export.reduction.plan_cli import plan
 from export.runs import CONFIG
 from export.tasks.cli import finetune
@@ -56,6 +57,23 @@ def test_a_resumed_reduction_reports_it_and_prints_lines_when_piped(place, monke
     assert f"other: resumes from the timings and layers in {place / '.SST-2.reduction'}" in lines
     seen = [line for line in lines if re.fullmatch(r"timing each option: \d+ of \d+, 0:00:\d\d", line)]
     assert len(set(seen)) > 2
+
+
+def test_a_speedup_far_below_the_planned_one_is_remarked_on(place, tmp_path):
+    run = shutil.copytree(place / "SST-2", tmp_path / "SST-2")
+    command = [str(run), *map(str, ("--calibration", 200, "--tokens", 8, "--out", tmp_path / "lean", "--replace"))]
+    first = CliRunner().invoke(reduce, [*command, "--target-speedup", "1.05"], catch_exceptions=False)
+    assert "where the timed shapes promised" not in first.stderr
+    path = tmp_path / ".SST-2.reduction" / LATENCIES
+    table = json.loads(path.read_text())
+    for timing in table["timings"][1:]:  # the first is the dense shape
+        timing["comparison"]["ratio"] *= 2
+        timing["comparison"]["milliseconds"] /= 2
+    path.write_text(json.dumps(table))
+    again = CliRunner().invoke(reduce, [*command, "--target-speedup", "1.6"], catch_exceptions=False)
+    assert re.search(
+        rf"lean: [\d.]+ times faster, where the timed shapes promised 1\.\d+\..*delete {path}", again.stderr
+    )
 
 
 def test_runs_that_cannot_be_reduced_are_rejected_before_the_timings(place, sst2, tmp_path):

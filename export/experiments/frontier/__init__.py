@@ -7,6 +7,3 @@
 - :mod:`.summary`: means, differences and intervals
 - :mod:`.report`: Markdown tables, from records alone
 """
-
-#: Times of the shapes of layers in the directory of all results, by which the command recognises that.
-LATENCIES = "latency.json"

@@ -12,12 +12,12 @@ import msgspec
 from edge.cli.output import json_option, print_json, print_table, remark, working
 from edge.errors import Literally, UsageError
 from edge.files import write_whole
-from export.experiments.frontier import LATENCIES
 from export.figures import new_figure
 from export.loading import loading_torch
 from export.options import DIRECTORY, data_dir_option, device_option, out_option, plots_option, precision_option
 from export.outputs import check_workspace
 from export.parallel.options import jobs_option, ray_option
+from export.reduction.options import LATENCIES
 from export.tasks import AVERAGED, data_directory
 
 # torch takes seconds to import, so only the commands' bodies do it.

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import msgspec
 
 from edge.files import write_whole
-from export.experiments.frontier import LATENCIES
 from export.experiments.frontier.settings import DENSE, TEACHER, FamilySettings, control_name
 from export.reduction.controls import Strategy
 from export.reduction.latency import measure_layers
+from export.reduction.options import LATENCIES
 from export.reduction.run import reduce_run, state_of
 from export.reduction.search import grid_of, widest
 from export.runs import WEIGHTS
