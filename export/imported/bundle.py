@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import msgspec
 from torch import Tensor, nn
 
 from edge.bundles.bundle import write_bundle
@@ -20,14 +19,11 @@ from edge.bundles.manifest import (
     TokenLabelPostprocess,
 )
 from edge.datatypes import Array, TensorSpec, datatype_of
-from export.convert import golden_of
 from export.exported import RUNTIMES, Exported
 from export.heads import SequenceClassifier, TokenClassifier
 from export.imported.accuracy import BY_TOKEN, int8_measures
 from export.imported.bundle_inputs import image_inputs, text_inputs
 from export.provenance import provenance
-from export.runtimes import export_tier, files_of
-from export.tasks.bundle import chosen_artifacts, tiers_of
 from export.tasks.bundle_inputs import (
     MAX_BATCH_SIZE,
     USUAL_TOKENS,
@@ -37,6 +33,7 @@ from export.tasks.file_accuracy import OnRows, in_tier
 from export.tasks.imported import MOST_HELD_OUT, ImportedTask, check_alike
 from export.tasks.models import SCORE, open_model
 from export.tasks.objectives import Head
+from export.tasks.tier import tier_files
 from export.tasks.tokens import Rows
 
 #: Output with the characters of each token.
@@ -99,26 +96,27 @@ def export_imported(
     for tier, one in zip(tiers, opened, strict=True):
         assert one.head is not None
         model = _WithOffsets(one.head) if by_token else one.head
-        exported = chosen_artifacts(
-            export_tier(model, inputs.golden, inputs.calibration, outputs, name=tier),
-            artifacts,
-            tier,
+        exported = tier_files(
+            model,
+            inputs.golden,
+            inputs.calibration,
+            outputs,
+            raw=inputs.raw,
+            name=tier,
+            artifacts=artifacts,
         )
-        golden = golden_of(model, inputs.golden, outputs)
-        golden_file = f"{tier}.golden.npz"
-        files[golden_file] = msgspec.structs.replace(golden, raw=inputs.raw).encode()
-        files |= files_of(exported)
-        made += tiers_of(tier, exported, golden_file)
+        files |= exported.files
+        made += exported.tiers
         measures += in_tier(one.metrics.measures if one.metrics else (), tier)
         if rows is not None and on_rows is not None:
-            measures += int8_measures(task, tier, exported, rows, names=inputs.batch_names, on_rows=on_rows)
-        largest = max(largest, *(each.largest_difference for each in exported))
+            measures += int8_measures(task, tier, exported.exported, rows, names=inputs.batch_names, on_rows=on_rows)
+        largest = max(largest, exported.largest_difference)
     manifest = Manifest(
         name=name,
         version=version,
         description=_described(task),
         inputs=_specs(inputs.golden, by_token=description.image is None),
-        outputs=_specs(golden.outputs, by_token),
+        outputs=_specs(exported.golden.outputs, by_token),
         max_batch_size=_MAX_IMAGES if description.image else MAX_BATCH_SIZE,
         profile=_profiles(task, inputs.golden),
         tiers=tuple(made),

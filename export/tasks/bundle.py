@@ -6,19 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from edge.bundles.bundle import write_bundle
-from edge.bundles.manifest import Artifact, LabelPostprocess, Manifest, Measure, ScorePostprocess, Tier
+from edge.bundles.manifest import LabelPostprocess, Manifest, Measure, ScorePostprocess, Tier
 from edge.datatypes import TensorSpec
 from edge.errors import Literally, UsageError
-from export.convert import golden_of
 from export.exported import RUNTIMES, Exported
 from export.heads import SequenceClassifier
 from export.provenance import provenance
 from export.quantization.ranges import InputRange
 from export.quantization.training import trained_ranges
-from export.runtimes import ExportedArtifact, export_tier, files_of
+from export.runtimes import ExportedArtifact
 from export.tasks.bundle_inputs import MAX_BATCH_SIZE, BundleInputs, image_inputs, text_inputs
 from export.tasks.file_accuracy import OnRows, in_tier, tier_measures
 from export.tasks.models import SCORE, Architecture, open_model
@@ -26,6 +23,7 @@ from export.tasks.predictions import read_predictions
 from export.tasks.registry import task_of
 from export.tasks.sentences import SentenceTask
 from export.tasks.task import Task
+from export.tasks.tier import tier_files
 from export.tasks.vision import ImageTask
 
 _LOGITS = "logits"
@@ -78,18 +76,20 @@ def export_classifier(
     measures: list[Measure] = []
     largest = 0.0
     for source in sources:
-        trained = source.trained or None
-        files_made = export_tier(
-            source.model, inputs.golden, inputs.calibration, [_LOGITS], name=source.tier, trained=trained
+        tier = tier_files(
+            source.model,
+            inputs.golden,
+            inputs.calibration,
+            [_LOGITS],
+            raw=inputs.raw,
+            name=source.tier,
+            artifacts=artifacts,
+            trained=source.trained or None,
         )
-        exported = chosen_artifacts(files_made, artifacts, source.tier)
-        golden = golden_of(source.model, inputs.golden, [_LOGITS])
-        golden_file = f"{source.tier}.golden.npz"
-        files[golden_file] = msgspec.structs.replace(golden, raw=inputs.raw).encode()
-        files |= files_of(exported)
-        measures += _measures(source, exported, inputs, data_dir, on_rows)
-        made += tiers_of(source.tier, exported, golden_file)
-        largest = max(largest, *(one.largest_difference for one in exported))
+        files |= tier.files
+        measures += _measures(source, tier.exported, inputs, data_dir, on_rows)
+        made += tier.tiers
+        largest = max(largest, tier.largest_difference)
     manifest = Manifest(
         name=name,
         version=version,
@@ -169,28 +169,3 @@ def _one_task(sources: Sequence[_Source]) -> SentenceTask | ImageTask:
             fix = "Export runs on images of one size."
             raise UsageError(f"images of run {source.path}", given=sizes[0], expected=f"{sizes[1]}", fix=fix)
     return task
-
-
-def chosen_artifacts(
-    exported: Sequence[ExportedArtifact], artifacts: Sequence[str], tier: str
-) -> list[ExportedArtifact]:
-    """Return the files for the chosen runtimes; both precisions of the tier must be among them."""
-    chosen = [one for one in exported if one.artifact.runtime in ("any", *artifacts)]
-    for int8 in (False, True):
-        if not any((one.artifact.precision == "int8") == int8 for one in chosen):
-            subject = f"tier {tier}{'-int8' if int8 else ''}"
-            expected = f"a file for one of {', '.join(sorted({one.artifact.runtime for one in exported}))}"
-            fix = "Give another --artifacts, or leave it out."
-            raise UsageError(subject, given=list(artifacts), expected=expected, fix=fix)
-    return chosen
-
-
-def tiers_of(name: str, exported: Sequence[ExportedArtifact], golden: str) -> list[Tier]:
-    """Return the tier and its INT8 twin: a runtime reads one file of a tier, so precision is a choice of tier."""
-    by_precision: dict[bool, list[Artifact]] = {False: [], True: []}
-    for one in exported:
-        by_precision[one.artifact.precision == "int8"].append(one.artifact)
-    return [
-        Tier(name=name, artifacts=tuple(by_precision[False]), golden=golden),
-        Tier(name=f"{name}-int8", artifacts=tuple(by_precision[True]), golden=golden),
-    ]

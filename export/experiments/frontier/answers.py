@@ -5,10 +5,8 @@ The files in static INT8 are those for TensorRT. They are not timed: ONNX Runtim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-
-import numpy as np
 
 from edge.datatypes import Array
 from edge.files import write_whole
@@ -77,10 +75,3 @@ def answer(
 def file_of(directory: Path, key: Key) -> Path:
     """Return the ONNX file of a run in a precision."""
     return directory / "onnx" / f"{'.'.join(key)}.onnx"
-
-
-def feeds_of_items(dev: Encoded, items: Array) -> Iterator[dict[str, Array]]:
-    """Yield the inputs of items, one by one and without padding."""
-    for item in items:
-        batch = dev.batch(np.array([item]))
-        yield {name: tensor.numpy() for name, tensor in batch.named.items()}

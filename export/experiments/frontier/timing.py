@@ -14,7 +14,7 @@ import numpy as np
 from edge.datatypes import Array
 from edge.profiling.timing import WARM_UP, times_in_turns, turns
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.experiments.frontier.answers import feeds_of_items, file_of
+from export.experiments.frontier.answers import file_of
 from export.experiments.frontier.family import FamilyInputs
 from export.experiments.frontier.records import (
     ANSWERED,
@@ -32,6 +32,7 @@ from export.experiments.records import read_part
 from export.processor import processor
 from export.provenance import versions
 from export.reduction.plan import LayerPlan, Plan, check_speedup
+from export.tasks.calibration import feeds_of
 from export.tasks.tokens import Encoded
 
 #: Tokens of the length that all tasks share.
@@ -91,7 +92,8 @@ def _timed(
     items = np.random.default_rng(seed).permutation(len(dev.tokens))[:_ITEMS]
     seconds = {key: np.zeros(len(items)) for key in runners}
     order = np.concatenate([items[:WARM_UP], items])
-    for place, feeds in enumerate(feeds_of_items(dev, order), -WARM_UP):
+    for place, item in enumerate(order, -WARM_UP):
+        feeds = feeds_of(dev, np.array([item]))
         for key in turns(list(runners), place):
             started = time.perf_counter()
             runners[key].infer(feeds)

@@ -1,0 +1,91 @@
+"""The files of a tier of a bundle and of its twin in INT8, with the golden set of both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+from torch import nn
+
+from edge.bundles.golden import Golden
+from edge.bundles.manifest import Artifact, Tier
+from edge.datatypes import Array
+from edge.errors import UsageError
+from export.convert import golden_of
+from export.quantization.ranges import Feeds, InputRange
+from export.runtimes import ExportedArtifact, export_tier, files_of
+
+
+class TierFiles(NamedTuple):
+    """A tier and its twin in INT8.
+
+    Attributes:
+        exported: the ONNX files for the chosen runtimes.
+        files: these and the golden sets, by name.
+        tiers: the tier, and ``NAME-int8``.
+        golden: the model's own outputs.
+        largest_difference: of any file's outputs to these, absolute.
+    """
+
+    exported: list[ExportedArtifact]
+    files: dict[str, bytes]
+    tiers: list[Tier]
+    golden: Golden
+    largest_difference: float
+
+
+def tier_files(
+    model: nn.Module,
+    inputs: Mapping[str, Array],
+    calibration: Sequence[Feeds],
+    outputs: Sequence[str],
+    *,
+    raw: dict[str, Array],
+    name: str,
+    artifacts: Sequence[str],
+    trained: Mapping[str, InputRange] | None = None,
+) -> TierFiles:
+    """Export a model as the files of a tier.
+
+    Args:
+        inputs, calibration, outputs, trained: see :func:`export.runtimes.export_tier`.
+        raw: the golden rows as clients send them.
+        artifacts: of :data:`export.exported.RUNTIMES`.
+
+    Raises:
+        UsageError: the artifacts leave out all files of a precision.
+        GoldenError: the outputs of a file differ from torch's.
+    """
+    exported = _chosen(export_tier(model, inputs, calibration, outputs, name=name, trained=trained), artifacts, name)
+    golden, golden_file = golden_of(model, inputs, outputs), f"{name}.golden.npz"
+    return TierFiles(
+        exported,
+        {golden_file: msgspec.structs.replace(golden, raw=raw).encode(), **files_of(exported)},
+        _tiers(name, exported, golden_file),
+        golden,
+        max(one.largest_difference for one in exported),
+    )
+
+
+def _chosen(exported: Sequence[ExportedArtifact], artifacts: Sequence[str], tier: str) -> list[ExportedArtifact]:
+    """Return the files for the chosen runtimes; both precisions of the tier must be among them."""
+    chosen = [one for one in exported if one.artifact.runtime in ("any", *artifacts)]
+    for int8 in (False, True):
+        if not any((one.artifact.precision == "int8") == int8 for one in chosen):
+            subject = f"tier {tier}{'-int8' if int8 else ''}"
+            expected = f"a file for one of {', '.join(sorted({one.artifact.runtime for one in exported}))}"
+            fix = "Give another --artifacts, or leave it out."
+            raise UsageError(subject, given=list(artifacts), expected=expected, fix=fix)
+    return chosen
+
+
+def _tiers(name: str, exported: Sequence[ExportedArtifact], golden: str) -> list[Tier]:
+    """Return the tier and its INT8 twin: a runtime reads one file of a tier, so precision is a choice of tier."""
+    by_precision: dict[bool, list[Artifact]] = {False: [], True: []}
+    for one in exported:
+        by_precision[one.artifact.precision == "int8"].append(one.artifact)
+    return [
+        Tier(name=name, artifacts=tuple(by_precision[False]), golden=golden),
+        Tier(name=f"{name}-int8", artifacts=tuple(by_precision[True]), golden=golden),
+    ]
