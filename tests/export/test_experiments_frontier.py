@@ -222,7 +222,11 @@ def test_a_family_of_other_options_or_another_model_or_data_is_not_mixed_in(expe
     directory = family_directory(experiment / "out", "SST-2", 0)
     own = "frontier.tasks.SST-2"
     for options, found, expected in (
-        (("--epochs", 3), f"{own}.teacher_epochs 2, {own}.epochs 1", f"{own}.teacher_epochs 3, {own}.epochs 3"),
+        (
+            ("--epochs", 3),
+            f"{own}.teacher_epochs 2, {own}.epochs 1, {own}.reduced_epochs 1",
+            f"{own}.teacher_epochs 3, {own}.epochs 3, {own}.reduced_epochs 3",
+        ),
         (("--precision", "fp32"), "frontier.precision bf16", "frontier.precision fp32"),
     ):
         message = (

@@ -85,7 +85,8 @@ def frontier(
             raise UsageError("--model", given=Literally("nothing"), expected="a Hugging Face directory", fix=fix)
         inputs = {"--model": model, **{f"the data of {task} in": data_directory(task, data_dir) for task in tasks}}
         check_workspace("--out", out, inputs, settings=LATENCIES)
-        changes = {"seeds": seeds, "epochs": epochs, "teacher_epochs": epochs, "limit": limit}
+        lengths = dict.fromkeys(("epochs", "teacher_epochs", "reduced_epochs"), epochs)
+        changes = {"seeds": seeds, "limit": limit, **lengths}
         given = {name: value for name, value in changes.items() if value}
         families = _families(path, given, tasks, precision, model, data_dir)
         found = _measured(families, model, data_dir, out, _Where(device, jobs, ray))

@@ -1,7 +1,7 @@
-"""The runs of one task and seed: a teacher, and models that imitate it: a dense one, leaner tiers, and controls.
+"""The runs of one task and seed: a teacher, a dense model that imitates it, leaner tiers, and controls.
 
-All imitations have the same number of epochs, on the same examples. The dense baseline is the better of teacher and
-dense model on the hold-out.
+Tiers and controls are reduced from the teacher and imitate it, all by one recipe, for the same epochs, on the same
+examples. The dense baseline is the better of teacher and dense model on the hold-out.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def stages(family: FamilySettings, inputs: FamilyInputs, directory: Path, device
         recipe = frontier.teaching(family.own)
         yield Stage(TEACHER, partial(teaching.tune, TEACHER, inputs.model, recipe, None))
     if missing(DENSE):
-        yield Stage(DENSE, partial(teaching.imitate, DENSE, directory / TEACHER, family.own.epochs))
+        imitating = frontier.imitating(family.own)
+        yield Stage(DENSE, partial(teaching.imitate, DENSE, TEACHER, imitating))
     for steps in _lean_runs(family):
         if not missing(steps[-1].name):
             continue
@@ -97,7 +98,8 @@ def stages(family: FamilySettings, inputs: FamilyInputs, directory: Path, device
             reduced = f"{step.name}-reduced"
             if missing(reduced):
                 yield Stage(reduced, partial(_reduce, family, inputs, directory, step, reduced))
-            yield Stage(step.name, partial(teaching.imitate, step.name, directory / reduced, step.epochs))
+            restoring = frontier.restoring(step.epochs)
+            yield Stage(step.name, partial(teaching.imitate, step.name, reduced, restoring))
         for step in steps:  # half of a family's bytes, and nothing reads them again
             for spent in {f"{step.name}-reduced", step.name, f".{step.name}.reduction"} - {steps[-1].name}:
                 shutil.rmtree(directory / spent, ignore_errors=True)
@@ -115,7 +117,7 @@ class _Step(NamedTuple):
 
 def _lean_runs(family: FamilySettings) -> Iterator[tuple[_Step, ...]]:
     """Yield the steps to each tier and control."""
-    frontier, epochs = family.frontier, family.own.epochs
+    frontier, epochs = family.frontier, family.own.reduced_epochs
     for tier, speedup in frontier.tiers.items():
         if frontier.gradual:
             first, part = f"{tier}-first", math.sqrt(speedup)
@@ -142,12 +144,12 @@ class _Teaching:
         self._family, self._inputs, self._directory, self._device = family, inputs, directory, device
         self._teacher: Teacher | None = None
 
-    def imitate(self, name: str, source: Path, epochs: int, watch: Watch) -> None:
+    def imitate(self, name: str, source: str, recipe: Recipe, watch: Watch) -> None:
         if self._teacher is None:
             model = open_tuned(self._directory / TEACHER, self._inputs.task.name).to(device_of(self._device))
             layers = range(len(model.transformer.layers))
             self._teacher = Teacher(model, self._inputs.data.train, layers, self._family.frontier.precision)
-        self.tune(name, source, self._family.frontier.imitating(self._family.own, epochs), self._teacher, watch)
+        self.tune(name, self._directory / source, recipe, self._teacher, watch)
 
     def tune(self, name: str, source: Path, recipe: Recipe, teacher: Teacher | None, watch: Watch) -> None:
         inputs = self._inputs

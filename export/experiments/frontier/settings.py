@@ -14,7 +14,7 @@ from export.provenance import versions
 from export.reduction.controls import Strategy
 from export.tasks import DATA
 from export.tasks.glue import TASKS, read
-from export.tasks.recipe import Recipe
+from export.tasks.recipe import Distillation, Recipe
 from export.training.recipe import Precision
 
 #: The committed settings, frozen before any dev set was looked at.
@@ -28,7 +28,9 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     Attributes:
         seeds: families of the task.
         teacher_epochs: of the teacher, which all others imitate.
-        epochs: of each imitation, the dense model's too.
+        peak_learning_rate: of teacher and distilled dense model.
+        epochs: of the distilled dense model, which starts from the teacher.
+        reduced_epochs: of each reduced model: tiers and controls.
         controls: strategies beside the search, and how many families have each, the first ones.
         calibration: examples for the reduction.
         limit: most training examples; None is all.
@@ -36,8 +38,9 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     seeds: int
     teacher_epochs: int
-    epochs: int
     peak_learning_rate: float
+    epochs: int
+    reduced_epochs: int
     controls: dict[Strategy, int]
     calibration: int
     limit: int | None = None
@@ -48,21 +51,25 @@ class FrontierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     Attributes:
         dropout: of the teacher's training.
-        precision: of all trainings; ``--precision`` replaces it.
+        precision: of all trainings; ``--precision`` sets it.
         tokens: the length of the input that reductions plan for.
         tiers: target speed-ups at that length; at the lengths of dev, leaner tiers are faster.
         control_tier: the tier whose speed the controls share.
+        reduced_learning_rate: the peak, for reduced models.
+        distillation: of reduced models; the dense model has the defaults.
         asymmetric: whether a layer makes up for the reduced ones before it.
         gradual: whether tiers of the search are reduced in two steps, each with half of the epochs after it.
     """
 
     tasks: dict[str, TaskSettings]
     dropout: float
-    precision: Precision
     max_length: int
     tokens: int
     tiers: dict[str, float]
     control_tier: str
+    reduced_learning_rate: float
+    distillation: Distillation
+    precision: Precision = "fp32"
     asymmetric: bool = False
     gradual: bool = False
 
@@ -75,13 +82,22 @@ class FrontierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             dropout=self.dropout,
         )
 
-    def imitating(self, task: TaskSettings, epochs: int) -> Recipe:
-        """Return the recipe of the others, for all or some of their epochs."""
+    def imitating(self, task: TaskSettings) -> Recipe:
+        """Return the recipe of the distilled dense model."""
         return Recipe(
-            epochs=epochs,
+            epochs=task.epochs,
             peak_learning_rate=task.peak_learning_rate,
             precision=self.precision,
             frozen_embeddings=True,
+        )
+
+    def restoring(self, epochs: int) -> Recipe:
+        """Return the recipe of reduced models, for all or some of their epochs."""
+        return Recipe(
+            epochs=epochs,
+            peak_learning_rate=self.reduced_learning_rate,
+            precision=self.precision,
+            distillation=self.distillation,
         )
 
 
