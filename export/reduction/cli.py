@@ -32,6 +32,7 @@ from export.reduction.options import (
 )
 from export.runs import recorded
 from export.tasks import data_of, needed_data
+from export.tasks.recipe import RESTORING
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
@@ -151,14 +152,14 @@ def reduce(
     if as_json:
         print_json(reduced)
     else:
-        _print(reduced)
+        _print(reduced, run)
     if plot:  # last, so that a failure loses no results
         from export.reduction.plot import draw
 
         draw(reduced, plot)
 
 
-def _print(reduced: Reduced) -> None:
+def _print(reduced: Reduced, source: Path) -> None:
     columns = ("layer", "heads", "width", "units", "logits' error", "attention's error", "feed-forward's error")
     rows = [
         (
@@ -186,4 +187,8 @@ def _print(reduced: Reduced) -> None:
     click.echo(
         f"Divergence from the original: {divergence.calibration:.3g} on the calibration set, "
         f"{divergence.holdout:.3g} on the hold-out; if the second is much larger, give more --calibration."
+    )
+    recipe = f"--lr {RESTORING.peak_learning_rate} --epochs {RESTORING.epochs} --hidden {RESTORING.distillation.hidden}"
+    click.echo(
+        f"Next, restore its accuracy: fewheads finetune … --model {reduced.directory} --teacher {source} {recipe}"
     )

@@ -48,3 +48,7 @@ class Recipe(recipe.Recipe, frozen=True, kw_only=True):
     distillation: Distillation = Distillation()
     dropout: float = 0.0
     frozen_embeddings: bool = False
+
+
+#: The best recipe for reduced models on the hold-outs of STS-B and CoLA; export/reduction/LIMITS.md has the others.
+RESTORING = Recipe(epochs=8, peak_learning_rate=4e-4, distillation=Distillation(hidden=5.0))

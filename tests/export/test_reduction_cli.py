@@ -1,5 +1,6 @@
 import json
 import re
+import shlex
 import shutil
 
 import msgspec
@@ -41,8 +42,13 @@ def test_a_run_becomes_a_smaller_run_that_can_be_fine_tuned(place):
     table = invoke(reduce, place / "SST-2", *options, "--out", place / "reduced", "--replace")
     assert "times faster at 16 tokens" in table
     assert "Before any fine-tuning" in table
-    tuning = ("--data-dir", place, "--epochs", 1, "--max-length", 32, "--teacher", place / "SST-2")
-    invoke(finetune, "SST-2", "--model", place / "reduced", *tuning, "--out", place / "tuned")
+    hint = next(line for line in table.splitlines() if line.startswith("Next, ")).partition("finetune … ")[2]
+    invoke(
+        finetune,
+        "SST-2",
+        *shlex.split(hint),
+        *("--data-dir", place, "--epochs", 1, "--max-length", 32, "--out", place / "tuned"),
+    )
     small, tuned = open_model(place / "reduced"), open_model(place / "tuned" / "SST-2")
     assert tuned.transformer.config == small.transformer.config
     assert tuned.config.speedup == small.config.speedup  # which names the tier
