@@ -167,6 +167,7 @@ def test_bundle_has_the_measures_of_its_graph(bundle):
     np.testing.assert_allclose(bundle.golden.outputs["value"][:, 0], truth, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_commands_train_export_and_compare(tmp_path):
     answer(fewheads("train", LSTM, "--epochs=1", "--seeds=2", "--out", tmp_path / "runs"))
     runs = sorted((tmp_path / "runs").iterdir())

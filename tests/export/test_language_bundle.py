@@ -119,7 +119,7 @@ def test_the_graph_of_each_kind_computes_the_logits_of_the_library(kind: str) ->
             torch.testing.assert_close(logits, expected[:, end - 1], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["Gemma2", "Gemma3Text"])
+@pytest.mark.parametrize("kind", [pytest.param("Gemma2", marks=pytest.mark.slow), "Gemma3Text"])
 def test_the_graph_of_shared_keys_and_a_window_repeats_the_library_in_onnx(kind: str) -> None:
     model = model_of(kind)
     ids = torch.randint(0, 27, (2, 9))

@@ -25,7 +25,14 @@ POSITIONS, ROWS = 64, 8
 FP16_CACHE = partial(half, fp16_tensors={name for pair in cache_names(2) for name in pair})
 
 
-@pytest.mark.parametrize(("model", "converted"), [(tiny_gpt2, bytes), (tiny_gpt2, half), (tiny_llama, FP16_CACHE)])
+@pytest.mark.parametrize(
+    ("model", "converted"),
+    [
+        pytest.param(tiny_gpt2, bytes, marks=pytest.mark.slow),
+        pytest.param(tiny_gpt2, half, marks=pytest.mark.slow),
+        (tiny_llama, FP16_CACHE),
+    ],
+)
 def test_a_decoder_compiles(model, converted):
     graph = DecoderGraph(model(positions=POSITIONS))
     profile, step_profile = profiles_of(graph, POSITIONS)
