@@ -14,7 +14,15 @@ from export.language.formats import Source, source_of
 from export.language.table import print_files
 from export.loading import loading_torch
 from export.measures import print_measures
-from export.options import DIRECTORY, device_option, replace_option, runs_option, seed_option, tensorboard_option
+from export.options import (
+    DIRECTORY,
+    device_option,
+    precision_option,
+    replace_option,
+    runs_option,
+    seed_option,
+    tensorboard_option,
+)
 from export.outputs import check_name
 from export.training.watch import watching
 
@@ -25,6 +33,7 @@ if TYPE_CHECKING:
     from edge.bundles.manifest import Measure
     from export.language.recipes import Size
     from export.training.device import DeviceName
+    from export.training.recipe import Precision
 
 data_option = click.option(
     "--data",
@@ -72,6 +81,10 @@ def language() -> None:
 @limit_option
 @language_seed_option
 @runs_option("the model, which becomes OUT/NAME")
+@precision_option(
+    default="fp32",
+    help="Precision of the multiplications; auto is bf16 where the device has instructions for it, which suits gpt2.",
+)
 @device_option
 @tensorboard_option
 @replace_option("an earlier model of that name")
@@ -86,6 +99,7 @@ def train(
     limit: int | None,
     seed: int,
     out: Path,
+    precision: Precision,
     device: DeviceName,
     tensorboard: Path | None,
     replace: bool,
@@ -104,7 +118,7 @@ def train(
         from export.language.recipes import plan_of
         from export.language.train import read_corpus, tokenizer_for, train_language
 
-        plan = plan_of(size, steps=steps)
+        plan = plan_of(size, steps=steps, precision=precision)
         corpus = read_corpus(sources, seed=seed, limit=limit)
         made = tokenizer_for(corpus, tokenizer, vocabulary or plan.vocabulary)
     with watching(name) as watch:

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from export.training.recipe import Recipe
+from export.training.recipe import Precision, Recipe
 
 Size = Literal["tiny", "small", "gpt2"]
 #: The most steps between two scores.
@@ -38,13 +38,14 @@ class Plan(msgspec.Struct, frozen=True):
         return self.steps // self.recipe.epochs
 
 
-def plan_of(size: Size, *, steps: int | None = None) -> Plan:
+def plan_of(size: Size, *, steps: int | None = None, precision: Precision = "fp32") -> Plan:
     """Return the plan of a size, with so many steps, or up to a hundredth fewer."""
     plan = _PLANS[size]
     steps = steps or plan.steps
     epochs = -(-steps // _STEPS_PER_EPOCH)
     steps = steps // epochs * epochs
-    recipe = replace(plan.recipe, epochs=epochs, warmup_share=min(0.1, _WARMUP_STEPS / steps))
+    warmup_share = min(0.1, _WARMUP_STEPS / steps)
+    recipe = replace(plan.recipe, epochs=epochs, warmup_share=warmup_share, precision=precision)
     return replace(plan, steps=steps, recipe=recipe)
 
 
@@ -59,7 +60,7 @@ _MUON = Recipe(
     betas=(0.9, 0.95),
     clip_norm=1.0,
 )
-_ADAMW = replace(_MUON, optimizer="adamw", peak_learning_rate=6e-4, weight_decay=0.1, final_share=0.1, precision="bf16")
+_ADAMW = replace(_MUON, optimizer="adamw", peak_learning_rate=6e-4, weight_decay=0.1, final_share=0.1)
 #: tiny is for tests; small takes two cores an hour; gpt2 has GPT-2's 124 million parameters and its published rate.
 _PLANS: Mapping[Size, Plan] = {
     "tiny": Plan(dim=32, layers=2, heads=2, positions=128, vocabulary=512, steps=200, recipe=_MUON),

@@ -1,4 +1,5 @@
 import json
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from export.language.evaluate import encode_fitting, evaluate
 from export.language.files import is_language_model
 from export.language.formats import Example, Source
 from export.language.objective import LanguageObjective, padded, teacher_forced
-from export.language.recipes import plan_of
+from export.language.recipes import Size, plan_of
 from export.language.tokenizer import TextTokenizer
 from export.language.train import Corpus, read_corpus, tokenizer_for, train_language
 from export.training.observer import Observer
@@ -111,6 +112,11 @@ def test_an_interrupted_training_resumes_to_the_same_model(tmp_path):
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "again")]
     assert weights[0] == weights[1]
     assert not list(tmp_path.glob(".*"))
+
+
+def test_every_size_trains_in_fp32_unless_another_precision_is_given():
+    assert {plan_of(size).recipe.precision for size in get_args(Size)} == {"fp32"}
+    assert plan_of("gpt2", precision="bf16").recipe.precision == "bf16"
 
 
 def test_a_model_learns_sums_by_heart(tmp_path):
