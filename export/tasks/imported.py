@@ -59,7 +59,7 @@ class Agreement(Predicted, frozen=True):
 
 
 class LabelledTokens(Encoded, frozen=True):
-    """A tokenised data set whose targets are a class for each token, [n, T]; :data:`NO_LABEL` for padding."""
+    """A tokenised data set whose targets are a class for each token, [n, T]; :data:`NO_LABEL` for special tokens."""
 
     def batch(self, rows: Array) -> Batch:
         """Return rows, padded to the longest of them."""
@@ -157,8 +157,13 @@ class ImportedTask(msgspec.Struct, frozen=True):
         if isinstance(rows, ImageFiles):
             return ImageFiles(rows.paths, rows.step, targets)
         assert isinstance(rows, Encoded)
-        kind = LabelledTokens if isinstance(self.original, TokenClassifier) else Encoded
-        return kind(rows.tokens, rows.segments, targets)
+        if not isinstance(self.original, TokenClassifier):
+            return Encoded(rows.tokens, rows.segments, targets)
+        assert isinstance(reader, Tokenizer)
+        around = reader.encode("").ids  # special tokens before and after a text, whose labels nobody reads
+        for classes, tokens in zip(targets, rows.tokens, strict=True):
+            classes[: len(tokens)][np.isin(tokens, around)] = NO_LABEL
+        return LabelledTokens(rows.tokens, rows.segments, targets)
 
     def _rows(self, items: Examples, data: Path, reader: Reader, max_length: int) -> Rows:
         if self.description.image is not None:
@@ -187,7 +192,8 @@ class ImportedTask(msgspec.Struct, frozen=True):
             return Agreement(equal.astype(np.float64))
         if isinstance(model, SpanClassifier):
             return Agreement(equal.all(axis=1).astype(np.float64))
-        return Agreement((equal & counted).sum(axis=1) / counted.sum(axis=1))
+        tokens = counted.sum(axis=1)
+        return Agreement(np.where(tokens, (equal & counted).sum(axis=1) / np.maximum(tokens, 1), 1.0))
 
 
 def check_alike(subject: str, found: OpenedModel, original: Architecture, which: object, fix: str) -> None:

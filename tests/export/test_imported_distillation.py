@@ -14,7 +14,7 @@ from export.heads import NO_LABEL, TokenClassifier
 from export.imported.run import import_run
 from export.runs import read_config
 from export.tasks.cli import finetune
-from export.tasks.examples import split_holdout
+from export.tasks.examples import Examples, split_holdout
 from export.tasks.imported import ImportedTask, answers
 from export.tasks.models import open_model
 from export.tasks.objectives import imitation_loss
@@ -87,6 +87,16 @@ def test_a_token_classifier_learns_and_becomes_a_tier_beside_its_teacher(place, 
     invoke(export, teacher, tmp_path / "taught", "--repository", tmp_path, *options)
     (measure,) = Bundle.open(tmp_path / "names-1").manifest.measures
     assert (measure.metric, measure.split) == ("agreement", "holdout, tier taught")
+
+
+def test_labels_of_special_tokens_do_not_count(place):
+    found, reader = open_model(place / "tokens"), load_tokenizer(place / "tokens")
+    task = ImportedTask(found.architecture, found.head)
+    texts = Examples((("a cat",), ("",)), np.zeros(2, np.int64))
+    rows = task.answered(texts, place, reader, 24)
+    begin, *words, end = rows.targets[0]
+    assert (begin, end, NO_LABEL in words) == (NO_LABEL, NO_LABEL, False)
+    assert task.predict(open_model(place / "other tokens").head, rows).values[1] == 1  # nothing to disagree on
 
 
 def test_the_imitation_of_labels_of_tokens_is_a_mean_over_tokens():
