@@ -43,7 +43,7 @@ def report_of(frontier: Frontier) -> str:
         f"Tasks: {seeds}. ONNX Runtime, one thread, batch 1, timed on {', '.join(frontier.processors)}; trained on "
         f"{', '.join(frontier.training_processors)}. Differences are paired, in points, with 95 % intervals over items "
         "and seeds.",
-        *_without(frontier),
+        *_chance(frontier),
         "",
         *headline(frontier),
         "",
@@ -126,8 +126,7 @@ def static(frontier: Frontier) -> list[str]:
         for tasks in [tuple(frontier.seeds)]
         for one in frontier.static
     ]
-    without = f"points against its FP32, without {_left_out(frontier)}"
-    return markdown_table(("run", without, *frontier.seeds), rows, texts=1)
+    return markdown_table(("run", f"points against its FP32{_without(frontier)}", *frontier.seeds), rows, texts=1)
 
 
 def published(frontier: Frontier) -> list[str]:
@@ -142,7 +141,15 @@ def published(frontier: Frontier) -> list[str]:
 
 def _files(frontier: Frontier) -> list[str]:
     speeds = ("speed, dev as it is", "at 128 tokens", "against dense INT8")
-    heads = ("run", "precision", *speeds, "average", "points", f"without {_left_out(frontier)}", "against its FP32")
+    heads = (
+        "run",
+        "precision",
+        *speeds,
+        "average",
+        "points, all tasks",
+        f"points{_without(frontier)}",
+        "against its FP32",
+    )
     rows = [
         (
             point.run,
@@ -175,18 +182,19 @@ def _cells(point: Point, frontier: Frontier) -> Iterator[str]:
         yield "" if task is None else f"{task.metric:.1f}" + ("" if plain else f", {_signed(task.difference)}")
 
 
-def _without(frontier: Frontier) -> list[str]:
+def _chance(frontier: Frontier) -> list[str]:
     """Return a paragraph on the tasks where the dense model is at chance; none if there are none."""
     if not frontier.telling:
         return ["", NO_CLAIM]
     if frontier.telling == tuple(frontier.seeds):
         return []
     reason = "where the dense model is no better than chance"
-    return ["", f"Averages of the first four tables are without {_left_out(frontier)}, {reason}."]
+    return ["", f"Averages of the first four tables are{_without(frontier)}, {reason}."]
 
 
-def _left_out(frontier: Frontier) -> str:
-    return ", ".join(task for task in frontier.seeds if task not in frontier.judged) or "none"
+def _without(frontier: Frontier) -> str:
+    left_out = ", ".join(task for task in frontier.seeds if task not in frontier.judged)
+    return f" without {left_out}" if left_out else ""
 
 
 def _verdict(difference: Difference, most: float, margin: float = _MARGIN) -> str:

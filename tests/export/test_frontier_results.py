@@ -1,0 +1,43 @@
+"""The published frontier: README and report agree with the committed records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import export.experiments.frontier
+from export.experiments.frontier.cli import frontier
+from export.experiments.frontier.report import headline, report_of
+from export.experiments.frontier.settings import FROZEN, read_settings
+from export.experiments.frontier.summary import Frontier
+from tests.support.task_data import invoke
+
+RESULTS = Path(export.experiments.frontier.__file__).parent / "results"
+README = Path(__file__).parents[2] / "README.md"
+
+
+@pytest.fixture(scope="module")
+def published():
+    return msgspec.json.decode((RESULTS / "frontier.json").read_bytes(), type=Frontier)
+
+
+def test_readme_and_report_have_the_figures_of_the_records(published):
+    assert "\n".join(headline(published)) in README.read_text()
+    assert (RESULTS / "report.md").read_text() == report_of(published)
+
+
+def test_the_results_have_the_frozen_settings(published):
+    frozen = read_settings(FROZEN, {})
+    assert published.settings == msgspec.structs.replace(frozen, precision=published.settings.precision)
+    assert set(published.seeds) == set(frozen.tasks)
+
+
+@pytest.mark.slow
+def test_the_summary_is_that_of_the_records(tmp_path):
+    for directory in RESULTS.glob("*-seed*"):
+        (tmp_path / directory.name).symlink_to(directory)
+    found = json.loads(invoke(frontier, "--report", "--out", tmp_path, "--no-plots", "--json"))
+    assert found == json.loads((RESULTS / "frontier.json").read_bytes())
