@@ -24,10 +24,7 @@ from export.heads import SequenceClassifier, TokenClassifier
 from export.imported.accuracy import BY_TOKEN, int8_measures
 from export.imported.bundle_inputs import image_inputs, text_inputs
 from export.provenance import provenance
-from export.tasks.bundle_inputs import (
-    MAX_BATCH_SIZE,
-    USUAL_TOKENS,
-)
+from export.tasks.bundle_inputs import MAX_BATCH_SIZE, USUAL_TOKENS
 from export.tasks.examples import limited, split_holdout
 from export.tasks.file_accuracy import OnRows, in_tier
 from export.tasks.imported import MOST_HELD_OUT, ImportedTask, check_alike
@@ -96,27 +93,21 @@ def export_imported(
     for tier, one in zip(tiers, opened, strict=True):
         assert one.head is not None
         model = _WithOffsets(one.head) if by_token else one.head
-        exported = tier_files(
-            model,
-            inputs.golden,
-            inputs.calibration,
-            outputs,
-            raw=inputs.raw,
-            name=tier,
-            artifacts=artifacts,
+        found = tier_files(
+            model, inputs.golden, inputs.calibration, outputs, raw=inputs.raw, name=tier, artifacts=artifacts
         )
-        files |= exported.files
-        made += exported.tiers
+        files |= found.files
+        made += found.tiers
         measures += in_tier(one.metrics.measures if one.metrics else (), tier)
         if rows is not None and on_rows is not None:
-            measures += int8_measures(task, tier, exported.exported, rows, names=inputs.batch_names, on_rows=on_rows)
-        largest = max(largest, exported.largest_difference)
+            measures += int8_measures(task, tier, found.exported, rows, names=inputs.batch_names, on_rows=on_rows)
+        largest = max(largest, found.largest_difference)
     manifest = Manifest(
         name=name,
         version=version,
         description=_described(task),
         inputs=_specs(inputs.golden, by_token=description.image is None),
-        outputs=_specs(exported.golden.outputs, by_token),
+        outputs=_specs(found.golden.outputs, by_token),
         max_batch_size=_MAX_IMAGES if description.image else MAX_BATCH_SIZE,
         profile=_profiles(task, inputs.golden),
         tiers=tuple(made),

@@ -10,19 +10,16 @@ import numpy as np
 
 from edge.bundles.image import ImagePreprocessor
 from edge.bundles.manifest import ImagePreprocess, TokenizerPreprocess
-from edge.bundles.preprocess import TokenizerPreprocessor
 from edge.datatypes import Array
 from export.imported.accuracy import BY_TOKEN
 from export.imported.images import sample_images
 from export.quantization.ranges import Feeds
-from export.runs import TOKENIZER
-from export.tasks.bundle_inputs import BATCH_NAMES, GOLDEN_ROWS, IDS, MASK, PAD_ID, SEGMENTS, TEXTS, columns
+from export.tasks.bundle_inputs import BATCH_NAMES, GOLDEN_ROWS, TEXTS, columns, text_step
 from export.tasks.calibration import CALIBRATION_ROWS
 from export.tasks.examples import Examples, limited, split_holdout
 from export.tasks.image_files import read_image, read_pixels
 from export.tasks.imported import ImportedTask
-from export.tasks.texts import MAX_TEXT_BYTES, sample_texts
-from export.tasks.tokens import load_tokenizer
+from export.tasks.texts import sample_texts
 
 #: The characters of each token, which the graph reads and returns.
 OFFSETS_READ = "token_offsets"
@@ -48,22 +45,14 @@ class ImportedInputs(NamedTuple):
 def text_inputs(task: ImportedTask, run: Path, data: Path | None) -> ImportedInputs:
     """Return the inputs of a model of texts, from a file of them or from some of ours."""
     description = task.description
-    names = ("question", "context") if description.task == "question-answering" else TEXTS
-    config = TokenizerPreprocess(
-        input=names[0],
-        file=TOKENIZER,
-        ids=IDS,
-        mask=MASK,
+    names = (("question", "context") if description.task == "question-answering" else TEXTS)[: 1 + description.pair]
+    config, tokenize, files = text_step(
+        run,
+        names,
         max_length=description.max_length,
-        pad_id=PAD_ID,
-        max_text_bytes=MAX_TEXT_BYTES,
-        pair=names[1] if description.pair else None,
-        # Without a second segment, the first one is a constant of the graph.
-        segments=SEGMENTS if description.pair and description.transformer.segments > 1 else None,
+        reads_segments=description.transformer.segments > 1,
         offsets=OFFSETS_READ if isinstance(task.original, BY_TOKEN) else None,
     )
-    definition = load_tokenizer(run).to_str().encode()
-    tokenize = TokenizerPreprocessor(config, definition, str(run / TOKENIZER))
     if data is None:
         texts = sample_texts(description.pair)
         items = Examples(texts, np.zeros(len(texts), np.int64))
@@ -71,8 +60,8 @@ def text_inputs(task: ImportedTask, run: Path, data: Path | None) -> ImportedInp
         items = task.items(data)
     first, others = _split(items, GOLDEN_ROWS, CALIBRATION_ROWS)
     golden, calibration = columns(first), [tokenize(*columns([row])) for row in others]
-    raw = {name: column.astype(np.bytes_) for name, column in zip(names, golden, strict=False)}
-    return ImportedInputs(config, raw, tokenize(*golden), calibration, {TOKENIZER: definition})
+    raw = {name: column.astype(np.bytes_) for name, column in zip(names, golden, strict=True)}
+    return ImportedInputs(config, raw, tokenize(*golden), calibration, files)
 
 
 def _split(items: Examples, golden: int, calibration: int) -> tuple[tuple[tuple[str, ...], ...], ...]:

@@ -64,29 +64,22 @@ class BundleInputs(NamedTuple):
 
 def text_inputs(task: SentenceTask, run: Path, architecture: Architecture, data_dir: str | Path) -> BundleInputs:
     """Return the inputs of a model of texts or of pairs of texts, with the tokenizer of its run."""
-    definition = load_tokenizer(run).to_str().encode()
-    splits, pair = task.examples(data_dir), len(task.texts) == 2
+    splits, names = task.examples(data_dir), TEXTS[: len(task.texts)]
     every = (splits.train, *splits.measured.values())
     longest = max(len(text.encode()) for examples in every for texts in examples.texts for text in texts)
-    config = TokenizerPreprocess(
-        input=TEXTS[0],
-        file=TOKENIZER,
-        ids=IDS,
-        mask=MASK,
+    config, tokenize, files = text_step(
+        run,
+        names,
         max_length=architecture.max_length,
-        pad_id=PAD_ID,
         max_text_bytes=max(MAX_TEXT_BYTES, longest),
-        pair=TEXTS[1] if pair else None,
-        # A single text is segment 0, a constant of the graph.
-        segments=SEGMENTS if pair and architecture.transformer.segments else None,
+        reads_segments=architecture.transformer.segments > 0,
     )
-    tokenize = TokenizerPreprocessor(config, definition, str(run / TOKENIZER))
     texts = columns(limited(splits.holdout, GOLDEN_ROWS).texts)
     usual = min(USUAL_TOKENS * len(task.texts), config.max_length)
     return BundleInputs(
         preprocess=config,
-        files={TOKENIZER: definition},
-        raw={name: column.astype(np.bytes_) for name, column in zip(TEXTS, texts, strict=False)},
+        files=files,
+        raw={name: column.astype(np.bytes_) for name, column in zip(names, texts, strict=True)},
         golden=tokenize(*texts),
         calibration=[tokenize(*columns([row])) for row in limited(splits.train, CALIBRATION_ROWS).texts],
         tensors=tuple(TensorSpec(tensor, "INT64", (-1, -1)) for tensor in config.outputs),
@@ -95,6 +88,48 @@ def text_inputs(task: SentenceTask, run: Path, architecture: Architecture, data_
         labels=task.class_names,
         description=task.description,
     )
+
+
+class TextStep(NamedTuple):
+    """A preprocess step for texts, the function that it computes, and the files that it reads."""
+
+    config: TokenizerPreprocess
+    tokenize: TokenizerPreprocessor
+    files: dict[str, bytes]
+
+
+def text_step(
+    run: Path,
+    names: Sequence[str],
+    *,
+    max_length: int,
+    max_text_bytes: int = MAX_TEXT_BYTES,
+    reads_segments: bool,
+    offsets: str | None = None,
+) -> TextStep:
+    """Return the step of a run's tokenizer.
+
+    Args:
+        names: of the inputs: a text, or the two texts of a pair.
+        reads_segments: whether a model of pairs has more than one segment. A single text is segment 0, a constant of
+            the graph.
+        offsets: name of the characters of each token, if the graph reads them.
+    """
+    pair = names[1] if len(names) == 2 else None
+    config = TokenizerPreprocess(
+        input=names[0],
+        file=TOKENIZER,
+        ids=IDS,
+        mask=MASK,
+        max_length=max_length,
+        pad_id=PAD_ID,
+        max_text_bytes=max_text_bytes,
+        pair=pair,
+        segments=SEGMENTS if pair and reads_segments else None,
+        offsets=offsets,
+    )
+    definition = load_tokenizer(run).to_str().encode()
+    return TextStep(config, TokenizerPreprocessor(config, definition, str(run / TOKENIZER)), {TOKENIZER: definition})
 
 
 def image_inputs(task: ImageTask, architecture: Architecture, data_dir: str | Path) -> BundleInputs:

@@ -100,7 +100,6 @@ def test_runs_on_own_data_are_exported_with_their_labels_and_texts_and_routed(ta
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_mechanisms_are_compared_on_own_data(tuned):
     options = ("--only", "literal", "--epochs", 1, "--limit", 200, "--calls", 5, "--no-plots", "--no-lengths")
     compared = json.loads(invoke(compare, tuned / "reviews", "--out", tuned / "compared", *options, "--json"))
