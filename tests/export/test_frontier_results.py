@@ -13,6 +13,7 @@ from export.experiments.frontier.cli import frontier
 from export.experiments.frontier.report import headline, report_of
 from export.experiments.frontier.settings import FROZEN, read_settings
 from export.experiments.frontier.summary import Frontier
+from export.tasks.recipe import RESTORING
 from tests.support.task_data import invoke
 
 RESULTS = Path(export.experiments.frontier.__file__).parent / "results"
@@ -33,6 +34,7 @@ def test_the_results_have_the_frozen_settings(published):
     frozen = read_settings(FROZEN, {})
     assert published.settings == msgspec.structs.replace(frozen, precision=published.settings.precision)
     assert set(published.seeds) == set(frozen.tasks)
+    assert frozen.restoring(frozen.tasks["STS-B"].reduced_epochs) == RESTORING  # which `fewheads reduce` prints
 
 
 @pytest.mark.slow
