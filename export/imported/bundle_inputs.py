@@ -47,11 +47,7 @@ def text_inputs(task: ImportedTask, run: Path, data: Path | None) -> ImportedInp
     description = task.description
     names = (("question", "context") if description.task == "question-answering" else TEXTS)[: 1 + description.pair]
     config, tokenize, files = text_step(
-        run,
-        names,
-        max_length=description.max_length,
-        reads_segments=description.transformer.segments > 1,
-        offsets=OFFSETS_READ if isinstance(task.original, BY_TOKEN) else None,
+        run, names, description, offsets=OFFSETS_READ if isinstance(task.original, BY_TOKEN) else None
     )
     if data is None:
         texts = sample_texts(description.pair)

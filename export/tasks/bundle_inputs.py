@@ -67,13 +67,7 @@ def text_inputs(task: SentenceTask, run: Path, architecture: Architecture, data_
     splits, names = task.examples(data_dir), TEXTS[: len(task.texts)]
     every = (splits.train, *splits.measured.values())
     longest = max(len(text.encode()) for examples in every for texts in examples.texts for text in texts)
-    config, tokenize, files = text_step(
-        run,
-        names,
-        max_length=architecture.max_length,
-        max_text_bytes=max(MAX_TEXT_BYTES, longest),
-        reads_segments=architecture.transformer.segments > 0,
-    )
+    config, tokenize, files = text_step(run, names, architecture, max_text_bytes=max(MAX_TEXT_BYTES, longest))
     texts = columns(limited(splits.holdout, GOLDEN_ROWS).texts)
     usual = min(USUAL_TOKENS * len(task.texts), config.max_length)
     return BundleInputs(
@@ -101,18 +95,15 @@ class TextStep(NamedTuple):
 def text_step(
     run: Path,
     names: Sequence[str],
+    architecture: Architecture,
     *,
-    max_length: int,
     max_text_bytes: int = MAX_TEXT_BYTES,
-    reads_segments: bool,
     offsets: str | None = None,
 ) -> TextStep:
     """Return the step of a run's tokenizer.
 
     Args:
         names: of the inputs: a text, or the two texts of a pair.
-        reads_segments: whether a model of pairs has more than one segment. A single text is segment 0, a constant of
-            the graph.
         offsets: name of the characters of each token, if the graph reads them.
     """
     pair = names[1] if len(names) == 2 else None
@@ -121,11 +112,12 @@ def text_step(
         file=TOKENIZER,
         ids=IDS,
         mask=MASK,
-        max_length=max_length,
+        max_length=architecture.max_length,
         pad_id=PAD_ID,
         max_text_bytes=max_text_bytes,
         pair=pair,
-        segments=SEGMENTS if pair and reads_segments else None,
+        # The only segment of a single text, or of a model such as RoBERTa, is a constant of the graph.
+        segments=SEGMENTS if pair and architecture.transformer.segments > 1 else None,
         offsets=offsets,
     )
     definition = load_tokenizer(run).to_str().encode()

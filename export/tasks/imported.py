@@ -59,7 +59,10 @@ class Agreement(Predicted, frozen=True):
 
 
 class LabelledTokens(Encoded, frozen=True):
-    """A tokenised data set whose targets are a class for each token, [n, T]; :data:`NO_LABEL` for special tokens."""
+    """A tokenised data set whose targets are a class for each token, [n, T].
+
+    Special tokens and padding have :data:`NO_LABEL`.
+    """
 
     def batch(self, rows: Array) -> Batch:
         """Return rows, padded to the longest of them."""
