@@ -10,8 +10,7 @@ from torch import nn
 
 from edge.bundles.golden import Golden, GoldenReport, compare
 from edge.bundles.manifest import Artifact, Tolerance
-from edge.datatypes import Array
-from export.convert import OPSET, dynamic_of, golden_of, largest_difference, outputs_of, to_onnx
+from export.convert import OPSET, dynamic_of, largest_difference, outputs_of, to_onnx
 from export.exported import RUNTIMES
 from export.precision import fused, half
 from export.quantization.dynamic import dynamic_int8
@@ -71,9 +70,8 @@ def files_of(exported: Sequence[ExportedArtifact]) -> dict[str, bytes]:
 
 def export_tier(
     module: nn.Module,
-    inputs: Mapping[str, Array],
+    golden: Golden,
     calibration: Sequence[Feeds],
-    outputs: Sequence[str],
     *,
     name: str = "full",
     dynamic: Dynamic | None = None,
@@ -86,8 +84,9 @@ def export_tier(
 
     Args:
         module: takes the inputs in their order; a head on a :class:`export.transformer.Transformer`.
-        inputs: real inputs by name, at least two rows, with which the files are checked. Token ids, masks and segments
-            are INT64 [N, T] with dynamic N and T; pixels are [N, channels, size, size] with dynamic N.
+        golden: the module's own outputs, with which the files are checked, for at least two rows of real inputs. Token
+            ids, masks and segments are INT64 [N, T] with dynamic N and T; pixels are [N, channels, size, size] with
+            dynamic N.
         calibration: other real inputs by the same names, without padding, for the ranges of INT8.
         name: of the tier; the files are named after it.
         dynamic: input to the symbolic names of its dynamic dimensions; None for those above.
@@ -97,9 +96,8 @@ def export_tier(
     Raises:
         GoldenError: the outputs of a file differ from torch's.
     """
-    examples = {name: torch.from_numpy(array) for name, array in inputs.items()}
-    plain = to_onnx(module, examples, outputs, dynamic_of(inputs) if dynamic is None else dynamic)
-    golden = golden_of(module, inputs, outputs)
+    examples = {name: torch.from_numpy(array) for name, array in golden.inputs.items()}
+    plain = to_onnx(module, examples, list(golden.outputs), dynamic_of(golden.inputs) if dynamic is None else dynamic)
     kinds: list[tuple[str, str, int, Callable[[], bytes]]] = [
         ("onnxruntime", "fp32", OPSET, lambda: fused(plain)),
         ("onnxruntime", "int8", OPSET, lambda: dynamic_int8(plain, has_head=has_head)),

@@ -109,18 +109,17 @@ class _Writer:
             int8: whether the bundle also has a tier in INT8.
         """
         tokens = {name: array.ndim < 4 for name, array in inputs.items()}
+        golden = golden_of(module, inputs, outputs)
         exported = export_tier(
             module,
-            inputs,
+            golden,
             [inputs],
-            outputs,
             name=FULL,
             dynamic={name: {1: "tokens"} if free else {} for name, free in tokens.items()},
             runtimes=self._runtimes,
             precisions=("fp32", "fp16", "int8") if int8 else ("fp32", "fp16"),
             has_head=False,
         )
-        golden = golden_of(module, inputs, outputs)
         plain = tuple(one.artifact for one in exported if one.artifact.precision != "int8")
         quantised = tuple(one.artifact for one in exported if one.artifact.precision == "int8")
         tiers = [Tier(name=FULL, artifacts=plain)]

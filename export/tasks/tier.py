@@ -11,7 +11,6 @@ from torch import nn
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, Tier
 from edge.datatypes import Array
-from edge.errors import UsageError
 from export.convert import golden_of
 from export.quantization.ranges import Feeds, InputRange
 from export.runtimes import ExportedArtifact, export_tier, files_of
@@ -49,16 +48,16 @@ def tier_files(
     """Export a model as the files of a tier.
 
     Args:
-        inputs, calibration, outputs, trained: see :func:`export.runtimes.export_tier`.
+        inputs, outputs: of the golden set, see :func:`export.convert.golden_of`.
+        calibration, trained: see :func:`export.runtimes.export_tier`.
         raw: the golden rows as clients send them.
         artifacts: of :data:`export.exported.RUNTIMES`.
 
     Raises:
-        UsageError: the artifacts leave out all files of a precision.
         GoldenError: the outputs of a file differ from torch's.
     """
-    exported = _chosen(export_tier(model, inputs, calibration, outputs, name=name, trained=trained), artifacts, name)
     golden, golden_file = golden_of(model, inputs, outputs), f"{name}.golden.npz"
+    exported = export_tier(model, golden, calibration, name=name, runtimes=artifacts, trained=trained)
     return TierFiles(
         exported,
         {golden_file: msgspec.structs.replace(golden, raw=raw).encode(), **files_of(exported)},
@@ -66,18 +65,6 @@ def tier_files(
         golden,
         max(one.largest_difference for one in exported),
     )
-
-
-def _chosen(exported: Sequence[ExportedArtifact], artifacts: Sequence[str], tier: str) -> list[ExportedArtifact]:
-    """Return the files for the chosen runtimes; both precisions of the tier must be among them."""
-    chosen = [one for one in exported if one.artifact.runtime in ("any", *artifacts)]
-    for int8 in (False, True):
-        if not any((one.artifact.precision == "int8") == int8 for one in chosen):
-            subject = f"tier {tier}{'-int8' if int8 else ''}"
-            expected = f"a file for one of {', '.join(sorted({one.artifact.runtime for one in exported}))}"
-            fix = "Give another --artifacts, or leave it out."
-            raise UsageError(subject, given=list(artifacts), expected=expected, fix=fix)
-    return chosen
 
 
 def _tiers(name: str, exported: Sequence[ExportedArtifact], golden: str) -> list[Tier]:

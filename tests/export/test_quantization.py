@@ -14,7 +14,7 @@ from edge.bundles.bundle import Bundle
 from edge.bundles.golden import check_outputs
 from edge.errors import GoldenError, UsageError
 from export.cli import export
-from export.convert import outputs_of
+from export.convert import golden_of, outputs_of
 from export.experiments.int8_cli import int8
 from export.quantization.projections import projections
 from export.quantization.ranges import LARGEST, LEVELS, Scheme, input_ranges
@@ -173,7 +173,8 @@ def test_the_golden_check_notices_broken_constants_and_accepts_other_rounding(mo
     head, plain, rows, inputs = model
     feeds = calibration_feeds(rows)
     ranges = input_ranges(plain, feeds, Scheme())
-    (made,) = export_tier(head, inputs, feeds, ["logits"], runtimes=["tensorrt"], precisions=["int8"])
+    torchs = golden_of(head, inputs, ["logits"])
+    (made,) = export_tier(head, torchs, feeds, runtimes=["tensorrt"], precisions=["int8"])
     tolerance, golden = made.artifact.tolerance, made.golden
     assert made.artifact.golden == "full.tensorrt.int8.golden.npz"
     spread = golden.outputs["logits"].std()
