@@ -8,11 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from edge.cli.load import LIMITS, LOAD_OPTIONS, OPEN_LOOP, run_load
 from edge.cli.on_device import DEVICE_OPTIONS, ON_DEVICE, run_on_device
-from edge.cli.options import SectionedCommand, added, bundles_argument, cache_option, connection_options, target_option
+from edge.cli.options import (
+    SectionedCommand,
+    added,
+    bundles_argument,
+    cache_option,
+    connection_options,
+    given_options,
+    target_option,
+)
 from edge.cli.output import json_option, print_json, print_table, progress
 from edge.errors import Literally, UsageError
 
@@ -69,9 +76,8 @@ def bench(
     With --on-device, time every tier in batches of one and of the most rows, warm and after pauses, with the board's
     power mode, clocks, temperature and energy. A run that throttled is refused.
     """
-    context = click.get_current_context()
-    mode = _mode(context)
-    own = {each.name: options[each.name] for each in context.command.params if getattr(each, "section", None) == mode}
+    mode, parameters = _mode(), click.get_current_context().command.params
+    own = {each.name: options[each.name] for each in parameters if getattr(each, "section", None) == mode}
     same: dict[str, Any] = {"target": target, "cache": cache}
     if on_device:
         run_on_device(bundles, requests=requests or _DEFAULT_REQUESTS, as_json=as_json, **same, **own)
@@ -136,13 +142,9 @@ def _one(option: str, read: Callable[[str], dict[float, float]], text: str | Non
     return int(limit) if limit is not None and option == "--max-loops" else limit
 
 
-def _mode(context: click.Context) -> str:
+def _mode() -> str:
     """Return the section of options that applies: open loop, on a board, or none of them."""
-    given = {
-        each.opts[0]: getattr(each, "section", "")
-        for each in context.command.params
-        if context.get_parameter_source(each.name or "") is ParameterSource.COMMANDLINE
-    }
+    given = {each.opts[0]: getattr(each, "section", "") for each in given_options()}
 
     def error(option: str, given: str, expected: str, fix: str) -> UsageError:
         return UsageError(option, given=Literally(given), expected=expected, fix=fix)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from edge.errors import Literally, UsageError
 
@@ -41,6 +42,16 @@ def added(options: tuple[Callable[[F], F], ...], command: F) -> F:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def given_options() -> list[click.Parameter]:
+    """Return the parameters of the running command that its line has; defaults and the environment do not count."""
+    context = click.get_current_context()
+    return [
+        each
+        for each in context.command.params
+        if context.get_parameter_source(each.name or "") is ParameterSource.COMMANDLINE
+    ]
 
 
 def grouped_options(

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 import msgspec
-from click.core import ParameterSource
 
-from edge.cli.options import grouped_options
+from edge.cli.options import given_options, grouped_options
 from edge.cli.output import print_table
 from edge.errors import UsageError
 from export.loading import loading_torch
@@ -64,10 +63,9 @@ size_options = grouped_options(SizeOptions, "sizes", _OPTIONS)
 
 def check_others(names: tuple[str, ...]) -> None:
     """Raise a UsageError if one of these options of the running command was given: they are not for looped runs."""
-    context = click.get_current_context()
-    for parameter in context.command.params:
-        if parameter.name in names and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE:
-            given = context.params[parameter.name]
+    for parameter in given_options():
+        if parameter.name in names:
+            given = click.get_current_context().params[parameter.name]
             fix = "Give --heads, --head-dim or --units."
             raise UsageError(parameter.opts[0], given=given, expected="a run that is not looped", fix=fix)
 

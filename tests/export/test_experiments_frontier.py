@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
 from edge.errors import UsageError
 from edge.files import write_whole
@@ -134,8 +135,14 @@ def test_a_report_needs_the_records_alone(tmp_path):
         assert re.search(rf"^\| {aim}", report, re.MULTILINE), aim
     assert "are without RTE, where the dense model is no better than chance." in report
     assert (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(UsageError, match=r"--epochs: got an option of a training, expected nothing beside --report"):
-        invoke(frontier, "--report", "--out", tmp_path, "--epochs", 1)
+    assert "intervals over items and seeds." in report
+    assert re.search(
+        r"^\| third \| fp32 \| [^|]+\| [^|]+\| [^|]+\|  \|", report, re.MULTILINE
+    )  # no average: RTE has none
+    for option in ("--epochs", "--jobs"):
+        message = f"{option}: got an option of a training, expected nothing beside --report. Leave it out"
+        with pytest.raises(UsageError, match=message):
+            invoke(frontier, "--report", "--out", tmp_path, option, 1)
     with pytest.raises(UsageError, match=r"--out .*none: got no family, expected records of one at least"):
         invoke(frontier, "--report", "--out", tmp_path / "none")
     answers = tmp_path / "SST-2-seed0" / "answers.npz"
@@ -163,17 +170,31 @@ def test_aims_allow_for_uncertainty_and_for_processors_without_vnni(tmp_path):
     ):
         assert re.search(rf"^\| {aim}", report, re.MULTILINE), aim
     assert "MRPC (n = 200, 1 seed, 12 tokens)" in report
+    assert "intervals over items." in report
     # A constant answer has a better F1 than a model that errs on 90 of 200.
     assert "On none of these tasks is the dense model better than chance" in report
     assert "Points against dense FP32 on MRPC" in shown
 
 
-def test_families_of_other_settings_are_not_summed_up_together(tmp_path):
-    write_family(tmp_path, "SST-2", 0, {D32: 20, D8: 20})
-    write_family(tmp_path, "RTE", 0, {D32: 20, D8: 20})
-    path = family_directory(tmp_path, "RTE", 0) / ANSWERED
-    path.write_text(re.sub(r'"tokens": \d+', '"tokens": 64', path.read_text()))
-    with pytest.raises(UsageError, match=r"family RTE-seed0: got other settings or another model .*expected the same"):
+def test_a_report_names_the_families_that_it_leaves_out(tmp_path):
+    for task in ("SST-2", "RTE"):
+        write_family(tmp_path, task, 0, {D32: 20, D8: 20})
+    (tmp_path / "RTE-seed0" / TIMED).unlink()
+    result = CliRunner().invoke(frontier, ["--report", "--no-plots", "--json", "--out", str(tmp_path)])
+    assert json.loads(result.stdout)["seeds"] == {"SST-2": 1}
+    assert "RTE-seed0: left out, because it is not measured yet" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("field", "other"),
+    [(r'"tokens": \d+', '"tokens": 64'), ('"data": ""', '"data": "x"'), ('"model": ""', '"model": "x"')],
+)
+def test_families_of_other_settings_data_or_models_are_not_summed_up_together(tmp_path, field, other):
+    for seed in range(2):
+        write_family(tmp_path, "RTE", seed, {D32: 20, D8: 20})
+    path = family_directory(tmp_path, "RTE", 1) / ANSWERED
+    path.write_text(re.sub(field, other, path.read_text()))
+    with pytest.raises(UsageError, match=r"family RTE-seed\d: got other settings, data or another model .*the same"):
         invoke(frontier, "--report", "--out", tmp_path, "--no-plots")
 
 
@@ -259,12 +280,24 @@ def test_results_without_settings_and_broken_ones_are_rejected(experiment):
 
 
 def test_settings_of_another_kind_are_rejected(experiment):
-    (experiment / "other.json").write_text('{"tasks": {}}')
-    with pytest.raises(UsageError, match=r"--settings .*other\.json: got .*missing required field .*expected settings"):
-        command(experiment, "--settings", experiment / "other.json")
-    (experiment / "other.json").write_text(FROZEN.read_text().replace('"control_tier": "third"', '"control_tier": "x"'))
-    with pytest.raises(UsageError, match=r"got .*controls at x, expected .*controls at one of half, third, quarter"):
-        command(experiment, "--settings", experiment / "other.json")
+    frozen = FROZEN.read_text()
+    for wrong, message in (
+        ("{}", "Object missing required field `tasks`, expected settings"),
+        ('{"tasks": {}}', r"Expected `object` of length >= 1 - at `\$\.tasks`, expected settings"),
+        (
+            frozen.replace('"control_tier": "third"', '"control_tier": "x"'),
+            "controls at x, expected one of half, third, q",
+        ),
+        (frozen.replace('"SST-2"', '"QNLI"'), "tasks QNLI, CoLA, .*expected tasks out of SST-2, .*, with SST-2"),
+        (frozen.replace('"seeds": 3', '"seeds": 0'), r"Expected `int` >= 1 .*seeds"),
+        (
+            frozen.replace('"dropout": 0.1', '"gradual": true, "dropout": 0.1'),
+            "gradual .* one epoch for SST-2, expected",
+        ),
+    ):
+        (experiment / "other.json").write_text(wrong)
+        with pytest.raises(UsageError, match=rf"--settings .*other\.json: got {message}"):
+            command(experiment, "--settings", experiment / "other.json")
     with pytest.raises(UsageError, match=r"--model: got nothing, expected a Hugging Face directory"):
         invoke(frontier, "--out", experiment / "out", "--no-plots")
 

@@ -12,7 +12,7 @@ from edge.datatypes import Array
 from edge.files import write_whole
 from export.experiments.frontier.family import FamilyInputs, better_dense
 from export.experiments.frontier.records import FP32, INT8, STATIC, Answered, Key, write_answers
-from export.experiments.frontier.settings import DENSE, FamilySettings
+from export.experiments.frontier.settings import DENSE, TEACHER, FamilySettings
 from export.heads import SequenceClassifier
 from export.precision import fused
 from export.processor import processor
@@ -56,7 +56,7 @@ def answer(
             sizes[f"{run}/{precision}"] = len(data)
             answers[run, precision] = predict_file(data, dev, subject=path.name, rows_at_once=False).answers
         on_run(done + 1, len(family.runs))
-    holdout = {run: read_predictions(directory / run, HOLDOUT) for run in (*family.runs, "teacher")}
+    holdout = {run: read_predictions(directory / run, HOLDOUT) for run in (*family.runs, TEACHER)}
     record = Answered(
         settings=family,
         dense=dense,

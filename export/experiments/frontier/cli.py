@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import msgspec
 
+from edge.cli.options import given_options
 from edge.cli.output import json_option, print_json, print_table, remark, working
 from edge.errors import Literally, UsageError
 from edge.files import write_whole
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from export.training.recipe import Precision
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+#: Parameters of a command that trains nothing.
+_OF_REPORTS = ("out", "only_report", "plots", "as_json")
 
 
 @click.command()
@@ -72,12 +75,12 @@ def frontier(
 
     On five tasks of GLUE and several seeds, each family is trained, reduced, distilled, and exported in FP32 and INT8;
     then all files are timed in turns on ONNX Runtime. Writes frontier.json, report.md and frontier.png. A family takes
-    20 to 60 minutes of a core.
+    20 to 80 minutes of a core.
     """
     if plots:
         new_figure(1, 1, without="give --no-plots")
     if only_report:
-        _check_only_report(model, tasks, path, {"--seeds": seeds, "--epochs": epochs, "--limit": limit})
+        _check_only_report()
         found = _recorded(out)
     else:
         if model is None:
@@ -98,13 +101,11 @@ def frontier(
     _print(found)
 
 
-def _check_only_report(model: Path | None, tasks: tuple[str, ...], path: Path | None, others: dict[str, Any]) -> None:
-    given = [name for name, value in {"--model": model, "--task": tasks, "--settings": path, **others}.items() if value]
-    if given:
-        fix = "Leave it out: the records have their settings."
-        raise UsageError(
-            given[0], given=Literally("an option of a training"), expected="nothing beside --report", fix=fix
-        )
+def _check_only_report() -> None:
+    for parameter in given_options():
+        if parameter.name not in _OF_REPORTS:
+            given, fix = Literally("an option of a training"), "Leave it out: the records have their settings."
+            raise UsageError(parameter.opts[0], given=given, expected="nothing beside --report", fix=fix)
 
 
 def _families(
@@ -172,11 +173,12 @@ def _measured(families: list[FamilySettings], model: Path, data_dir: Path, out: 
 def _joined(families: list[FamilySettings]) -> FrontierSettings:
     """Return the settings of all families."""
     tasks = {task: settings for family in families for task, settings in family.frontier.tasks.items()}
+    data = {family.task: family.data for family in families}
     joined = msgspec.structs.replace(families[0].frontier, tasks=tasks)
     for family in families:
         own = msgspec.structs.replace(joined, tasks={family.task: tasks[family.task]})
-        if (family.frontier, family.model) != (own, families[0].model):
-            given = Literally("other settings or another model than other families there")
+        if (family.frontier, family.model, family.data) != (own, families[0].model, data[family.task]):
+            given = Literally("other settings, data or another model than other families there")
             fix = "Move them to a directory of their own."
             subject, expected = f"family {family.task}-seed{family.seed}", "the same for all families"
             raise UsageError(subject, given=given, expected=expected, fix=fix)
@@ -189,7 +191,12 @@ def _recorded(out: Path) -> Frontier:
         from export.experiments.frontier.records import is_measured, read_family
         from export.experiments.frontier.summary import frontier_of
 
-        found = [read_family(directory) for directory in sorted(out.glob("*-seed*")) if is_measured(directory)]
+        found = []
+        for directory in sorted(path for path in out.glob("*-seed*") if path.is_dir()):
+            if is_measured(directory):
+                found.append(read_family(directory))
+            else:
+                remark(f"{directory.name}: left out, because it is not measured yet")
         if not found:
             fix = "Give the --out of an earlier `fewheads frontier`, or leave --report out."
             raise UsageError(f"--out {out}", given=Literally("no family"), expected="records of one at least", fix=fix)
@@ -219,7 +226,7 @@ def _print(found: Frontier) -> None:
             point.speedup,
             point.fixed_speedup,
             point.int8_speedup,
-            point.average,
+            found.average_of(point),
             f"{point.difference.value:+.2f}",
             *_words(point.telling),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from export.experiments.frontier.records import FP32, INT8
 from export.experiments.frontier.settings import DENSE
@@ -41,8 +41,8 @@ def report_of(frontier: Frontier) -> str:
         "# Speed against accuracy",
         "",
         f"Tasks: {seeds}. ONNX Runtime, one thread, batch 1, timed on {', '.join(frontier.processors)}; trained on "
-        f"{', '.join(frontier.training_processors)}. Differences are paired, in points, with 95 % intervals over items "
-        "and seeds.",
+        f"{', '.join(frontier.training_processors)}. Differences are paired, in points, with 95 % intervals over items"
+        f"{' and seeds' if max(frontier.seeds.values()) > 1 else ''}.",
         *_chance(frontier),
         "",
         *headline(frontier),
@@ -114,18 +114,14 @@ def controls(frontier: Frontier) -> list[str]:
     for one in frontier.advantages:
         seeds = ", ".join(f"{task} {number}" for task, number in one.seeds.items())
         cells = (one.control, seeds, f"{one.speedup:.2f}", f"{one.control_speedup:.2f}", _signed(one.difference))
-        rows.append((*cells, *(_signed(one.tasks[task]) if task in one.tasks else "" for task in frontier.judged)))
+        rows.append((*cells, *_by_task(one.tasks, frontier.judged)))
     heads = ("control", "seeds", "speed of the search", "of the control", "points ahead", *frontier.judged)
     return markdown_table(heads, rows, texts=2)
 
 
 def static(frontier: Frontier) -> list[str]:
     """Return the table of what static INT8 costs, by ONNX Runtime's answers."""
-    rows = [
-        (one.run, _signed(one.difference), *(_signed(one.tasks[task]) if task in one.tasks else "" for task in tasks))
-        for tasks in [tuple(frontier.seeds)]
-        for one in frontier.static
-    ]
+    rows = [(one.run, _signed(one.difference), *_by_task(one.tasks, frontier.seeds)) for one in frontier.static]
     return markdown_table(("run", f"points against its FP32{_without(frontier)}", *frontier.seeds), rows, texts=1)
 
 
@@ -157,7 +153,7 @@ def _files(frontier: Frontier) -> list[str]:
             f"{point.speedup:.2f} ({point.slowest:.2f} … {point.fastest:.2f})",
             f"{point.fixed_speedup:.2f}",
             f"{point.int8_speedup:.2f}",
-            f"{point.average:.1f}",
+            "" if (average := frontier.average_of(point)) is None else f"{average:.1f}",
             _signed(point.difference),
             _signed(point.telling),
             _signed(point.own) if point.own else "",
@@ -168,7 +164,7 @@ def _files(frontier: Frontier) -> list[str]:
 
 
 def _tasks(frontier: Frontier) -> list[str]:
-    heads = ("run", "precision", *(f"{task}" for task in frontier.seeds))
+    heads = ("run", "precision", *frontier.seeds)
     rows: list[tuple[str, ...]] = [("chance", "", *(f"{value:.1f}" for value in frontier.chance.values()))]
     rows += [(point.run, point.precision, *_cells(point, frontier)) for point in frontier.points]
     return markdown_table(heads, rows, texts=2)
@@ -207,6 +203,10 @@ def _verdict(difference: Difference, most: float, margin: float = _MARGIN) -> st
 def _worst(difference: Difference) -> tuple[str, str]:
     """Return the loss and its upper confidence bound, for people."""
     return f"{-difference.value:.2f}", f"{-difference.interval[0]:.2f}"
+
+
+def _by_task(differences: Mapping[str, Difference], tasks: Iterable[str]) -> list[str]:
+    return [_signed(differences[task]) if task in differences else "" for task in tasks]
 
 
 def _signed(difference: Difference) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
@@ -12,7 +12,7 @@ from edge.errors import Literally, UsageError
 from export.experiments.settings import digest
 from export.provenance import versions
 from export.reduction.controls import Strategy
-from export.tasks import DATA
+from export.tasks import AVERAGED, DATA
 from export.tasks.glue import TASKS, read
 from export.tasks.recipe import Distillation, Recipe
 from export.training.recipe import Precision
@@ -20,6 +20,9 @@ from export.training.recipe import Precision
 #: The committed settings, frozen before any dev set was looked at.
 FROZEN = Path(__file__).with_name("settings.json")
 DENSE, TEACHER = "dense", "teacher"
+
+_Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
+_Rate: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -36,14 +39,14 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         limit: most training examples; None is all.
     """
 
-    seeds: int
-    teacher_epochs: int
-    peak_learning_rate: float
-    epochs: int
-    reduced_epochs: int
+    seeds: _Positive
+    teacher_epochs: _Positive
+    peak_learning_rate: _Rate
+    epochs: _Positive
+    reduced_epochs: _Positive
     controls: dict[Strategy, int]
-    calibration: int
-    limit: int | None = None
+    calibration: _Positive
+    limit: _Positive | None = None
 
 
 class FrontierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -61,13 +64,13 @@ class FrontierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         gradual: whether tiers of the search are reduced in two steps, each with half of the epochs after it.
     """
 
-    tasks: dict[str, TaskSettings]
-    dropout: float
-    max_length: int
-    tokens: int
-    tiers: dict[str, float]
+    tasks: Annotated[dict[str, TaskSettings], msgspec.Meta(min_length=1)]
+    dropout: Annotated[float, msgspec.Meta(ge=0, lt=1)]
+    max_length: _Positive
+    tokens: _Positive
+    tiers: dict[str, Annotated[float, msgspec.Meta(gt=1)]]
     control_tier: str
-    reduced_learning_rate: float
+    reduced_learning_rate: _Rate
     distillation: Distillation
     precision: Precision = "fp32"
     asymmetric: bool = False
@@ -142,24 +145,30 @@ def read_settings(path: Path, changes: Mapping[str, Any], tasks: Sequence[str] =
         changes: fields of every task to replace.
         tasks: those to keep; empty for all.
 
+    Returns:
+        The settings, with the tasks in the order of :data:`export.tasks.AVERAGED`.
+
     Raises:
-        UsageError: the file is malformed or lacks a task.
+        UsageError: the file is malformed, lacks a task, or has settings that contradict each other.
     """
-    fix = f"Compare it with {FROZEN.name} in the package, or leave the option out."
+    subject, fix = f"--settings {path}", f"Compare it with {FROZEN.name} in the package, or leave the option out."
     try:
         found = msgspec.json.decode(path.read_bytes(), type=FrontierSettings)
     except (OSError, msgspec.DecodeError) as error:
-        raise UsageError(f"--settings {path}", given=Literally(error), expected="settings", fix=fix) from None
-    unknown = [task for task in (*found.tasks, *tasks) if task not in TASKS]
-    missing = [task for task in tasks if task not in found.tasks]
-    if unknown or missing or found.control_tier not in found.tiers:
-        given = Literally(f"{', '.join(found.tasks)}; controls at {found.control_tier}")
-        expected = (
-            f"tasks of GLUE with {', '.join(tasks) or 'one at least'}; controls at one of {', '.join(found.tiers)}"
-        )
-        raise UsageError(f"--settings {path}", given=given, expected=expected, fix=fix)
-    kept = {task: msgspec.structs.replace(found.tasks[task], **changes) for task in tasks or found.tasks}
-    return msgspec.structs.replace(found, tasks=kept)
+        raise UsageError(subject, given=Literally(error), expected="settings", fix=fix) from None
+    if not set(tasks) <= set(found.tasks) <= set(AVERAGED):
+        given, wanted = Literally(f"tasks {', '.join(found.tasks)}"), f", with {', '.join(tasks)}" if tasks else ""
+        raise UsageError(subject, given=given, expected=f"tasks out of {', '.join(AVERAGED)}{wanted}", fix=fix)
+    if found.control_tier not in found.tiers:
+        given, expected = Literally(f"controls at {found.control_tier}"), f"one of {', '.join(found.tiers)}"
+        raise UsageError(subject, given=given, expected=expected, fix=fix)
+    kept = [task for task in AVERAGED if task in (tasks or found.tasks)]
+    changed = {task: msgspec.structs.replace(found.tasks[task], **changes) for task in kept}
+    short = next((task for task, settings in changed.items() if settings.reduced_epochs < 2), None)
+    if found.gradual and short:
+        given, expected = Literally(f"gradual reduction with one epoch for {short}"), "reduced_epochs of two at least"
+        raise UsageError(subject, given=given, expected=expected, fix=fix)
+    return msgspec.structs.replace(found, tasks=changed)
 
 
 def families_of(frontier: FrontierSettings, model: Path, data_dir: Path) -> list[FamilySettings]:

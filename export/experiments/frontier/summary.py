@@ -40,7 +40,7 @@ class Point(msgspec.Struct, frozen=True):
         slowest, fastest: of the families' speed-ups.
         fixed_speedup: the geometric mean at one length.
         int8_speedup: over the dense INT8 model.
-        average: the mean metric over all tasks, times 100.
+        average: the mean metric over the tasks, times 100.
         difference: of the average to the dense FP32 model's.
         telling: the same without tasks on which the dense model is at chance.
         own: of the average of telling tasks to that of the same run in FP32; None for FP32.
@@ -108,6 +108,10 @@ class Frontier(msgspec.Struct, frozen=True):
     processors: tuple[str, ...]
     training_processors: tuple[str, ...]
     versions: dict[str, str]
+
+    def average_of(self, point: Point) -> float | None:
+        """Return the average of a file on all tasks; None if a task lacks it, since that of others says nothing."""
+        return point.average if len(point.tasks) == len(self.seeds) else None
 
 
 def frontier_of(families: Sequence[Family], settings: FrontierSettings) -> Frontier:

@@ -91,8 +91,8 @@ def _timed(
     """Return the seconds of each file for the timed items, [items]."""
     items = np.random.default_rng(seed).permutation(len(dev.tokens))[:_ITEMS]
     seconds = {key: np.zeros(len(items)) for key in runners}
-    order = np.concatenate([items[:WARM_UP], items])
-    for place, item in enumerate(order, -WARM_UP):
+    warm_up = items[:WARM_UP]
+    for place, item in enumerate(np.concatenate([warm_up, items]), -len(warm_up)):
         feeds = feeds_of(dev, np.array([item]))
         for key in turns(list(runners), place):
             started = time.perf_counter()
