@@ -119,9 +119,7 @@ def export_imported(
         measures=tuple(measures),
     )
     written = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
-    return Exported(
-        str(written.path), largest, sum(len(content) for file, content in files.items() if file.endswith(".onnx"))
-    )
+    return Exported.of(written, largest)
 
 
 def _holdout(task: ImportedTask, run: Path, data: Path) -> Rows:

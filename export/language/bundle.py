@@ -134,8 +134,7 @@ def export_language_model(
         program=program,
     )
     written = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
-    onnx_bytes = sum(len(data) for file, data in files.items() if file.endswith(".onnx"))
-    return Exported(str(written.path), decoders.difference, onnx_bytes)
+    return Exported.of(written, decoders.difference)
 
 
 def origin_of(identity: BaseIdentity) -> str:

@@ -107,7 +107,7 @@ def export_head(
         },
         replace=replace,
     )
-    return Exported(str(written.path), difference, len(data))
+    return Exported.of(written, difference)
 
 
 def _base_manifest(base: Path, identity: BaseIdentity, vocabulary: int) -> Manifest:

@@ -75,6 +75,4 @@ def export_looped(
     files = {file: data for one in made for file, data in one.files.items()}
     written = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
     largest = max(one.largest_difference for one in made)
-    return Exported(
-        str(written.path), largest, sum(len(data) for file, data in files.items() if file.endswith(".onnx"))
-    )
+    return Exported.of(written, largest)

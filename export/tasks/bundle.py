@@ -111,9 +111,7 @@ def export_classifier(
         measures=tuple(measures),
     )
     written = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
-    return Exported(
-        str(written.path), largest, sum(len(data) for file, data in files.items() if file.endswith(".onnx"))
-    )
+    return Exported.of(written, largest)
 
 
 def _source(run: Path, tier: str) -> _Source:
