@@ -114,7 +114,8 @@ def test_values_and_pairs(tuned, tmp_path):
         one, other = (set(generator.choice(NEUTRAL, 4, replace=False)) for _ in range(2))
         rows.append({"text_a": " ".join(sorted(one)), "text_b": " ".join(sorted(other)), "score": len(one & other) / 2})
     (tmp_path / "shared.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    invoke(finetune, "--data", tmp_path / "shared.jsonl", "--model", tuned / "model", "--out", tmp_path, *TUNING)
+    options = (*TUNING, "--max-length", 128, "--out", tmp_path)
+    invoke(finetune, "--data", tmp_path / "shared.jsonl", "--model", tuned / "model", *options)
     run = tmp_path / "shared"
     found = json.loads(invoke(report, run, "--out", tmp_path / "page.html", "--json"))
     (dev,) = [split["values"] for split in found["splits"] if split["name"] == "dev"]
@@ -129,6 +130,7 @@ def test_values_and_pairs(tuned, tmp_path):
     manifest = Bundle.open(tmp_path / "models" / "shared-1").manifest
     assert [spec.name for spec in manifest.preprocess.inputs] == ["text", "text_pair"]
     assert manifest.postprocess.output == "score"
+    assert manifest.preprocess.max_length == 64  # the model's: a server gets longer texts than those in the data
 
 
 def test_images_in_folders(tuned, tmp_path):
