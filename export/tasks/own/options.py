@@ -132,7 +132,7 @@ def _remarks(data: OwnData) -> list[str]:
     name = data.name
     rows = ", ".join(f"{split.rows:,} {split.name}" for split in data.splits)
     if data.images:
-        lines = [f"{name}: {_classes(data)} of images; {rows}"]
+        lines = [f"{name}: images of {_classes(data)}; {rows}"]
         unread = sum(file.suffix.lower() in OTHER_ENDINGS for file in Path(data.path).rglob("*"))
         lines += [f"{name}: images that are neither JPEG nor PNG are left out: {unread:,}"] * bool(unread)
     else:
