@@ -98,7 +98,7 @@ class ImagePreprocessor:
             raise _refused(subject, given, expected, "Scale it down, or compress it more.")
         kind = next((name for name, beginning in _BEGINNINGS.items() if beginning.match(data)), "")
         if kind not in self._readers:
-            given = kind or f"bytes that begin with {data[:_SHOWN_BYTES]!r}"
+            given = kind or (f"bytes that begin with {data[:_SHOWN_BYTES]!r}" if data else "no bytes")
             raise _refused(subject, given, "JPEG or PNG", "Convert the image, and send the bytes of its file.")
         try:
             image = self._readers[kind](BytesIO(data))

@@ -18,6 +18,7 @@ from edge.bundles.image import ImagePreprocessor
 from edge.datatypes import Array
 from edge.errors import FewheadsError, GoldenError, Literally
 from export.heads import SentenceEmbedder, SpanClassifier
+from export.imported.config import PACK
 from export.imported.directory import FineTuned
 from export.imported.images import sample_images
 from export.tasks.examples import Examples
@@ -80,7 +81,7 @@ def check_parity(directory: Path, found: FineTuned) -> Parity:
     allowed = _ALLOWED * max(float(np.abs(theirs).max()) for _, theirs in pairs)
     if not difference <= allowed:
         given, expected = Literally(f"a difference of {difference:.2g}"), f"at most {allowed:.2g}"
-        fix = "Do not use this import: the directory has something that is not computed here."
+        fix = f"The directory has something that is not computed here. {PACK}"
         raise GoldenError(f"{directory} compared with {library}", given=given, expected=expected, fix=fix)
     return Parity(f"{library} {version(library)}", difference)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -93,13 +94,15 @@ def in_runs(inputs: Mapping[str, Array], max_batch_size: int) -> list[dict[str, 
 
 def _read(option: str, path: Path, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
     try:
+        with path.open("rb") as file:
+            if not zipfile.is_zipfile(file):
+                raise ValueError("another format")
         with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError("one array without a name")
             arrays = {name: archive[name] for name in archive.files}
     except Exception as error:  # broken bytes make zipfile and NumPy raise more kinds than either documents
         given = Literally(error.strerror if isinstance(error, OSError) and error.strerror else error)
-        fix = f"Write it with numpy.savez({path.name!r}, {', '.join(f'{spec.name}=…' for spec in inputs)})."
+        name, keywords = path.with_suffix(".npz").name, ", ".join(f"{spec.name}=…" for spec in inputs)
+        fix = f"Write it with numpy.savez({name!r}, {keywords})."
         raise UsageError(f"{option} {path}", given=given, expected="an .npz without pickles", fix=fix) from None
     names = [spec.name for spec in inputs]
     if set(arrays) != set(names):
@@ -140,7 +143,8 @@ def _checked(
     if not spec.accepts(array.shape) or not inside or array.size == 0:
         limits = f", from {list(profile.min)} to {list(profile.max)}" if profile else ""
         expected = f"a shape{part} that fits {list(spec.shape)}{limits}"
-        raise UsageError(subject, given=list(array.shape), expected=expected, fix="Reshape it, or widen --shape.")
+        fix = "Reshape it, or widen --shape." if -1 in spec.shape[free] else "Reshape it."
+        raise UsageError(subject, given=list(array.shape), expected=expected, fix=fix)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise UsageError(subject, given=Literally("NaN or Inf"), expected="finite values", fix="Remove them.")
     return np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array

@@ -84,13 +84,9 @@ def _opset(model: onnx.ModelProto, path: Path) -> int:
     if opset in _OPSETS:
         return int(opset)
     expected = f"{_OPSETS[0]} to {_OPSETS[-1]}, which JetPack 6 reads"
-    fix = "Export it again with opset_version=18"
-    if opset < _OPSETS[0]:
-        fix += (
-            f', or convert it: python -c "import onnx; onnx.save(onnx.version_converter.convert_version('
-            f"onnx.load('{path.name}'), 18), 'newer.onnx')\""
-        )
-    raise UsageError(f"opset of {path}", given=opset, expected=expected, fix=f"{fix}.")
+    code = f"onnx.save(onnx.version_converter.convert_version(onnx.load('{path.name}'), 18), 'opset18.onnx')"
+    fix = f'Export it again with opset_version=18, or convert it: python -c "import onnx; {code}".'
+    raise UsageError(f"opset of {path}", given=opset, expected=expected, fix=fix)
 
 
 def _check_spec(subject: str, spec: TensorSpec) -> None:

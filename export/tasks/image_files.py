@@ -17,6 +17,8 @@ from export.tasks.tokens import Batch
 
 #: Of image files.
 ENDINGS = (".jpg", ".jpeg", ".png")
+#: Of image files that are not read.
+OTHER_ENDINGS = (".webp", ".gif", ".bmp", ".tif", ".tiff", ".heic", ".avif")
 _FIX = "Give a directory of images, at any depth below it."
 
 
@@ -48,7 +50,7 @@ def read_pixels(path: Path, reader: ImagePreprocessor) -> Array:
     try:
         return reader.read(read_image(path), f"image {path}")
     except InvalidRequest as error:
-        fix = "Remove or convert it."
+        fix = "Remove it, convert it, or scale it down."
         raise DataError(error.subject, given=error.given, expected=error.expected, fix=fix) from None
 
 

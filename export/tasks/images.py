@@ -162,10 +162,10 @@ class ImageFolder(ImageFiles):
         numbers = {name: number for number, name in enumerate(self.classes)}
         for name in here:
             if name not in numbers:
-                expected = f"one of the {len(numbers)} classes to learn"
-                raise DataError(
-                    f"{directory}", given=name, expected=expected, fix="Give both folders the same classes."
-                )
+                shown = ", ".join(self.classes[:20]) + ", …" * (len(self.classes) > 20)
+                expected = f"one of the {len(numbers)} classes to learn: {shown}"
+                fix = "Give both folders the same classes."
+                raise DataError(f"{directory}", given=name, expected=expected, fix=fix)
         targets = np.array([numbers[path.parent.name] for path in found], dtype=np.int64)
         super().__init__(found, image_step(size, channels=3), targets)
 

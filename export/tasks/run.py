@@ -91,7 +91,8 @@ def finetune_run(
     found = open_or_new(source, seed)
     config = found.transformer.config
     _check_lengths(data, config)
-    architecture = task.architecture(config, data.labels, max_length)
+    # A server cuts texts there, also those that are longer than all in the data.
+    architecture = task.architecture(config, data.labels, min(max_length, config.max_positions))
     model = with_head(found, architecture, seed)
     if int8:
         largest = input_ranges_of(model, data.train)

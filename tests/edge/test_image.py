@@ -163,7 +163,7 @@ WHOLE = encoded(picture(60, 40), "JPEG")
         (lambda: b"\0\0\0\x20ftypavif", "got HEIC or AVIF, expected JPEG or PNG"),
         (lambda: b"<svg xmlns=", "got SVG or XML, expected JPEG or PNG"),
         (lambda: b"picture.png", "got bytes that begin with b'picture.png', expected JPEG or PNG"),
-        (lambda: b"", "got bytes that begin with b'', expected JPEG or PNG"),
+        (lambda: b"", "got no bytes, expected JPEG or PNG"),
         (lambda: WHOLE[:-300], "got image file is truncated .*, expected a complete JPEG. Send the file's bytes"),
         (lambda: encoded(picture(40, 40))[:-99], "got image file is truncated, expected a complete PNG"),
         (cut_chunk, "got .*, expected a complete PNG"),

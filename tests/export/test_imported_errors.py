@@ -198,7 +198,7 @@ def test_an_import_that_computes_something_else_is_refused(classifier):
     weights = safetensors.torch.load_file(classifier / "model.safetensors")
     weights["classifier.bias"] += 0.1
     safetensors.torch.save_file(weights, classifier / "model.safetensors")
-    with pytest.raises(GoldenError, match=r"compared with transformers: got a difference of 0\.1, expected at most"):
+    with pytest.raises(GoldenError, match=r"compared with transformers: got a difference of 0\.1, .* 'fewheads pack'"):
         check_parity(classifier, found)
     change(classifier / "tokenizer_config.json", pad_token=None)
     message = "in transformers: got ValueError: .*padding token.*, expected a directory that transformers .* reads"

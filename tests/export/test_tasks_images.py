@@ -74,6 +74,8 @@ def test_image_folder(tmp_path, monkeypatch):
         Image.new("RGB", size, colour).save(tmp_path / name / "0.png")
     folder = ImageFolder(tmp_path, 16)
     assert folder.classes == ("blue", "red")
+    with pytest.raises(DataError, match="got 'blue', expected one of the 2 classes to learn: green, red"):
+        ImageFolder(tmp_path, 16, ("green", "red"))
     batch = folder.batch(np.array([1, 0]))
     assert (batch.inputs.shape, batch.targets.tolist()) == ((2, 3, 16, 16), [1, 0])
     assert (batch.inputs[0, :, 5, 5].tolist(), batch.inputs[1, :, 0, 15].tolist()) == ([1, -1, -1], [-1, -1, 1])

@@ -151,19 +151,25 @@ GOOD = "".join(f"{text},{label}\n" for text, label in ROWS)
         ("x.csv", HEAD + GOOD + "fine,\n", {}, r"line 42 column label: got an empty cell, expected a label"),
         ("x.csv", "text,text,label\na,b,c\n", {}, "heading: got 'text', expected it once"),
         ("x.csv", HEAD, {}, "got no rows, expected one at least, below the heading"),
-        ("x.csv", HEAD + "a,yes\n" * 9, {}, "column label: got the one class 'yes' in 9 rows"),
+        ("x.csv", HEAD + "a,yes\n" * 9, {}, r"x\.csv column label: got the one class 'yes' in 9 examples"),
         (
             "x.csv",
             HEAD + "a,good\nb,bad\n" * 9,
             {},
             r"class 'bad': got no examples left to train on, .*held out",
         ),
-        ("x.csv", HEAD + GOOD + "a,god\n", {}, "column label: got 'god' 1 times, expected 5 or more for each class"),
+        (
+            "x.csv",
+            HEAD + GOOD + "a,god\nb,god\n",
+            {},
+            r"x\.csv column label: got 2 of 'god' \(.*x\.csv line 42\), expected 5 examples or more of each class",
+        ),
+        ("x.csv", HEAD + GOOD, {"labels": ("bad", "good", "fair")}, "got 0 of 'fair', .* leave the class out"),
         (
             "x.csv",
             HEAD + "".join(f"text {row},id{row}\n" for row in range(10_000)),
             {},
-            r"got 10,000 distinct labels in 10,000 rows, .*--regression",
+            r"got 10,000 distinct labels in 10,000 examples, .*--regression",
         ),
         (
             "x.csv",
@@ -175,10 +181,10 @@ GOOD = "".join(f"{text},{label}\n" for text, label in ROWS)
             "x.csv",
             HEAD + "a,1.5\nb,200.5\n",
             {},
-            r"line 3 column label: got '200\.5', expected a number from -10 to 10",
+            r"line 3 column label: got '200\.5', expected a number from -10 to 10\. .*, or give --classification",
         ),
-        ("x.csv", HEAD + "a,2\n" * 9, {"regression": True}, "got the one value 2 in 9 rows"),
-        ("x.csv", HEAD + GOOD, {"labels": ("bad", "fine")}, "line 3 column label: got 'good', expected one of the 2"),
+        ("x.csv", HEAD + "a,2\n" * 9, {"regression": True}, r"x\.csv column label: got the one value 2"),
+        ("x.csv", HEAD + GOOD, {"labels": ("bad", "fine")}, "line 3 column label: got 'good', .* with --labels"),
         ("x.csv", HEAD + GOOD, {"labels": ("bad",)}, r"--labels: got \['bad'\], expected two names or more"),
         ("x.jsonl", '{"text": "a", "label": "b"}\n{"text": \n', {}, r"x\.jsonl line 2: got .* expected a JSON object"),
         (
@@ -197,6 +203,7 @@ GOOD = "".join(f"{text},{label}\n" for text, label in ROWS)
         ("x.xlsx", "", {}, r"x\.xlsx: got a file \.xlsx, expected a table \(\.csv, \.tsv, \.jsonl or \.parquet\)"),
         ("x/notes.txt", "", {}, r"x: got notes\.txt, expected a table .* Give a file, or a directory with train\.csv"),
         ("x/dev.csv", HEAD + GOOD, {}, "got dev, expected a split train"),
+        ("x/state.json", '{"_data_files": []}', {}, "x: got no rows, expected one at least"),
     ],
 )
 def test_malformed_data(name, content, choices, message, tmp_path):
@@ -224,7 +231,7 @@ def test_dev_with_other_labels_or_none_and_files_of_one_split_in_two_formats(tmp
     for content, message in (
         (
             "text,label\na,good\nb,awful\n",
-            r"dev\.csv line 3 .* got 'awful', expected one of the 2 .*: bad, good",
+            r"dev\.csv line 3 .* got 'awful', expected one of the 2 .*: bad, good\. .* to the training set",
         ),
         ("text\na\n", r"dev\.csv: got none, expected labels in the column label"),
         (

@@ -3,6 +3,7 @@ import json
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
@@ -114,7 +115,8 @@ def test_values_and_pairs(tuned, tmp_path):
         one, other = (set(generator.choice(NEUTRAL, 4, replace=False)) for _ in range(2))
         rows.append({"text_a": " ".join(sorted(one)), "text_b": " ".join(sorted(other)), "score": len(one & other) / 2})
     (tmp_path / "shared.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    invoke(finetune, "--data", tmp_path / "shared.jsonl", "--model", tuned / "model", "--out", tmp_path, *TUNING)
+    options = (*TUNING, "--max-length", 128, "--out", tmp_path)
+    invoke(finetune, "--data", tmp_path / "shared.jsonl", "--model", tuned / "model", *options)
     run = tmp_path / "shared"
     found = json.loads(invoke(report, run, "--out", tmp_path / "page.html", "--json"))
     (dev,) = [split["values"] for split in found["splits"] if split["name"] == "dev"]
@@ -129,6 +131,7 @@ def test_values_and_pairs(tuned, tmp_path):
     manifest = Bundle.open(tmp_path / "models" / "shared-1").manifest
     assert [spec.name for spec in manifest.preprocess.inputs] == ["text", "text_pair"]
     assert manifest.postprocess.output == "score"
+    assert manifest.preprocess.max_length == 64  # the model's: a server gets longer texts than those in the data
 
 
 def test_images_in_folders(tuned, tmp_path):
@@ -139,8 +142,10 @@ def test_images_in_folders(tuned, tmp_path):
         folder.mkdir(parents=True, exist_ok=True)
         pixels = (digits.images[number] * (255 / 16)).astype(np.uint8)
         image.fromarray(pixels).save(folder / f"{number}.png")
+    (tmp_path / "digits" / "class 1" / "x.webp").touch()
     command = ("--data", tmp_path / "digits", "--dim", 32, "--depth", 1, "--epochs", 12, "--lr", 5e-3)
-    invoke(finetune, *command, "--name", "run", "--out", tmp_path)
+    tuning = CliRunner().invoke(finetune, [*map(str, command), "--name", "run", "--out", str(tmp_path)])
+    assert "digits/: images that are neither JPEG nor PNG are left out: 1" in tuning.stderr
     run = tmp_path / "run"
     config = read_config(run)
     assert config.arguments["labels"] == ["class 0", "class 1", "class 2"]
@@ -156,7 +161,7 @@ def test_images_in_folders(tuned, tmp_path):
     with pytest.raises(DataError, match=r"file digits/: got 538 rows .* expected 537 rows .*fewheads finetune --data"):
         invoke(report, run, "--replace")
     for arguments, message in (
-        ((), r"image .*class 1/x\.png: got GIF, expected JPEG or PNG\. Remove or convert it"),
+        ((), r"image .*class 1/x\.png: got GIF, expected JPEG or PNG\. Remove it, convert it, or scale it down"),
         (("--label", "digit"), "expected tables with these options; the classes of images are their directories"),
     ):
         with pytest.raises((DataError, UsageError), match=message):

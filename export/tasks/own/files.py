@@ -101,6 +101,8 @@ def _saved_splits(path: Path) -> list[str]:
 
 def _saved(path: Path) -> tuple[Path, ...]:
     state = _json(path / "state.json", _State)
+    if not state.files:
+        raise DataError(f"{path}", given=Literally("no rows"), expected="one at least", fix="Give data with examples.")
     return tuple(path / file.filename for file in state.files)
 
 

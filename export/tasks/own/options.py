@@ -120,14 +120,23 @@ def _options(
 own_data_options = grouped_options(_options, "own", _OPTIONS)
 
 
+def _classes(data: OwnData) -> str:
+    labels = ", ".join(data.labels[:10]) + ", …" * (len(data.labels) > 10)
+    return f"{len(data.labels)} classes ({labels})"
+
+
 def _remarks(data: OwnData) -> list[str]:
     """Return what was decided about the data, and what makes metrics on them doubtful."""
+    from export.tasks.image_files import OTHER_ENDINGS
+
     name = data.name
     rows = ", ".join(f"{split.rows:,} {split.name}" for split in data.splits)
     if data.images:
-        lines = [f"{name}: {len(data.labels)} classes of images; {rows}"]
+        lines = [f"{name}: images of {_classes(data)}; {rows}"]
+        unread = sum(file.suffix.lower() in OTHER_ENDINGS for file in Path(data.path).rglob("*"))
+        lines += [f"{name}: images that are neither JPEG nor PNG are left out: {unread:,}"] * bool(unread)
     else:
-        kind = f"{len(data.labels)} classes" if data.labels else "values"
+        kind = _classes(data) if data.labels else "values"
         lines = [f"{name}: text in {' and '.join(data.texts)}, {kind} in {data.label}; {rows}"]
     lines += [f"{name}: {file.name} has no labels and is left out" for file in data.files if not file.split]
     return lines + [

@@ -31,12 +31,15 @@ class Targets(NamedTuple):
     labels: tuple[str, ...]
 
 
-def targets_of(rows: Rows, column: str, names: Sequence[str], regression: bool | None, known: Sequence[str]) -> Targets:
+def targets_of(
+    rows: Rows, path: str, column: str, names: Sequence[str], regression: bool | None, known: Sequence[str]
+) -> Targets:
     """Decide what a label column holds.
 
     Numbers are values if one of them is not whole, or if there are more than twenty distinct ones; all else is classes.
 
     Args:
+        path: of the data, for messages.
         names: of the classes in the order of their numbers, as given; for the classes 0, 1, … other names. Empty sorts
             those in the data.
         regression: as given; None decides.
@@ -59,7 +62,7 @@ def targets_of(rows: Rows, column: str, names: Sequence[str], regression: bool |
             raise UsageError("--labels", given=list(names), expected="no names with --regression", fix=fix)
         values_of(rows, column)
         if len(counts) < 2:
-            _refuse_one(column, rows)
+            _refuse_one(f"{path} column {column}", rows)
         return Targets((), ())
     ordered = known or sorted(counts, key=lambda value: (numbers.get(value, math.inf), value))
     values = tuple(value for value in ordered if value in counts)
@@ -68,26 +71,34 @@ def targets_of(rows: Rows, column: str, names: Sequence[str], regression: bool |
         numbered = values == tuple(map(str, range(len(names)))) and not set(names) & set(values)
         values = values if numbered else labels
         _check_names(names, values, rows, column)
-    check_classes({value: counts[value] for value in values}, f"column {column}")
+    first = dict(zip(reversed(rows.labels), reversed(rows.places), strict=True))
+    check_classes({value: counts[value] for value in values}, f"{path} column {column}", first)
     return Targets(values, labels)
 
 
-def check_classes(counts: Mapping[str, int], subject: str) -> None:
-    """Raise a DataError for a single class, for too many, or for one with fewer than :data:`_FEWEST` examples."""
+def check_classes(counts: Mapping[str, int], subject: str, places: Mapping[str, str] | None = None) -> None:
+    """Raise a DataError for a single class, for too many, or for one with fewer than :data:`_FEWEST` examples.
+
+    Args:
+        counts: examples of each class.
+        places: where the first example of each class is, if that helps to find it.
+    """
     total = sum(counts.values())
     if len(counts) < 2:
-        given, expected = Literally(f"the one class {next(iter(counts))!r} in {total} rows"), "two classes or more"
+        given, expected = Literally(f"the one class {next(iter(counts))!r} in {total} examples"), "two classes or more"
         raise DataError(subject, given=given, expected=expected, fix="Give data with several classes.")
     rare = sorted((value for value in counts if counts[value] < _FEWEST), key=lambda value: counts[value])
     if len(counts) > _MOST_CLASSES or len(rare) > len(counts) / 2:
-        given = Literally(f"{len(counts):,} distinct labels in {total:,} rows")
+        given = Literally(f"{len(counts):,} distinct labels in {total:,} examples")
         expected = f"at most {_MOST_CLASSES:,} classes with {_FEWEST} examples or more each"
-        fix = "Name the column of the classes with --label, or give --regression for numbers to predict."
+        fix = "Give more examples, the column of the classes with --label, or --regression for numbers to predict."
         raise DataError(subject, given=given, expected=expected, fix=fix)
     if rare:
-        shown = ", ".join(f"{value!r} {counts[value]} times" for value in rare[:5]) + ", …" * (len(rare) > 5)
-        fix = "Give more examples, remove these rows, or correct the labels if they are misspelt."
-        raise DataError(subject, given=Literally(shown), expected=f"{_FEWEST} or more for each class", fix=fix)
+        first = {value: f" ({place})" for value, place in (places or {}).items()}
+        found = [f"{counts[value]} of {value!r}{first.get(value, '')}" for value in rare[:5]] + ["…"] * (len(rare) > 5)
+        given, expected = Literally(", ".join(found)), f"{_FEWEST} examples or more of each class"
+        fix = "Give more examples, leave the class out, or correct the label if it is misspelt."
+        raise DataError(subject, given=given, expected=expected, fix=fix)
 
 
 def check_learnt(targets: Array, values: Sequence[str], path: str) -> None:
@@ -99,7 +110,9 @@ def check_learnt(targets: Array, values: Sequence[str], path: str) -> None:
             raise DataError(f"{path} class {value!r}", given=given, expected=expected, fix=fix)
 
 
-def class_numbers(rows: Rows, column: str, values: Sequence[str]) -> Array:
+def class_numbers(
+    rows: Rows, column: str, values: Sequence[str], way_out: str = "add examples of this class to the training set"
+) -> Array:
     """Return the number of each row's class, int64 [n].
 
     Raises:
@@ -110,7 +123,7 @@ def class_numbers(rows: Rows, column: str, values: Sequence[str]) -> Array:
     for label, place in zip(rows.labels, rows.places, strict=True):
         if label not in numbers:
             shown = ", ".join(values[:20]) + ", …" * (len(values) > 20)
-            fix = "Correct the label, remove the row, or name all classes with --labels."
+            fix = f"Correct the label, remove the row, or {way_out}."
             expected = f"one of the {len(values)} classes to learn: {shown}"
             raise DataError(f"{place} column {column}", given=label, expected=expected, fix=fix)
     return np.array([numbers[label] for label in rows.labels], dtype=np.int64)
@@ -128,7 +141,7 @@ def values_of(rows: Rows, column: str) -> Array:
         number = _number(label)
         if number is None or abs(number) > _LARGEST:
             expected = "a number" if number is None else f"a number from {-_LARGEST:g} to {_LARGEST:g}"
-            fix = "Correct it, or give --classification." if number is None else "Divide the column by a constant."
+            fix = f"{'Correct it' if number is None else 'Divide the column by a constant'}, or give --classification."
             raise DataError(f"{place} column {column}", given=label, expected=expected, fix=fix)
         found.append(number)
     return np.array(found, dtype=np.float32)
@@ -137,13 +150,13 @@ def values_of(rows: Rows, column: str) -> Array:
 def _check_names(names: Sequence[str], values: Sequence[str], rows: Rows, column: str) -> None:
     if len(set(names)) < len(names) or len(names) < 2:
         raise UsageError("--labels", given=list(names), expected="two names or more that differ", fix="Correct them.")
-    class_numbers(rows, column, values)
+    class_numbers(rows, column, values, "name all classes with --labels")
 
 
-def _refuse_one(column: str, rows: Rows) -> None:
+def _refuse_one(subject: str, rows: Rows) -> None:
     assert rows.labels is not None
     given = Literally(f"the one value {rows.labels[0]} in {len(rows.labels)} rows")
-    raise DataError(f"column {column}", given=given, expected="values that differ", fix="Give another --label.")
+    raise DataError(subject, given=given, expected="values that differ", fix="Give another --label.")
 
 
 def _number(text: str) -> float | None:

@@ -96,7 +96,7 @@ def describe(data: OwnData, choices: Choices) -> OwnData:
             expected = f"labels in the column {columns.label}"
             raise DataError(f"{tables[name][0].path}", given=Literally("none"), expected=expected, fix=fix)
     known = tables[TRAIN][0].classes.get(columns.label, ())
-    targets = targets_of(rows[TRAIN], columns.label, choices.labels, choices.regression, known)
+    targets = targets_of(rows[TRAIN], data.path, columns.label, choices.labels, choices.regression, known)
     splits = _splits(rows, columns.label, targets.values)
     if targets.values:
         check_learnt(splits.train.targets, targets.values, data.path)
