@@ -20,13 +20,16 @@ from export.processor import processor
 SETTINGS = "settings.json"
 
 
-def keep_settings(directory: Path, settings: msgspec.Struct) -> None:
+def keep_settings(directory: Path, settings: msgspec.Struct, *, unused: tuple[str, ...] = ()) -> None:
     """Write the settings of an experiment into its directory, or check those that are there.
+
+    Args:
+        unused: see :func:`check_settings`.
 
     Raises:
         UsageError: the experiment there has other or unknown settings, or the directory cannot be written.
     """
-    if not check_settings(directory, settings):
+    if not check_settings(directory, settings, unused=unused):
         try:
             write_whole(directory / SETTINGS, msgspec.json.format(msgspec.json.encode(settings), indent=2))
         except OSError as error:
@@ -35,8 +38,11 @@ def keep_settings(directory: Path, settings: msgspec.Struct) -> None:
             raise UsageError(f"--out {directory}", given=given, expected=expected, fix=fix) from None
 
 
-def check_settings(directory: Path, settings: msgspec.Struct) -> bool:
+def check_settings(directory: Path, settings: msgspec.Struct, *, unused: tuple[str, ...] = ()) -> bool:
     """Return whether a directory has an experiment with these settings; False for an empty or missing one.
+
+    Args:
+        unused: how the names of settings begin that the results do not depend on; they may differ.
 
     Raises:
         UsageError: the experiment there has other or unknown settings.
@@ -54,6 +60,7 @@ def check_settings(directory: Path, settings: msgspec.Struct) -> bool:
         raise UsageError(f"{path}", given=Literally(error), expected="settings of an experiment", fix=fix) from None
     wanted = dict(_flat(msgspec.json.decode(msgspec.json.encode(settings))))
     names = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
+    names = [name for name in names if not name.startswith(unused)]
     if names:
         given = Literally(_listed(found, names))
         raise UsageError(f"--out {directory}", given=given, expected=_listed(wanted, names), fix=fix)

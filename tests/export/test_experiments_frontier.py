@@ -185,6 +185,15 @@ def test_a_report_names_the_families_that_it_leaves_out(tmp_path):
     assert "RTE-seed0: left out, because it is not measured yet" in result.stderr
 
 
+def test_families_of_more_seeds_are_summed_up_with_those_of_fewer(tmp_path):
+    for seed in range(2):
+        write_family(tmp_path, "RTE", seed, {D32: 20, D8: 20})
+    path = family_directory(tmp_path, "RTE", 1) / ANSWERED
+    path.write_text(re.sub(r'"seeds": \d+', '"seeds": 7', path.read_text()))
+    found = json.loads(invoke(frontier, "--report", "--out", tmp_path, "--no-plots", "--json"))
+    assert (found["seeds"], found["settings"]["tasks"]["RTE"]["seeds"]) == ({"RTE": 2}, 7)
+
+
 @pytest.mark.parametrize(
     ("field", "other"),
     [(r'"tokens": \d+', '"tokens": 64'), ('"data": ""', '"data": "x"'), ('"model": ""', '"model": "x"')],
@@ -228,6 +237,13 @@ def written_family(root):
 def command(root, *options):
     arguments = ("--model", root / "model", "--data-dir", root / "data", "--task", "SST-2", "--seeds", 1)
     return invoke(frontier, *arguments, "--limit", 64, "--no-plots", "--out", root / "out", *options)
+
+
+def test_more_seeds_resume_the_families_of_fewer(experiment):
+    family = written_family(experiment)
+    own = msgspec.structs.replace(family.own, seeds=3, controls={"uniform": 2})
+    more = msgspec.structs.replace(family, frontier=msgspec.structs.replace(family.frontier, tasks={"SST-2": own}))
+    assert check_settings(family_directory(experiment / "out", "SST-2", 0), more, unused=more.counts)
 
 
 def test_a_family_with_the_same_settings_is_only_read(experiment):

@@ -23,7 +23,7 @@ from export.tasks import AVERAGED, data_directory
 
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
-    from export.experiments.frontier.settings import FamilySettings, FrontierSettings
+    from export.experiments.frontier.settings import FamilySettings, FrontierSettings, TaskSettings
     from export.experiments.frontier.summary import Frontier
     from export.intervals import Difference
     from export.training.device import DeviceName
@@ -144,7 +144,7 @@ def _measured(families: list[FamilySettings], model: Path, data_dir: Path, out: 
     gpu = use_gpus(where.device, where.ray)
     directories = [family_directory(out, family.task, family.seed) for family in families]
     for family, directory in zip(families, directories, strict=True):  # all of them, before the first is trained
-        check_settings(directory, family)
+        check_settings(directory, family, unused=family.counts)
     if not all((directory / ANSWERED).exists() for directory in directories):
         out.mkdir(parents=True, exist_ok=True)
         with watching("shapes") as watch:
@@ -171,18 +171,20 @@ def _measured(families: list[FamilySettings], model: Path, data_dir: Path, out: 
 
 
 def _joined(families: list[FamilySettings]) -> FrontierSettings:
-    """Return the settings of all families."""
-    tasks = {task: settings for family in families for task, settings in family.frontier.tasks.items()}
-    data = {family.task: family.data for family in families}
-    joined = msgspec.structs.replace(families[0].frontier, tasks=tasks)
+    """Return the settings of all families, with the largest numbers of seeds that one of them was trained for."""
+    first: dict[str, FamilySettings] = {}
+    tasks: dict[str, TaskSettings] = {}
     for family in families:
-        own = msgspec.structs.replace(joined, tasks={family.task: tasks[family.task]})
-        if (family.frontier, family.model, family.data) != (own, families[0].model, data[family.task]):
+        known = first.setdefault(family.task, family).alone
+        same = msgspec.structs.replace(family.alone, seed=known.seed, controls=known.controls, versions=known.versions)
+        common = msgspec.structs.replace(family.frontier, tasks=families[0].frontier.tasks)
+        if (same, common, family.model) != (known, families[0].frontier, families[0].model):
             given = Literally("other settings, data or another model than other families there")
             fix = "Move them to a directory of their own."
             subject, expected = f"family {family.task}-seed{family.seed}", "the same for all families"
             raise UsageError(subject, given=given, expected=expected, fix=fix)
-    return joined
+        tasks[family.task] = max(tasks.get(family.task, family.own), family.own, key=lambda own: own.seeds)
+    return msgspec.structs.replace(families[0].frontier, tasks=tasks)
 
 
 def _recorded(out: Path) -> Frontier:

@@ -21,7 +21,7 @@ def train_family(family: FamilySettings, model: Path, data_dir: Path, directory:
         directory: of the family; an unfinished one with these settings resumes.
         device: of the trainings; the processor does the rest.
     """
-    keep_settings(directory, family)
+    keep_settings(directory, family, unused=family.counts)
     inputs = family_inputs(family, model, data_dir)
     for stage in stages(family, inputs, directory, device):
         with watching(f"{directory.name}/{stage.name}") as watch:
