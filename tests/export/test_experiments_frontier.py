@@ -16,6 +16,7 @@ from export.experiments.frontier.cli import frontier
 from export.experiments.frontier.family import better_dense, family_directory
 from export.experiments.frontier.records import (
     ANSWERED,
+    REDUCED,
     STATIC,
     TIMED,
     Answered,
@@ -116,6 +117,7 @@ def test_the_search_is_compared_with_a_control_on_the_seeds_that_have_both(tmp_p
 
 def test_a_report_needs_the_records_alone(tmp_path):
     runs = {D32: 20, D8: 20, THIRD: 22, UNIFORM: 30, ("third", STATIC): 24}
+    runs |= {("third", REDUCED): 30, ("third-uniform", REDUCED): 44}
     for seed in range(2):
         write_family(tmp_path, "SST-2", seed, runs)
     write_family(tmp_path, "RTE", 0, {D32: 100, D8: 100})
@@ -126,7 +128,10 @@ def test_a_report_needs_the_records_alone(tmp_path):
     report = (tmp_path / "report.md").read_text()
     assert re.search(r"\| third \| 4.0× \| 1\.0 \(", report)
     assert re.search(r"\| SST-2 \| accuracy \| 90\.0 \| 91\.5 \|", report)
-    assert re.search(r"\| uniform \| SST-2 2 \| 4\.00 \| 3\.00 \| \+4\.0 \(", report)
+    whole, before = report.split("## Before distillation")
+    assert re.search(r"\| uniform \| SST-2 2 \| 4\.00 \| 3\.00 \| \+4\.0 \(", whole)
+    assert re.search(r"\| third \| -5\.0 \(", before)
+    assert re.search(r"\| uniform \| SST-2 2 \| 4\.00 \| 3\.00 \| \+7\.0 \(", before)
     for aim in (
         r"FP32 3\.0× at 0\.5 \| missed \| 4\.00 \| 1\.00",
         r"static INT8 of third at 0\.5 below its FP32 \| missed \|  \| 1\.00",
@@ -306,10 +311,6 @@ def test_settings_of_another_kind_are_rejected(experiment):
         ),
         (frozen.replace('"SST-2"', '"QNLI"'), "tasks QNLI, CoLA, .*expected tasks out of SST-2, .*, with SST-2"),
         (frozen.replace('"seeds": 3', '"seeds": 0'), r"Expected `int` >= 1 .*seeds"),
-        (
-            frozen.replace('"dropout": 0.1', '"gradual": true, "dropout": 0.1'),
-            "gradual .* one epoch for SST-2, expected",
-        ),
     ):
         (experiment / "other.json").write_text(wrong)
         with pytest.raises(UsageError, match=rf"--settings .*other\.json: got {message}"):
@@ -364,6 +365,8 @@ def test_one_command_trains_reduces_and_measures_a_family(tmp_path, device):
     assert [point["run"] for point in found["points"]][:8:2] == ["dense", "half", "third", "quarter"]
     speedups = {point["run"]: point["speedup"] for point in found["points"] if point["precision"] == "fp32"}
     assert 1 < speedups["half"] < speedups["third"] < speedups["quarter"]
-    assert {one["control"] for one in found["advantages"]} == set(SETTINGS.tasks["CoLA"].controls)
+    for advantages in ("advantages", "undistilled_advantages"):
+        assert {one["control"] for one in found[advantages]} == set(SETTINGS.tasks["CoLA"].controls)
+    assert [one["run"] for one in found["undistilled"]][:3] == ["half", "third", "quarter"]
     # Everything is there, so that the same command only reads it.
     assert json.loads(invoke(frontier, "--model", MODEL_DIR, *options, "--json")) == found

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from edge.datatypes import Array
 from edge.files import write_whole
-from export.experiments.frontier.family import FamilyInputs, better_dense
-from export.experiments.frontier.records import FP32, INT8, STATIC, Answered, Key, write_answers
+from export.experiments.frontier.family import FamilyInputs, better_dense, reduced_name
+from export.experiments.frontier.records import FP32, INT8, REDUCED, STATIC, Answered, Key, write_answers
 from export.experiments.frontier.settings import DENSE, TEACHER, FamilySettings
 from export.heads import SequenceClassifier
 from export.precision import fused
@@ -22,7 +22,7 @@ from export.quantization.static import static_int8
 from export.tasks.calibration import calibration_feeds, plain_onnx
 from export.tasks.file_accuracy import predict_file
 from export.tasks.models import open_tuned
-from export.tasks.predictions import read_predictions
+from export.tasks.predictions import read_matching, read_predictions
 from export.tasks.task import HOLDOUT
 from export.tasks.tokens import Encoded
 
@@ -55,6 +55,8 @@ def answer(
             write_whole(path, data)
             sizes[f"{run}/{precision}"] = len(data)
             answers[run, precision] = predict_file(data, dev, subject=path.name, rows_at_once=False).answers
+        if run != DENSE:
+            answers[run, REDUCED] = read_matching(directory / reduced_name(run), "dev", dev.targets).answers
         on_run(done + 1, len(family.runs))
     holdout = {run: read_predictions(directory / run, HOLDOUT) for run in (*family.runs, TEACHER)}
     record = Answered(

@@ -237,9 +237,10 @@ def _print(found: Frontier) -> None:
     seeds = ", ".join(f"{task} {number}" for task, number in found.seeds.items())
     title = f"Points against dense FP32 on {', '.join(found.judged)}; ONNX Runtime, one thread, batch 1; seeds: {seeds}"
     print_table(f"{title}; processor: {', '.join(found.processors)}", columns, rows)
-    ahead = [(one.control, one.speedup, one.control_speedup, *_words(one.difference)) for one in found.advantages]
     heads = ("control", "speed of the search", "of the control", "points ahead", "95 % interval")
-    print_table("The search against simple reductions", heads, ahead)
+    for when, advantages in {"": found.advantages, " before distillation": found.undistilled_advantages}.items():
+        ahead = [(one.control, one.speedup, one.control_speedup, *_words(one.difference)) for one in advantages]
+        print_table(f"The search against simple reductions{when}", heads, ahead)
     static = [(one.run, *_words(one.difference)) for one in found.static]
     print_table("Static INT8, for TensorRT, against the same run in FP32", ("run", "points", "95 % interval"), static)
     if not found.telling:

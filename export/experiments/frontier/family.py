@@ -6,7 +6,6 @@ examples. The dense baseline is the better of teacher and dense model on the hol
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,7 +21,7 @@ from export.reduction.latency import measure_layers
 from export.reduction.options import LATENCIES
 from export.reduction.run import reduce_run, state_of
 from export.reduction.search import grid_of, widest
-from export.runs import WEIGHTS
+from export.runs import PREDICTIONS, WEIGHTS
 from export.tasks.glue import TASKS
 from export.tasks.models import open_model, open_tuned
 from export.tasks.predictions import read_predictions
@@ -68,6 +67,11 @@ def family_directory(out: Path, task: str, seed: int) -> Path:
     return out / f"{task}-seed{seed}"
 
 
+def reduced_name(run: str) -> str:
+    """Return the name of a tier or control before its distillation."""
+    return f"{run}-reduced"
+
+
 class Stage(NamedTuple):
     """A missing run of a family: its name, and the function that makes it."""
 
@@ -91,44 +95,27 @@ def stages(family: FamilySettings, inputs: FamilyInputs, directory: Path, device
     if missing(DENSE):
         imitating = frontier.imitating(family.own)
         yield Stage(DENSE, partial(teaching.imitate, DENSE, TEACHER, imitating))
-    for steps in _lean_runs(family):
-        if not missing(steps[-1].name):
+    lean = [_Lean(tier, speedup, "search") for tier, speedup in frontier.tiers.items()]
+    speedup = frontier.tiers[frontier.control_tier]
+    lean += [_Lean(control_name(frontier, control), speedup, control) for control in family.controls]
+    for run in lean:
+        if not missing(run.name):
             continue
-        for step in [step for step in steps if missing(step.name)]:
-            reduced = f"{step.name}-reduced"
-            if missing(reduced):
-                yield Stage(reduced, partial(_reduce, family, inputs, directory, step, reduced))
-            restoring = frontier.restoring(step.epochs)
-            yield Stage(step.name, partial(teaching.imitate, step.name, reduced, restoring))
-        for step in steps:  # half of a family's bytes, and nothing reads them again
-            for spent in {f"{step.name}-reduced", step.name, f".{step.name}.reduction"} - {steps[-1].name}:
-                shutil.rmtree(directory / spent, ignore_errors=True)
+        reduced = reduced_name(run.name)
+        if missing(reduced):
+            yield Stage(reduced, partial(_reduce, family, inputs, directory, run))
+        yield Stage(run.name, partial(teaching.imitate, run.name, reduced, frontier.restoring(family.own)))
+        for path in (directory / reduced).iterdir():  # half of a family's bytes
+            if path.name != PREDICTIONS:
+                path.unlink()
 
 
-class _Step(NamedTuple):
-    """A reduction of the run ``source`` and the imitation that follows."""
+class _Lean(NamedTuple):
+    """A tier or control: how it is reduced from the teacher."""
 
     name: str
-    source: str
     speedup: float
     strategy: Strategy
-    epochs: int
-
-
-def _lean_runs(family: FamilySettings) -> Iterator[tuple[_Step, ...]]:
-    """Yield the steps to each tier and control."""
-    frontier, epochs = family.frontier, family.own.reduced_epochs
-    for tier, speedup in frontier.tiers.items():
-        if frontier.gradual:
-            first, part = f"{tier}-first", math.sqrt(speedup)
-            yield (
-                _Step(first, TEACHER, part, "search", epochs // 2),
-                _Step(tier, first, part, "search", epochs - epochs // 2),
-            )
-        else:
-            yield (_Step(tier, TEACHER, speedup, "search", epochs),)
-    for control in family.controls:
-        yield (_Step(control_name(frontier, control), TEACHER, frontier.tiers[frontier.control_tier], control, epochs),)
 
 
 def better_dense(task: Task, directory: Path) -> str:
@@ -169,24 +156,22 @@ class _Teaching:
         )
 
 
-def _reduce(
-    family: FamilySettings, inputs: FamilyInputs, directory: Path, step: _Step, name: str, watch: Watch
-) -> None:
-    own = state_of(directory / step.source, directory / name) / LATENCIES
+def _reduce(family: FamilySettings, inputs: FamilyInputs, directory: Path, run: _Lean, watch: Watch) -> None:
+    source, reduced = directory / TEACHER, directory / reduced_name(run.name)
+    own = state_of(source, reduced) / LATENCIES
     if not own.exists():
         own.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(directory.parent / LATENCIES, own)
     report = reduce_run(
-        directory / step.source,
+        source,
         inputs.data_dir,
-        directory / name,
-        step.speedup,
+        reduced,
+        run.speedup,
         tokens=family.frontier.tokens,
         examples=family.own.calibration,
-        strategy=step.strategy,
+        strategy=run.strategy,
         seed=family.seed,
-        asymmetric=family.frontier.asymmetric,
         on_shape=lambda done, shapes: watch.on_part("shapes timed", done, shapes),
         on_progress=lambda progress: watch.on_part(progress.stage, progress.done, progress.layers),
     )
-    write_whole(directory / f"{name}.json", msgspec.json.format(msgspec.json.encode(report), indent=1))
+    write_whole(directory / f"{reduced.name}.json", msgspec.json.format(msgspec.json.encode(report), indent=1))

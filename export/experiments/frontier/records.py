@@ -25,6 +25,8 @@ _ANSWERS = "answers.npz"
 
 #: Precisions: of ONNX Runtime, and of the file for TensorRT, which is not timed.
 FP32, INT8, STATIC = "fp32", "int8", "static-int8"
+#: FP32 of a reduced model before its distillation, by PyTorch. Its file would be as fast as that of FP32.
+REDUCED = "fp32-reduced"
 #: A run and a precision.
 Key: TypeAlias = "tuple[str, str]"
 

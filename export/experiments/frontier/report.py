@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from export.experiments.frontier.records import FP32, INT8
 from export.experiments.frontier.settings import DENSE
-from export.experiments.frontier.summary import Frontier, Point
+from export.experiments.frontier.summary import Advantage, Change, Frontier, Point
 from export.experiments.records import markdown_table
 from export.intervals import Difference, with_interval
 from export.tasks.glue import TASKS
@@ -53,11 +53,17 @@ def report_of(frontier: Frontier) -> str:
         "",
         "## The search against simple reductions of the same speed",
         "",
-        *controls(frontier),
+        *_controls(frontier.advantages, frontier),
+        "",
+        "## Before distillation",
+        "",
+        *_changes("points against dense", frontier.undistilled, frontier),
+        "",
+        *_controls(frontier.undistilled_advantages, frontier),
         "",
         "## Static INT8, for TensorRT",
         "",
-        *static(frontier),
+        *_changes("points against its FP32", frontier.static, frontier),
         "",
         "## All files of ONNX Runtime",
         "",
@@ -108,10 +114,9 @@ def aims(frontier: Frontier) -> list[str]:
     return markdown_table(("aim", "", "speed", "points lost", "upper bound"), rows, texts=2)
 
 
-def controls(frontier: Frontier) -> list[str]:
-    """Return the table of the search's advantages over controls."""
+def _controls(advantages: Iterable[Advantage], frontier: Frontier) -> list[str]:
     rows = []
-    for one in frontier.advantages:
+    for one in advantages:
         seeds = ", ".join(f"{task} {number}" for task, number in one.seeds.items())
         cells = (one.control, seeds, f"{one.speedup:.2f}", f"{one.control_speedup:.2f}", _signed(one.difference))
         rows.append((*cells, *_by_task(one.tasks, frontier.judged)))
@@ -119,10 +124,9 @@ def controls(frontier: Frontier) -> list[str]:
     return markdown_table(heads, rows, texts=2)
 
 
-def static(frontier: Frontier) -> list[str]:
-    """Return the table of what static INT8 costs, by ONNX Runtime's answers."""
-    rows = [(one.run, _signed(one.difference), *_by_task(one.tasks, frontier.seeds)) for one in frontier.static]
-    return markdown_table(("run", f"points against its FP32{_without(frontier)}", *frontier.seeds), rows, texts=1)
+def _changes(head: str, changes: Iterable[Change], frontier: Frontier) -> list[str]:
+    rows = [(one.run, _signed(one.difference), *_by_task(one.tasks, frontier.seeds)) for one in changes]
+    return markdown_table(("run", f"{head}{_without(frontier)}", *frontier.seeds), rows, texts=1)
 
 
 def published(frontier: Frontier) -> list[str]:

@@ -60,8 +60,6 @@ class FrontierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         control_tier: the tier whose speed the controls share.
         reduced_learning_rate: the peak, for reduced models.
         distillation: of reduced models; the dense model has the defaults.
-        asymmetric: whether a layer makes up for the reduced ones before it.
-        gradual: whether tiers of the search are reduced in two steps, each with half of the epochs after it.
     """
 
     tasks: Annotated[dict[str, TaskSettings], msgspec.Meta(min_length=1)]
@@ -73,8 +71,6 @@ class FrontierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     reduced_learning_rate: _Rate
     distillation: Distillation
     precision: Precision = "fp32"
-    asymmetric: bool = False
-    gradual: bool = False
 
     def teaching(self, task: TaskSettings) -> Recipe:
         """Return the recipe of the teacher."""
@@ -94,10 +90,10 @@ class FrontierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             frozen_embeddings=True,
         )
 
-    def restoring(self, epochs: int) -> Recipe:
-        """Return the recipe of reduced models, for all or some of their epochs."""
+    def restoring(self, task: TaskSettings) -> Recipe:
+        """Return the recipe of reduced models."""
         return Recipe(
-            epochs=epochs,
+            epochs=task.reduced_epochs,
             peak_learning_rate=self.reduced_learning_rate,
             precision=self.precision,
             distillation=self.distillation,
@@ -175,10 +171,6 @@ def read_settings(path: Path, changes: Mapping[str, Any], tasks: Sequence[str] =
         raise UsageError(subject, given=given, expected=expected, fix=fix)
     kept = [task for task in AVERAGED if task in (tasks or found.tasks)]
     changed = {task: msgspec.structs.replace(found.tasks[task], **changes) for task in kept}
-    short = next((task for task, settings in changed.items() if settings.reduced_epochs < 2), None)
-    if found.gradual and short:
-        given, expected = Literally(f"gradual reduction with one epoch for {short}"), "reduced_epochs of two at least"
-        raise UsageError(subject, given=given, expected=expected, fix=fix)
     return msgspec.structs.replace(found, tasks=changed)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import scipy.stats
 
 from edge.datatypes import Array
-from export.experiments.frontier.records import FP32, INT8, STATIC, Family, Key
+from export.experiments.frontier.records import FP32, INT8, REDUCED, STATIC, Family, Key
 from export.experiments.frontier.settings import DENSE, FrontierSettings
 from export.intervals import Difference, PairedRuns, average_difference, resampled
 from export.processor import described
@@ -75,8 +75,8 @@ class Advantage(msgspec.Struct, frozen=True):
     tasks: dict[str, Difference]
 
 
-class StaticPoint(msgspec.Struct, frozen=True):
-    """What static INT8, for TensorRT, costs a run: differences to its FP32, on the telling tasks and by task."""
+class Change(msgspec.Struct, frozen=True):
+    """Differences of a run to another, or to itself in another form, on the telling tasks and by task."""
 
     run: str
     difference: Difference
@@ -84,7 +84,7 @@ class StaticPoint(msgspec.Struct, frozen=True):
 
 
 class Frontier(msgspec.Struct, frozen=True):
-    """All points of ONNX Runtime, dense FP32 first, static INT8, advantages over controls, and the conditions.
+    """All points of ONNX Runtime, dense FP32 first, what else was compared, and the conditions.
 
     Attributes:
         settings: of all families; a family's tasks are a part of them.
@@ -92,6 +92,9 @@ class Frontier(msgspec.Struct, frozen=True):
         chance: the metric of the best constant answer on dev, times 100; 0 for a correlation.
         telling: tasks on which the dense model is better than chance, by one-sided tests at 5 %.
         judged: the tasks of the differences and advantages: the telling ones, or all where none tells.
+        static: static INT8, for TensorRT, against FP32 of the same run.
+        undistilled: tiers and controls before their distillation, against dense FP32.
+        undistilled_advantages: those before the distillation of both.
         processors: of the timing and of the training, with their features.
     """
 
@@ -103,8 +106,10 @@ class Frontier(msgspec.Struct, frozen=True):
     telling: tuple[str, ...]
     judged: tuple[str, ...]
     points: tuple[Point, ...]
-    static: tuple[StaticPoint, ...]
+    static: tuple[Change, ...]
+    undistilled: tuple[Change, ...]
     advantages: tuple[Advantage, ...]
+    undistilled_advantages: tuple[Advantage, ...]
     processors: tuple[str, ...]
     training_processors: tuple[str, ...]
     versions: dict[str, str]
@@ -133,9 +138,13 @@ def frontier_of(families: Sequence[Family], settings: FrontierSettings) -> Front
         chance={task: values.chance for task, values in tasks.items()},
         telling=telling,
         judged=judged,
-        points=tuple(_point(key, tasks, judged) for key in keys if key[1] != STATIC),
-        static=tuple(_static_point(run, tasks, judged) for run, precision in keys if precision == STATIC),
-        advantages=tuple(_advantage(tier, control, tasks, judged) for control in controls),
+        points=tuple(_point(key, tasks, judged) for key in keys if key[1] not in (STATIC, REDUCED)),
+        static=tuple(_change(key, (key[0], FP32), tasks, judged) for key in keys if key[1] == STATIC),
+        undistilled=tuple(_change(key, _DENSE, tasks, judged) for key in keys if key[1] == REDUCED),
+        advantages=tuple(_advantage(tier, control, FP32, tasks, judged) for control in controls),
+        undistilled_advantages=tuple(
+            _advantage(tier, control, REDUCED, tasks, judged) for control in controls if (control, REDUCED) in keys
+        ),
         processors=described(family.timed.processor for family in families),
         training_processors=described(family.answered.processor for family in families),
         versions=families[0].timed.versions,
@@ -218,19 +227,18 @@ def _point(key: Key, tasks: Mapping[str, _Task], telling: Sequence[str]) -> Poin
     )
 
 
-def _static_point(run: str, tasks: Mapping[str, _Task], telling: Sequence[str]) -> StaticPoint:
-    ours, theirs = (run, STATIC), (run, FP32)
+def _change(ours: Key, theirs: Key, tasks: Mapping[str, _Task], telling: Sequence[str]) -> Change:
     having = {task: values for task, values in tasks.items() if values.having(ours, theirs)}
     differences = {task: values.minus(ours, theirs) for task, values in having.items()}
-    return StaticPoint(
-        run,
+    return Change(
+        ours[0],
         average_difference([differences[task] for task in _judged(having, telling)]),
         {task: average_difference([difference]) for task, difference in differences.items()},
     )
 
 
-def _advantage(tier: str, control: str, tasks: Mapping[str, _Task], telling: Sequence[str]) -> Advantage:
-    ours, theirs = (tier, FP32), (control, FP32)
+def _advantage(tier: str, control: str, form: str, tasks: Mapping[str, _Task], telling: Sequence[str]) -> Advantage:
+    ours, theirs = (tier, form), (control, form)
     both = {task: values for task, values in tasks.items() if values.having(ours, theirs)}
     having = {task: both[task] for task in _judged(both, telling)}
     families = [values.families[place] for values in having.values() for place in values.having(ours, theirs)]
@@ -238,8 +246,8 @@ def _advantage(tier: str, control: str, tasks: Mapping[str, _Task], telling: Seq
     return Advantage(
         control.removeprefix(f"{tier}-"),
         {task: len(values.having(ours, theirs)) for task, values in having.items()},
-        _geometric(_of(families, ours)),
-        _geometric(_of(families, theirs)),
+        _geometric(_of(families, (tier, FP32))),
+        _geometric(_of(families, (control, FP32))),
         average_difference(list(differences.values())),
         {task: average_difference([difference]) for task, difference in differences.items()},
     )
