@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnxruntime
 import torch
@@ -20,7 +21,7 @@ from torch import nn
 from edge.datatypes import Array
 from edge.errors import Literally, UsageError, Whole
 from edge.profiling.conditions import cpu_name
-from edge.profiling.table import Comparison, LatencyTable, Shape, Timing, check_key
+from edge.profiling.table import Comparison, LatencyTable, Rest, Shape, Timing, check_key
 from edge.profiling.timing import compared, times_in_turns
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.convert import to_onnx
@@ -83,7 +84,7 @@ def measure_layers(
             block = _block(config, shape)
             found = [(n, compare(dense, block, layer_feeds(config, n), calls)) for n in missing]
             timings = [Timing(Shape.of(shape), n, comparison) for n, comparison in found]
-            table = LatencyTable(key=key, timings=(*table.timings, *timings))
+            table = msgspec.structs.replace(table, timings=(*table.timings, *timings))
             if cache is not None:
                 table.write(cache)
         on_shape(done + 1, len(shapes))
@@ -102,15 +103,21 @@ def measure_times(
     """Return the times of a layer's options, and of embeddings and task head, in units of a dense layer.
 
     The halves of a layer run one after the other, so each option is measured beside the other half's original, and half
-    of the dense layer's time is assigned to each.
+    of the dense layer's time is assigned to each. The cache serves models with the same embeddings and task head.
     """
     config = model.transformer.config
     shapes = grid.beside(widest(config)).all()
     table = measure_layers(config, shapes, [tokens], cache=cache, calls=calls, on_shape=on_shape)
-    # Of the whole model's time.
-    share = 1 / measure_models(model, without_layers(model), feeds_of(config, tokens), calls).ratio
     times = _costs(table, config, grid, tokens)
-    return times, time_of(config.layers, grid, times, rest=0.0) * share / (1 - share)
+    rest = table.find_rest(tokens)
+    if rest is None:
+        found = measure_models(model, without_layers(model), feeds_of(config, tokens), calls)
+        share = 1 / found.ratio  # of the whole model's time
+        layers = time_of(config.layers, grid, times, rest=0.0)
+        rest = Rest(tokens, found.milliseconds, layers * share / (1 - share))
+        if cache is not None:
+            msgspec.structs.replace(table, rest=(*table.rest, rest)).write(cache)
+    return times, rest.dense_layers
 
 
 def table_times(

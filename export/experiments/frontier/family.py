@@ -16,11 +16,12 @@ import msgspec
 
 from edge.files import write_whole
 from export.experiments.frontier.settings import DENSE, TEACHER, FamilySettings, control_name
+from export.heads import SequenceClassifier
 from export.reduction.controls import Strategy
-from export.reduction.latency import measure_layers
+from export.reduction.latency import measure_times
 from export.reduction.options import LATENCIES
 from export.reduction.run import reduce_run, state_of
-from export.reduction.search import grid_of, widest
+from export.reduction.search import grid_of
 from export.runs import PREDICTIONS, WEIGHTS
 from export.tasks.glue import TASKS
 from export.tasks.models import open_model, open_tuned
@@ -57,9 +58,8 @@ def time_shapes(model: Path, out: Path, tokens: int, on_shape: Callable[[int, in
     Args:
         out: the directory of the families; timings that are there are kept.
     """
-    config = open_model(model).transformer.config
-    shapes = grid_of(config).beside(widest(config)).all()
-    measure_layers(config, shapes, [tokens], cache=out / LATENCIES, on_shape=on_shape)
+    head = SequenceClassifier(open_model(model).transformer, labels=2).eval()
+    measure_times(head, grid_of(head.transformer.config), tokens, cache=out / LATENCIES, on_shape=on_shape)
 
 
 def family_directory(out: Path, task: str, seed: int) -> Path:
