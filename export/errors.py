@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from edge.errors import FewheadsError
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Return names for a message, and of many only the first ``most``."""
+    return ", ".join(names[:most]) + ", …" * (len(names) > most)
 
 
 class DataError(FewheadsError):

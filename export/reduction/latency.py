@@ -103,7 +103,7 @@ def measure_times(
     """Return the times of a layer's options, and of embeddings and task head, in units of a dense layer.
 
     The halves of a layer run one after the other, so each option is measured beside the other half's original, and half
-    of the dense layer's time is assigned to each. The cache serves models with the same embeddings and task head.
+    of the dense layer's time is assigned to each.
     """
     config = model.transformer.config
     shapes = grid.beside(widest(config)).all()
@@ -181,19 +181,19 @@ def machine_key(config: TransformerConfig) -> dict[str, str]:
         "device": cpu_name(),
         "cores": str(os.cpu_count()),
         "torch": str(torch.__version__),
-        **layer_key(config),
+        **model_key(config),
     }
 
 
-def layer_key(config: TransformerConfig) -> dict[str, str]:
-    """Return the properties of a model that the time of a layer depends on, beside the layer's shape."""
-    return {"architecture": config.architecture, "dim": str(config.dim), "dense": Shape.of(widest(config)).name}
-
-
 def model_key(config: TransformerConfig) -> dict[str, str]:
-    """Return the properties of a model that all times depend on: those of a layer, and the embeddings."""
+    """Return the properties of a model that its times depend on, beside the shapes of its layers."""
     image = f"{config.image_size}/{config.patch_size}"
-    return {**layer_key(config), "embeddings": image if config.architecture == "vit" else str(config.vocab_size)}
+    return {
+        "architecture": config.architecture,
+        "dim": str(config.dim),
+        "dense": Shape.of(widest(config)).name,
+        "embeddings": image if config.architecture == "vit" else str(config.vocab_size),
+    }
 
 
 def _block(config: TransformerConfig, shape: LayerShape) -> bytes:

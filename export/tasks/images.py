@@ -16,7 +16,7 @@ import torch
 from edge.bundles.manifest import ImagePreprocess
 from edge.datatypes import Array
 from edge.errors import Literally, UsageError
-from export.errors import DataError
+from export.errors import DataError, listed
 from export.tasks.image_files import ENDINGS, ImageFiles, read_image, read_pixels
 from export.tasks.tokens import Batch
 from export.transformer import LayerShape, TransformerConfig
@@ -162,8 +162,7 @@ class ImageFolder(ImageFiles):
         numbers = {name: number for number, name in enumerate(self.classes)}
         for name in here:
             if name not in numbers:
-                shown = ", ".join(self.classes[:20]) + ", …" * (len(self.classes) > 20)
-                expected = f"one of the {len(numbers)} classes to learn: {shown}"
+                expected = f"one of the {len(numbers)} classes to learn: {listed(self.classes, 20)}"
                 fix = "Give both folders the same classes."
                 raise DataError(f"{directory}", given=name, expected=expected, fix=fix)
         targets = np.array([numbers[path.parent.name] for path in found], dtype=np.int64)

@@ -128,8 +128,8 @@ def test_a_report_needs_the_records_alone(tmp_path):
     report = (tmp_path / "report.md").read_text()
     assert re.search(r"\| third \| 4.0× \| 1\.0 \(", report)
     assert re.search(r"\| SST-2 \| accuracy \| 90\.0 \| 91\.5 \|", report)
-    whole, before = report.split("## Before distillation")
-    assert re.search(r"\| uniform \| SST-2 2 \| 4\.00 \| 3\.00 \| \+4\.0 \(", whole)
+    distilled, before = report.split("## Before distillation")
+    assert re.search(r"\| uniform \| SST-2 2 \| 4\.00 \| 3\.00 \| \+4\.0 \(", distilled)
     assert re.search(r"\| third \| -5\.0 \(", before)
     assert re.search(r"\| uniform \| SST-2 2 \| 4\.00 \| 3\.00 \| \+7\.0 \(", before)
     for aim in (

@@ -172,19 +172,19 @@ def _measured(families: list[FamilySettings], model: Path, data_dir: Path, out: 
 
 def _joined(families: list[FamilySettings]) -> FrontierSettings:
     """Return the settings of all families, with the largest numbers of seeds that one of them was trained for."""
-    first: dict[str, FamilySettings] = {}
+    first = families[0]
+    known: dict[str, tuple[TaskSettings, str]] = {}
     tasks: dict[str, TaskSettings] = {}
     for family in families:
-        known = first.setdefault(family.task, family).alone
-        same = msgspec.structs.replace(family.alone, seed=known.seed, controls=known.controls, versions=known.versions)
-        common = msgspec.structs.replace(family.frontier, tasks=families[0].frontier.tasks)
-        if (same, common, family.model) != (known, families[0].frontier, families[0].model):
+        common = msgspec.structs.replace(family.frontier, tasks=first.frontier.tasks)
+        own = msgspec.structs.replace(family.own, seeds=1, controls={}), family.data
+        if (common, family.model, own) != (first.frontier, first.model, known.setdefault(family.task, own)):
             given = Literally("other settings, data or another model than other families there")
             fix = "Move them to a directory of their own."
             subject, expected = f"family {family.task}-seed{family.seed}", "the same for all families"
             raise UsageError(subject, given=given, expected=expected, fix=fix)
         tasks[family.task] = max(tasks.get(family.task, family.own), family.own, key=lambda own: own.seeds)
-    return msgspec.structs.replace(families[0].frontier, tasks=tasks)
+    return msgspec.structs.replace(first.frontier, tasks=tasks)
 
 
 def _recorded(out: Path) -> Frontier:

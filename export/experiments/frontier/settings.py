@@ -129,12 +129,6 @@ class FamilySettings(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(f"frontier.tasks.{self.task}.{name}" for name in ("seeds", "controls"))
 
     @property
-    def alone(self) -> FamilySettings:
-        """These settings without the numbers of families."""
-        own = msgspec.structs.replace(self.own, seeds=1, controls={})
-        return msgspec.structs.replace(self, frontier=msgspec.structs.replace(self.frontier, tasks={self.task: own}))
-
-    @property
     def runs(self) -> tuple[str, ...]:
         """The measured runs, by the names of their directories: dense, tiers, controls."""
         return (DENSE, *self.frontier.tiers, *(control_name(self.frontier, one) for one in self.controls))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from edge.errors import Literally
-from export.errors import DataError
+from export.errors import DataError, listed
 from export.runs import StructT
 from export.tasks.image_files import ENDINGS as IMAGES
 from export.tasks.own.tables import ENDINGS as TABLES
@@ -69,7 +69,7 @@ def _find(path: Path, option: str) -> Found:
     if _has_classes(path):
         return Found(True, {TRAIN: (path,)})
     names = sorted(entry.name + "/" * entry.is_dir() for entry in path.iterdir())
-    given = Literally(", ".join(names[:8]) + ", …" * (len(names) > 8) if names else "an empty directory")
+    given = Literally(listed(names, 8) if names else "an empty directory")
     fix = "Give a file, or a directory with train.csv and dev.csv, or with images as CLASS/NAME.png."
     raise DataError(f"{path}", given=given, expected=KNOWN, fix=fix)
 

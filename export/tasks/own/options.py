@@ -11,6 +11,7 @@ import click
 from edge.cli.options import grouped_options
 from edge.cli.output import remark, working
 from edge.errors import Literally, UsageError
+from export.errors import listed
 
 if TYPE_CHECKING:
     from export.own_data import OwnData
@@ -121,8 +122,7 @@ own_data_options = grouped_options(_options, "own", _OPTIONS)
 
 
 def _classes(data: OwnData) -> str:
-    labels = ", ".join(data.labels[:10]) + ", …" * (len(data.labels) > 10)
-    return f"{len(data.labels)} classes ({labels})"
+    return f"{len(data.labels)} classes ({listed(data.labels, 10)})"
 
 
 def _remarks(data: OwnData) -> list[str]:

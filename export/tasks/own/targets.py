@@ -11,7 +11,7 @@ import numpy as np
 
 from edge.datatypes import Array
 from edge.errors import Literally, UsageError
-from export.errors import DataError
+from export.errors import DataError, listed
 from export.tasks.own.columns import Rows
 
 #: Numbers with more distinct values than this are values to predict, not classes.
@@ -95,8 +95,8 @@ def check_classes(counts: Mapping[str, int], subject: str, places: Mapping[str, 
         raise DataError(subject, given=given, expected=expected, fix=fix)
     if rare:
         first = {value: f" ({place})" for value, place in (places or {}).items()}
-        found = [f"{counts[value]} of {value!r}{first.get(value, '')}" for value in rare[:5]] + ["…"] * (len(rare) > 5)
-        given, expected = Literally(", ".join(found)), f"{_FEWEST} examples or more of each class"
+        found = [f"{counts[value]} of {value!r}{first.get(value, '')}" for value in rare]
+        given, expected = Literally(listed(found, 5)), f"{_FEWEST} examples or more of each class"
         fix = "Give more examples, leave the class out, or correct the label if it is misspelt."
         raise DataError(subject, given=given, expected=expected, fix=fix)
 
@@ -122,9 +122,8 @@ def class_numbers(
     numbers = {value: number for number, value in enumerate(values)}
     for label, place in zip(rows.labels, rows.places, strict=True):
         if label not in numbers:
-            shown = ", ".join(values[:20]) + ", …" * (len(values) > 20)
             fix = f"Correct the label, remove the row, or {way_out}."
-            expected = f"one of the {len(values)} classes to learn: {shown}"
+            expected = f"one of the {len(values)} classes to learn: {listed(values, 20)}"
             raise DataError(f"{place} column {column}", given=label, expected=expected, fix=fix)
     return np.array([numbers[label] for label in rows.labels], dtype=np.int64)
 
