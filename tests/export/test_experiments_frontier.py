@@ -120,10 +120,12 @@ def test_a_report_needs_the_records_alone(tmp_path):
     runs |= {("third", REDUCED): 30, ("third-uniform", REDUCED): 44}
     for seed in range(2):
         write_family(tmp_path, "SST-2", seed, runs)
-    write_family(tmp_path, "RTE", 0, {D32: 100, D8: 100})
+    write_family(tmp_path, "RTE", 0, {D32: 100, D8: 104})
     found = json.loads(invoke(frontier, "--report", "--out", tmp_path, "--json"))
     assert found == json.loads((tmp_path / "frontier.json").read_text())
     assert [point["run"] for point in found["points"]] == [DENSE, DENSE, "third", "third-uniform"]
+    int8 = found["points"][1]
+    assert int8["without_weakest"] == int8["telling"] != int8["difference"]
     assert [(one["run"], one["difference"]["value"]) for one in found["static"]] == [("third", pytest.approx(-1))]
     report = (tmp_path / "report.md").read_text()
     assert re.search(r"\| third \| 4.0× \| 1\.0 \(", report)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from export.experiments.frontier.records import FP32, INT8
 from export.experiments.frontier.settings import DENSE
-from export.experiments.frontier.summary import Advantage, Change, Frontier, Point
+from export.experiments.frontier.summary import WEAKEST, Advantage, Change, Frontier, Point
 from export.experiments.records import markdown_table
 from export.intervals import Difference, with_interval
 from export.tasks.glue import TASKS
@@ -147,6 +147,7 @@ def _files(frontier: Frontier) -> list[str]:
         *speeds,
         "average",
         "points, all tasks",
+        f"without {WEAKEST}",
         f"points{_without(frontier)}",
         "against its FP32",
     )
@@ -159,6 +160,7 @@ def _files(frontier: Frontier) -> list[str]:
             f"{point.int8_speedup:.2f}",
             "" if (average := frontier.average_of(point)) is None else f"{average:.1f}",
             _signed(point.difference),
+            _signed(point.without_weakest),
             _signed(point.telling),
             _signed(point.own) if point.own else "",
         )

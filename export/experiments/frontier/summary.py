@@ -22,6 +22,8 @@ from export.tasks.glue import TASKS
 from export.tasks.metrics import METRICS
 
 _DENSE: Key = (DENSE, FP32)
+#: The dense model is little better than chance there, so averages are also given without it.
+WEAKEST = "RTE"
 
 
 class TaskPoint(msgspec.Struct, frozen=True):
@@ -43,6 +45,7 @@ class Point(msgspec.Struct, frozen=True):
         average: the mean metric over the tasks, times 100.
         difference: of the average to the dense FP32 model's.
         telling: the same without tasks on which the dense model is at chance.
+        without_weakest: the same without :data:`WEAKEST`; of that task alone, if there is no other.
         own: of the average of telling tasks to that of the same run in FP32; None for FP32.
     """
 
@@ -56,6 +59,7 @@ class Point(msgspec.Struct, frozen=True):
     average: float
     difference: Difference
     telling: Difference
+    without_weakest: Difference
     own: Difference | None
     tasks: tuple[TaskPoint, ...]
 
@@ -219,6 +223,7 @@ def _point(key: Key, tasks: Mapping[str, _Task], telling: Sequence[str]) -> Poin
         average=float(np.mean([values.values(key).mean() for values in having.values()])),
         difference=average_difference(list(differences.values())),
         telling=average_difference([differences[task] for task in told]),
+        without_weakest=average_difference([differences[t] for t in having if t != WEAKEST] or [*differences.values()]),
         own=average_difference(own) if own else None,
         tasks=tuple(
             TaskPoint(task, float(having[task].values(key).mean()), average_difference([difference]))
