@@ -99,7 +99,7 @@ def _behind(late: pb.ModelInferRequest, timeout: float = 30) -> Action:
 
     def ask(peer: Peer) -> str:
         before = peer.executions("slow")
-        first = peer.infer(slow(600))
+        first = peer.infer(slow(1500))  # long enough for a busy machine to send the next in time
         time.sleep(_BEGUN)
         behind = outcome(lambda: peer.send("ModelInfer", late, timeout))
         status = outcome(first.result)

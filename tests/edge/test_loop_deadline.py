@@ -82,7 +82,11 @@ async def test_admission_counts_the_loops_of_each_request(running: Running) -> N
     assert end_of(await running.infer(few, time.monotonic() + 5)) == ([2], "budget")
     endless.parameters["policy"].string_param = "deadline"
     assert end_of(await running.infer(endless, time.monotonic() + 0.5))[1] == "deadline"
-    with pytest.raises(Overloaded):  # not even a step fits
-        await running.infer(endless, time.monotonic() + 0.0009)
+    for _ in range(20):  # on a busy machine, the deadline may pass before the admission
+        with pytest.raises((Overloaded, DeadlineExceeded)) as caught:  # not even a step fits
+            await running.infer(endless, time.monotonic() + 0.0009)
+        if caught.type is Overloaded:
+            break
+    assert caught.type is Overloaded
     beside.cancel()
     assert await running.at_rest(NAME)

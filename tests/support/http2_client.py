@@ -159,7 +159,7 @@ class RawClient:
     """A connection for any frames. By itself it only acknowledges SETTINGS and collects frames and responses."""
 
     def __init__(self, port: int) -> None:
-        self._port = port
+        self.port = port
         self.answers: dict[int, Answer] = {}
         self.frames: list[h2.Frame] = []
         self.goaway: int | None = None
@@ -169,7 +169,7 @@ class RawClient:
         self._news = asyncio.Event()
 
     async def __aenter__(self) -> RawClient:
-        self._reader, self.writer = await asyncio.open_connection("127.0.0.1", self._port)
+        self._reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port)
         self._reading = asyncio.create_task(self._read())
         return self
 
