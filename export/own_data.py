@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from edge.errors import Literally
-from export.errors import DataError
+from export.errors import DataError, listed
 
 #: In a description; a data set may have hundreds.
 _MOST_FILES = 8
@@ -75,8 +75,7 @@ class OwnData(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     @property
     def origin(self) -> str:
         """The files with their hashes, the first ones of many, for a provenance."""
-        shown = [f"{file.name} (SHA-256 {file.sha256})" for file in self.files[:_MOST_FILES]]
-        return f"own data: {', '.join(shown)}{', …' * (len(self.files) > _MOST_FILES)}"
+        return f"own data: {listed([f'{file.name} (SHA-256 {file.sha256})' for file in self.files], _MOST_FILES)}"
 
     def name_of(self, path: Path) -> str:
         """Return the name of a file or folder of the data: relative to them, or its own if it is not inside of them."""

@@ -210,7 +210,7 @@ def _point(key: Key, tasks: Mapping[str, _Task], telling: Sequence[str]) -> Poin
     speedups = _of(families, key)
     fixed = np.array([family.timed.fixed_speedups["/".join(key)] for family in families])
     differences = {task: values.minus(key, _DENSE) for task, values in having.items()}
-    told = _judged(having, telling)
+    told, others = _judged(having, telling), [task for task in tasks if task != WEAKEST]
     own = [having[task].minus(key, (run, FP32)) for task in told] if precision != FP32 else []
     return Point(
         run,
@@ -223,7 +223,7 @@ def _point(key: Key, tasks: Mapping[str, _Task], telling: Sequence[str]) -> Poin
         average=float(np.mean([values.values(key).mean() for values in having.values()])),
         difference=average_difference(list(differences.values())),
         telling=average_difference([differences[task] for task in told]),
-        without_weakest=average_difference([differences[t] for t in having if t != WEAKEST] or [*differences.values()]),
+        without_weakest=average_difference([differences[task] for task in _judged(having, others)]),
         own=average_difference(own) if own else None,
         tasks=tuple(
             TaskPoint(task, float(having[task].values(key).mean()), average_difference([difference]))

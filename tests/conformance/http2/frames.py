@@ -12,10 +12,8 @@ from tests.conformance.http2.case import (
     COMPRESSION,
     DIFFERS,
     ENABLE_PUSH,
-    ERRORS,
     FLOW_CONTROL,
     FRAME_SIZE,
-    GOAWAY,
     INITIAL_WINDOW,
     MAX_FRAME,
     NO_ERROR,
@@ -159,14 +157,12 @@ def _sent(*payload: tuple[int, int, int, bytes]) -> Say:
 
 async def _exceeded(client: RawClient) -> str:
     """Send more than a window at once; on another connection, if the server opened the window in between."""
+    case = Case("", FLOW_CONTROL, _sent(*[(0, 0, 1, b"\0\1\0\0\0" + bytes(2**14 - 5))] * 17))
     for _ in range(20):
-        async with RawClient(client.port) as other:
-            await other.greet().agreed()
-            other.send(head(other), *[raw(0, 0, 1, b"\0\1\0\0\0" + bytes(2**14 - 5))] * 17)
-            await other.settle()
-            if other.goaway is not None:
-                return GOAWAY(ERRORS[other.goaway])
-    return NO_ERROR
+        outcome = await case.observe(client.port, NO_ERROR)  # which does not wait for the end of the stream
+        if outcome != NO_ERROR:
+            break
+    return outcome
 
 
 CASES = [
@@ -264,11 +260,7 @@ CASES = [
     Case("6.9.1 window of 1 byte", "[1, 2]", _sizes({INITIAL_WINDOW: 1}, 2)),
     Case("6.9.1 window of the connection above 2^31 - 1", FLOW_CONTROL, lambda c: _sums(c, 0)),
     Case("6.9.1 window of a stream above 2^31 - 1", DIFFERS, lambda c: _sums(c, 1)),
-    Case(
-        "6.9.1 more DATA than the window of the stream",
-        FLOW_CONTROL,
-        _exceeded,
-    ),
+    Case("6.9.1 more DATA than the window of the stream", FLOW_CONTROL, _exceeded),
     Case("6.9.2 SETTINGS that open a window", "[0, 1]", _sizes({INITIAL_WINDOW: 0}, {INITIAL_WINDOW: 1})),
     Case("6.9.2 a negative window", "[3, 0, 0, 1]", _sizes({INITIAL_WINDOW: 3}, {INITIAL_WINDOW: 2}, 1, 1)),
     Case(
