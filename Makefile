@@ -3,8 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 # The Pythons of JetPack 6 and 7, wherever this machine keeps them.
-PYTHON3.10 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.10.*/bin/python) $(shell command -v python3.10))
-PYTHON3.12 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python) $(shell command -v python3.12))
+PYTHON_JETPACK6 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.10.*/bin/python) $(shell command -v python3.10))
+PYTHON_JETPACK7 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python) $(shell command -v python3.12))
 
 # The compilers of the software CUDA device and Python's headers: empty where one is missing, or the system is another.
 SYSTEM := $(shell uname -s)-$(shell uname -m)
@@ -24,9 +24,7 @@ quick: .venv/installed
 
 # Everything that runs on two cores without a GPU: the whole suite here, the device's half under JetPack's Pythons, and
 # what needs a GPU on a software device.
-test: test-workstation
-	@# They share nothing, and most of their time is waiting for servers.
-	$(MAKE) --jobs=2 test-jetpack6 test-jetpack7 test-device
+test: test-workstation test-jetpack6 test-jetpack7 test-device
 
 # With COVERAGE=1, the tests leave branch coverage of edge/ behind, of their servers too.
 PYTEST := -m $(if $(COVERAGE),coverage run -m )pytest
@@ -44,22 +42,18 @@ coverage-report:
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --skip-covered
 
-# JetPack 6 has the oldest Python: every test of the device's code, but fuzzing, faults and the transport that is not the
-# default there. JetPack 7: those that start no process, and those of a server with its stock clients.
-QUICKER := --ignore-glob 'tests/edge/test_*fuzz*' --ignore-glob 'tests/edge/test_faults_*' -k 'not grpcio or test_layers'
-SERVERS := $(addprefix tests/edge/test_,server.py cli.py infer.py info.py bench.py control.py rest_client.py)
+# Under JetPack's Pythons: tests of the device's code that start no process, and those of a server with its stock clients,
+# without fuzzing, faults and the transport that is not the default. `make test-jetpack6 SERVERS=tests/edge` runs all others.
+QUICKER := --numprocesses=2 --dist=loadfile --ignore-glob 'tests/edge/test_*fuzz*' --ignore-glob 'tests/edge/test_faults_*' -k 'not grpcio or test_layers'
+SERVERS ?= $(addprefix tests/edge/test_,server.py cli.py infer.py info.py bench.py control.py rest_client.py)
 
-test-jetpack6: $(if $(PYTHON3.10),.venv-jetpack6/installed)
-	$(if $(PYTHON3.10),.venv-jetpack6/bin/python -m pytest tests/edge $(QUICKER),@echo "skipped: no Python 3.10 on this machine")
+test-jetpack6 test-jetpack7: test-jetpack%:
+	$(if $(PYTHON_JETPACK$*),$(MAKE) .venv-jetpack$*/installed,@echo "skipped: no Python of JetPack $* on this machine")
+	$(if $(PYTHON_JETPACK$*),.venv-jetpack$*/bin/python -m pytest tests/edge --no-processes $(QUICKER))
+	$(if $(PYTHON_JETPACK$*),.venv-jetpack$*/bin/python -m pytest $(SERVERS) $(QUICKER))
 
-test-jetpack7: $(if $(PYTHON3.12),.venv-jetpack7/installed)
-	$(if $(PYTHON3.12),.venv-jetpack7/bin/python -m pytest tests/edge --no-processes $(QUICKER),@echo "skipped: no Python 3.12 on this machine")
-	$(if $(PYTHON3.12),.venv-jetpack7/bin/python -m pytest $(SERVERS) $(QUICKER))
-
-.venv-jetpack6/installed: PYTHON_JETPACK = $(PYTHON3.10)
-.venv-jetpack7/installed: PYTHON_JETPACK = $(PYTHON3.12)
 .venv-jetpack%/installed: pyproject.toml constraints.txt
-	$(PYTHON_JETPACK) -m venv $(@D)
+	$(PYTHON_JETPACK$*) -m venv $(@D)
 	$(@D)/bin/pip install -q -c constraints.txt -e '.[cpu,otel,test]'
 	touch $@
 

@@ -11,7 +11,7 @@ from edge.errors import Literally
 from export.errors import CheckpointError
 
 PACK = "Export the model to ONNX yourself, and give the file to 'fewheads pack'."
-StructT = TypeVar("StructT")
+T = TypeVar("T")
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class ImageConfig(msgspec.Struct, frozen=True):
     rescale_factor: float = 1 / 255
 
 
-def read_json(path: Path, kind: type[StructT]) -> StructT:
+def read_json(path: Path, kind: type[T]) -> T:
     """Read a JSON file.
 
     Raises:

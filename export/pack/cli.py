@@ -20,7 +20,7 @@ _NPZ = click.Path(path_type=Path)
 @click.command()
 @click.argument("model", metavar="MODEL.onnx", type=click.Path(path_type=Path))
 @repository_option("the model")
-@click.option("--name", help="Name of the model and its bundle.")
+@click.option("--name", help="Name of the model and its bundle.  [required]")
 @version_option
 @click.option(
     "--max-batch-size",

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from edge.datatypes import Array
 from edge.files import write_whole
-from export.experiments.frontier.family import FamilyInputs, better_dense, reduced_name
+from export.experiments.frontier.family import FamilyInputs, best_dense, reduced_name
 from export.experiments.frontier.records import FP32, INT8, REDUCED, STATIC, Answered, Key, write_answers
-from export.experiments.frontier.settings import DENSE, TEACHER, FamilySettings
+from export.experiments.frontier.settings import DENSE, DENSE_RUNS, FamilySettings
 from export.heads import SequenceClassifier
 from export.precision import fused
 from export.processor import processor
@@ -37,7 +37,7 @@ def answer(
     task, dev = inputs.task, inputs.data.dev["dev"]
     assert isinstance(dev, Encoded)
     calibration = calibration_feeds(inputs.data.train)
-    dense = better_dense(task, directory)
+    dense = best_dense(task, directory)
     answers: dict[Key, Array] = {}
     sizes: dict[str, int] = {}
     layers, dim = {}, 0
@@ -58,7 +58,7 @@ def answer(
         if run != DENSE:
             answers[run, REDUCED] = read_matching(directory / reduced_name(run), "dev", dev.targets).answers
         on_run(done + 1, len(family.runs))
-    holdout = {run: read_predictions(directory / run, HOLDOUT) for run in (*family.runs, TEACHER)}
+    holdout = {run: read_predictions(directory / run, HOLDOUT) for run in dict.fromkeys((*family.runs, *DENSE_RUNS))}
     record = Answered(
         settings=family,
         dense=dense,

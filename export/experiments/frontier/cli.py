@@ -23,6 +23,7 @@ from export.tasks import AVERAGED, data_directory
 
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
+    from export.experiments.frontier.records import Family
     from export.experiments.frontier.settings import FamilySettings, FrontierSettings, TaskSettings
     from export.experiments.frontier.summary import Frontier
     from export.intervals import Difference
@@ -81,19 +82,20 @@ def frontier(
         new_figure(1, 1, without="give --no-plots")
     if only_report:
         _check_only_report()
-        found = _recorded(out)
+        families = _recorded(out)
     else:
         if model is None:
             fix = "Give the directory of a BERT, or --report to sum up earlier records."
             raise UsageError("--model", given=Literally("nothing"), expected="a Hugging Face directory", fix=fix)
-        inputs = {"--model": model, **{f"the data of {task} in": data_directory(task, data_dir) for task in tasks}}
-        check_workspace("--out", out, inputs, settings=LATENCIES)
+        data = {f"the data of {task} in": data_directory(task, data_dir) for task in tasks or AVERAGED}
+        check_workspace("--out", out, {"--model": model, **data}, settings=LATENCIES)
         lengths = dict.fromkeys(("epochs", "teacher_epochs", "reduced_epochs"), epochs)
         changes = {"seeds": seeds, "limit": limit, **lengths}
         given = {name: value for name, value in changes.items() if value}
-        families = _families(path, given, tasks, precision, model, data_dir)
-        found = _measured(families, model, data_dir, out, _Where(device, jobs, ray))
+        planned = _planned(path, given, tasks, precision, model, data_dir)
+        families = _measured(planned, model, data_dir, out, _Where(device, jobs, ray))
     with working("summing up"):
+        found = _summed_up(families)
         _write(found, out, plots=plots)
     if as_json:
         print_json(found)
@@ -108,7 +110,7 @@ def _check_only_report() -> None:
             raise UsageError(parameter.opts[0], given=given, expected="nothing beside --report", fix=fix)
 
 
-def _families(
+def _planned(
     path: Path | None,
     changes: dict[str, Any],
     tasks: tuple[str, ...],
@@ -129,11 +131,10 @@ class _Where(NamedTuple):
     ray: str | None
 
 
-def _measured(families: list[FamilySettings], model: Path, data_dir: Path, out: Path, where: _Where) -> Frontier:
+def _measured(families: list[FamilySettings], model: Path, data_dir: Path, out: Path, where: _Where) -> list[Family]:
     from export.experiments.frontier.family import family_directory, family_inputs, time_shapes
     from export.experiments.frontier.family_job import train_family
     from export.experiments.frontier.records import ANSWERED, TIMED, read_family
-    from export.experiments.frontier.summary import frontier_of
     from export.experiments.frontier.timing import time_files
     from export.experiments.settings import check_settings
     from export.parallel.job import Job
@@ -167,7 +168,7 @@ def _measured(families: list[FamilySettings], model: Path, data_dir: Path, out: 
         with watching(f"{directory.name}/times") as watch:
             inputs = family_inputs(family, model, data_dir)
             time_files(family, inputs, directory, partial(watch.on_part, "items"))
-    return frontier_of([read_family(directory) for directory in directories], _joined(families))
+    return [read_family(directory) for directory in directories]
 
 
 def _joined(families: list[FamilySettings]) -> FrontierSettings:
@@ -178,8 +179,9 @@ def _joined(families: list[FamilySettings]) -> FrontierSettings:
     for family in families:
         common = msgspec.structs.replace(family.frontier, tasks=first.frontier.tasks)
         own = msgspec.structs.replace(family.own, seeds=1, controls={}), family.data
-        if (common, family.model, own) != (first.frontier, first.model, known.setdefault(family.task, own)):
-            given = Literally("other settings, data or another model than other families there")
+        alike = (first.frontier, first.model, first.versions, known.setdefault(family.task, own))
+        if (common, family.model, family.versions, own) != alike:
+            given = Literally("other settings, data, versions or another model than other families there")
             fix = "Move them to a directory of their own."
             subject, expected = f"family {family.task}-seed{family.seed}", "the same for all families"
             raise UsageError(subject, given=given, expected=expected, fix=fix)
@@ -187,11 +189,10 @@ def _joined(families: list[FamilySettings]) -> FrontierSettings:
     return msgspec.structs.replace(first.frontier, tasks=tasks)
 
 
-def _recorded(out: Path) -> Frontier:
-    """Return the summary of the records in a directory, which need not have any model."""
+def _recorded(out: Path) -> list[Family]:
+    """Return the records in a directory, which need not have any model."""
     with loading_torch("reading records"):
         from export.experiments.frontier.records import is_measured, read_family
-        from export.experiments.frontier.summary import frontier_of
 
         found = []
         for directory in sorted(path for path in out.glob("*-seed*") if path.is_dir()):
@@ -202,8 +203,14 @@ def _recorded(out: Path) -> Frontier:
         if not found:
             fix = "Give the --out of an earlier `fewheads frontier`, or leave --report out."
             raise UsageError(f"--out {out}", given=Literally("no family"), expected="records of one at least", fix=fix)
-        ordered = sorted(found, key=lambda one: AVERAGED.index(one.answered.settings.task))
-        return frontier_of(ordered, _joined([one.answered.settings for one in ordered]))
+        return found
+
+
+def _summed_up(families: list[Family]) -> Frontier:
+    from export.experiments.frontier.summary import frontier_of
+
+    ordered = sorted(families, key=lambda one: AVERAGED.index(one.answered.settings.task))
+    return frontier_of(ordered, _joined([one.answered.settings for one in ordered]))
 
 
 def _write(found: Frontier, out: Path, *, plots: bool) -> None:
@@ -230,7 +237,7 @@ def _print(found: Frontier) -> None:
             point.int8_speedup,
             found.average_of(point),
             f"{point.difference.value:+.2f}",
-            *_words(point.telling),
+            *_words(point.judged),
         )
         for point in found.points
     ]

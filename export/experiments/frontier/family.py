@@ -1,7 +1,7 @@
-"""The runs of one task and seed: a teacher, a dense model that imitates it, leaner tiers, and controls.
+"""The runs of one task and seed: a teacher, two dense models that imitate it, leaner tiers, and controls.
 
 Tiers and controls are reduced from the teacher and imitate it, all by one recipe, for the same epochs, on the same
-examples. The dense baseline is the better of teacher and dense model on the hold-out.
+examples; so is one of the dense models. The dense baseline is the best of teacher and dense models on the hold-out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ from typing import NamedTuple
 import msgspec
 
 from edge.files import write_whole
-from export.experiments.frontier.settings import DENSE, TEACHER, FamilySettings, control_name
+from export.experiments.frontier.settings import (
+    DENSE,
+    DENSE_AS_REDUCED,
+    DENSE_RUNS,
+    TEACHER,
+    FamilySettings,
+    control_name,
+)
 from export.heads import SequenceClassifier
 from export.reduction.controls import Strategy
 from export.reduction.latency import measure_times
@@ -95,6 +102,9 @@ def stages(family: FamilySettings, inputs: FamilyInputs, directory: Path, device
     if missing(DENSE):
         imitating = frontier.imitating(family.own)
         yield Stage(DENSE, partial(teaching.imitate, DENSE, TEACHER, imitating))
+    restoring = frontier.restoring(family.own)
+    if missing(DENSE_AS_REDUCED):
+        yield Stage(DENSE_AS_REDUCED, partial(teaching.imitate, DENSE_AS_REDUCED, TEACHER, restoring))
     lean = [_Lean(tier, speedup, "search") for tier, speedup in frontier.tiers.items()]
     speedup = frontier.tiers[frontier.control_tier]
     lean += [_Lean(control_name(frontier, control), speedup, control) for control in family.controls]
@@ -104,7 +114,7 @@ def stages(family: FamilySettings, inputs: FamilyInputs, directory: Path, device
         reduced = reduced_name(run.name)
         if missing(reduced):
             yield Stage(reduced, partial(_reduce, family, inputs, directory, run))
-        yield Stage(run.name, partial(teaching.imitate, run.name, reduced, frontier.restoring(family.own)))
+        yield Stage(run.name, partial(teaching.imitate, run.name, reduced, restoring))
         for path in (directory / reduced).iterdir():  # half of a family's bytes
             if path.name != PREDICTIONS:
                 path.unlink()
@@ -118,10 +128,9 @@ class _Lean(NamedTuple):
     strategy: Strategy
 
 
-def better_dense(task: Task, directory: Path) -> str:
-    """Return the better dense run on the hold-out, the teacher or the distilled model, which wins a tie."""
-    scores = {name: read_predictions(directory / name, HOLDOUT).score(task.headline) for name in (DENSE, TEACHER)}
-    return max(scores, key=lambda name: scores[name])
+def best_dense(task: Task, directory: Path) -> str:
+    """Return the best dense run on the hold-out."""
+    return max(DENSE_RUNS, key=lambda name: read_predictions(directory / name, HOLDOUT).score(task.headline))
 
 
 class _Teaching:

@@ -42,7 +42,7 @@ def _panel(axes: Axes, frontier: Frontier, precision: str) -> None:
         name = control.run.removeprefix(f"{frontier.settings.control_tier}-")
         _with_bars(axes, [control], "sDv^P"[number % 5], name, color=f"C{5 + number}", markersize=5)
     for point in tiers:
-        place = (point.speedup, point.telling.value)
+        place = (point.speedup, point.judged.value)
         axes.annotate(point.run, place, xytext=(6, 6), textcoords="offset points")
     axes.plot(*PAPER[precision], "x", color="C3", markersize=9, label="paper 002 claims")
     axes.axhline(0, color="0.7", linewidth=0.8)
@@ -51,10 +51,10 @@ def _panel(axes: Axes, frontier: Frontier, precision: str) -> None:
 
 
 def _with_bars(axes: Axes, points: list[Point], form: str, label: str, **style: Any) -> None:
-    values = [point.telling.value for point in points]
+    values = [point.judged.value for point in points]
     bars = [
-        [point.telling.value - point.telling.interval[0] for point in points],
-        [point.telling.interval[1] - point.telling.value for point in points],
+        [point.judged.value - point.judged.interval[0] for point in points],
+        [point.judged.interval[1] - point.judged.value for point in points],
     ]
     speeds = [point.speedup for point in points]
     axes.errorbar(speeds, values, yerr=bars, fmt=form, capsize=3, label=label, **style)

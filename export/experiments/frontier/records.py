@@ -14,7 +14,7 @@ import numpy as np
 from edge.datatypes import Array
 from edge.errors import Literally
 from edge.files import write_whole
-from export.errors import CheckpointError
+from export.errors import CheckpointError, listed
 from export.experiments.frontier.settings import FamilySettings
 from export.experiments.records import read_part
 from export.processor import Processor
@@ -35,8 +35,8 @@ class Answered(msgspec.Struct, frozen=True):
     """The trained runs of a family, and the conditions of their training.
 
     Attributes:
-        dense: the run that is the dense baseline, the better one on the hold-out.
-        holdout: the headline metric of each run on the hold-out.
+        dense: the run that is the dense baseline, the best one on the hold-out.
+        holdout: the headline metric of each run, and of every dense one, on the hold-out.
         mean_tokens: of an item of dev.
         dim: d, the width of a token.
         layers: of each run.
@@ -117,6 +117,10 @@ def read_family(directory: Path) -> Family:
         fix = f"Delete {ANSWERED} beside it, and give the same command."
         raise CheckpointError(f"{path}", given=Literally(error), expected="answers of a family", fix=fix) from None
     answered, timed = read_part(directory / ANSWERED, Answered), read_part(directory / TIMED, Timed)
+    files = {"/".join(key) for key in answers if key[1] in (FP32, INT8)}
+    if untimed := files - (timed.speedups.keys() & timed.fixed_speedups.keys()):
+        given, fix = Literally(f"no times of {listed(sorted(untimed), 3)}"), "Delete it, and give the same command."
+        raise CheckpointError(f"{directory / TIMED}", given=given, expected="times of every file", fix=fix)
     return Family(answered, timed, answers, targets)
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from export.experiments.frontier.records import FP32, INT8
 from export.experiments.frontier.settings import DENSE
-from export.experiments.frontier.summary import WEAKEST, Advantage, Change, Frontier, Point
+from export.experiments.frontier.summary import Advantage, Change, Frontier, Point
 from export.experiments.records import markdown_table
 from export.intervals import Difference, with_interval
 from export.tasks.glue import TASKS
 
-#: The product's aims for the telling tasks: a tier's precision, its speed-up, and the points it may lose.
+#: The product's aims for the judged tasks: a tier's precision, its speed-up, and the points it may lose.
 AIMS = {
     ("half", FP32): (2.0, 0.2),
     ("third", FP32): (3.0, 0.5),
@@ -81,7 +81,7 @@ def report_of(frontier: Frontier) -> str:
 
 
 def headline(frontier: Frontier) -> list[str]:
-    """Return the table of the first screen: dense and tiers, in FP32 and INT8, on the telling tasks."""
+    """Return the table of the first screen: dense and tiers, in FP32 and INT8, on the judged tasks."""
     found = {(point.run, point.precision): point for point in frontier.points}
     rows = []
     for run in (DENSE, *frontier.settings.tiers):
@@ -89,7 +89,7 @@ def headline(frontier: Frontier) -> list[str]:
         for precision in (FP32, INT8):
             point = found.get((run, precision))
             same = (run, precision) == (DENSE, FP32)
-            cells += [f"{point.speedup:.1f}×", "–" if same else _lost(point.telling)] if point else ["", ""]
+            cells += [f"{point.speedup:.1f}×", "–" if same else _lost(point.judged)] if point else ["", ""]
         rows.append(cells)
     return markdown_table(("model", "FP32 speed", "score lost", "INT8 speed", "score lost"), rows, texts=1)
 
@@ -102,9 +102,9 @@ def aims(frontier: Frontier) -> list[str]:
         if point := found.get((run, precision)):
             has_vnni = all("VNNI" in one for one in frontier.processors)
             slow = "too slow" if precision == FP32 or has_vnni else "needs VNNI"
-            verdict = _verdict(point.telling, most) if point.speedup >= speedup else slow
+            verdict = _verdict(point.judged, most) if point.speedup >= speedup else slow
             speed = f"{point.speedup:.2f}"
-            rows.append((f"{precision.upper()} {speedup:.1f}× at {most}", verdict, speed, *_worst(point.telling)))
+            rows.append((f"{precision.upper()} {speedup:.1f}× at {most}", verdict, speed, *_worst(point.judged)))
     for one in frontier.static:
         wanted = f"static INT8 of {one.run} at {_STATIC_AIM} below its FP32"
         rows.append((wanted, _verdict(one.difference, _STATIC_AIM), "", *_worst(one.difference)))
@@ -147,7 +147,6 @@ def _files(frontier: Frontier) -> list[str]:
         *speeds,
         "average",
         "points, all tasks",
-        f"without {WEAKEST}",
         f"points{_without(frontier)}",
         "against its FP32",
     )
@@ -160,8 +159,7 @@ def _files(frontier: Frontier) -> list[str]:
             f"{point.int8_speedup:.2f}",
             "" if (average := frontier.average_of(point)) is None else f"{average:.1f}",
             _signed(point.difference),
-            _signed(point.without_weakest),
-            _signed(point.telling),
+            _signed(point.judged),
             _signed(point.own) if point.own else "",
         )
         for point in frontier.points
@@ -185,13 +183,13 @@ def _cells(point: Point, frontier: Frontier) -> Iterator[str]:
 
 
 def _chance(frontier: Frontier) -> list[str]:
-    """Return a paragraph on the tasks where the dense model is at chance; none if there are none."""
+    """Return a paragraph on the tasks that are not judged; none if there are none."""
     if not frontier.telling:
         return ["", NO_CLAIM]
-    if frontier.telling == tuple(frontier.seeds):
+    if frontier.judged == tuple(frontier.seeds):
         return []
-    reason = "where the dense model is no better than chance"
-    return ["", f"Averages of the first four tables are{_without(frontier)}, {reason}."]
+    reason = "where the dense model is hardly better than chance, or no better"
+    return ["", f"Averages are{_without(frontier)}, {reason}, unless their column says otherwise."]
 
 
 def _without(frontier: Frontier) -> str:

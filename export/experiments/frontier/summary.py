@@ -1,7 +1,8 @@
 """Summary of measured families: speeds, mean scores, and differences with their intervals.
 
 A difference is that of two runs with the same seed on the same items, in points: hundredths of the task's headline
-metric. Averages are over all tasks, and over those on which the dense model is better than chance.
+metric. Averages are over all tasks, and over the judged ones, without RTE and tasks on which the dense model is at
+chance.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from export.tasks.glue import TASKS
 from export.tasks.metrics import METRICS
 
 _DENSE: Key = (DENSE, FP32)
-#: The dense model is little better than chance there, so averages are also given without it.
+#: The dense model is little better than chance there, so this task is not judged.
 WEAKEST = "RTE"
 
 
@@ -44,9 +45,8 @@ class Point(msgspec.Struct, frozen=True):
         int8_speedup: over the dense INT8 model.
         average: the mean metric over the tasks, times 100.
         difference: of the average to the dense FP32 model's.
-        telling: the same without tasks on which the dense model is at chance.
-        without_weakest: the same without :data:`WEAKEST`; of that task alone, if there is no other.
-        own: of the average of telling tasks to that of the same run in FP32; None for FP32.
+        judged: the same on the judged tasks.
+        own: of the average of judged tasks to that of the same run in FP32; None for FP32.
     """
 
     run: str
@@ -58,14 +58,13 @@ class Point(msgspec.Struct, frozen=True):
     int8_speedup: float
     average: float
     difference: Difference
-    telling: Difference
-    without_weakest: Difference
+    judged: Difference
     own: Difference | None
     tasks: tuple[TaskPoint, ...]
 
 
 class Advantage(msgspec.Struct, frozen=True):
-    """The search's advantage over a control, in FP32, on the telling tasks and seeds that have both.
+    """The search's advantage over a control, in FP32, on the judged tasks and seeds that have both.
 
     Attributes:
         speedup, control_speedup: over dense FP32.
@@ -80,7 +79,7 @@ class Advantage(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """Differences of a run to another, or to itself in another form, on the telling tasks and by task."""
+    """Differences of a run to another, or to itself in another form, on the judged tasks and by task."""
 
     run: str
     difference: Difference
@@ -95,7 +94,8 @@ class Frontier(msgspec.Struct, frozen=True):
         seeds: families of each task.
         chance: the metric of the best constant answer on dev, times 100; 0 for a correlation.
         telling: tasks on which the dense model is better than chance, by one-sided tests at 5 %.
-        judged: the tasks of the differences and advantages: the telling ones, or all where none tells.
+        judged: the tasks of the differences and advantages: the telling ones but :data:`WEAKEST`, or all of the telling
+            ones, or of all, where there is no other.
         static: static INT8, for TensorRT, against FP32 of the same run.
         undistilled: tiers and controls before their distillation, against dense FP32.
         undistilled_advantages: those before the distillation of both.
@@ -131,7 +131,8 @@ def frontier_of(families: Sequence[Family], settings: FrontierSettings) -> Front
     tasks = {task: _Task(task, group, place) for place, (task, group) in enumerate(groups.items())}
     telling = tuple(task for task, values in tasks.items() if values.is_telling)
     keys = list(dict.fromkeys(key for family in families for key in family.answers))
-    judged = telling or tuple(tasks)
+    able = telling or tuple(tasks)
+    judged = tuple(task for task in able if task != WEAKEST) or able
     tier = settings.control_tier
     controls = [run for run, precision in keys if precision == FP32 and run.startswith(f"{tier}-")]
     return Frontier(
@@ -203,14 +204,14 @@ class _Task:
         return self._resampled[place, key]
 
 
-def _point(key: Key, tasks: Mapping[str, _Task], telling: Sequence[str]) -> Point:
+def _point(key: Key, tasks: Mapping[str, _Task], judged: Sequence[str]) -> Point:
     run, precision = key
     having = {task: values for task, values in tasks.items() if values.having(key)}
     families = [values.families[place] for values in having.values() for place in values.having(key)]
     speedups = _of(families, key)
     fixed = np.array([family.timed.fixed_speedups["/".join(key)] for family in families])
     differences = {task: values.minus(key, _DENSE) for task, values in having.items()}
-    told, others = _judged(having, telling), [task for task in tasks if task != WEAKEST]
+    told = _judged(having, judged)
     own = [having[task].minus(key, (run, FP32)) for task in told] if precision != FP32 else []
     return Point(
         run,
@@ -222,8 +223,7 @@ def _point(key: Key, tasks: Mapping[str, _Task], telling: Sequence[str]) -> Poin
         int8_speedup=_geometric(speedups / _of(families, (DENSE, INT8))),
         average=float(np.mean([values.values(key).mean() for values in having.values()])),
         difference=average_difference(list(differences.values())),
-        telling=average_difference([differences[task] for task in told]),
-        without_weakest=average_difference([differences[task] for task in _judged(having, others)]),
+        judged=average_difference([differences[task] for task in told]),
         own=average_difference(own) if own else None,
         tasks=tuple(
             TaskPoint(task, float(having[task].values(key).mean()), average_difference([difference]))
@@ -232,20 +232,20 @@ def _point(key: Key, tasks: Mapping[str, _Task], telling: Sequence[str]) -> Poin
     )
 
 
-def _change(ours: Key, theirs: Key, tasks: Mapping[str, _Task], telling: Sequence[str]) -> Change:
+def _change(ours: Key, theirs: Key, tasks: Mapping[str, _Task], judged: Sequence[str]) -> Change:
     having = {task: values for task, values in tasks.items() if values.having(ours, theirs)}
     differences = {task: values.minus(ours, theirs) for task, values in having.items()}
     return Change(
         ours[0],
-        average_difference([differences[task] for task in _judged(having, telling)]),
+        average_difference([differences[task] for task in _judged(having, judged)]),
         {task: average_difference([difference]) for task, difference in differences.items()},
     )
 
 
-def _advantage(tier: str, control: str, form: str, tasks: Mapping[str, _Task], telling: Sequence[str]) -> Advantage:
+def _advantage(tier: str, control: str, form: str, tasks: Mapping[str, _Task], judged: Sequence[str]) -> Advantage:
     ours, theirs = (tier, form), (control, form)
     both = {task: values for task, values in tasks.items() if values.having(ours, theirs)}
-    having = {task: both[task] for task in _judged(both, telling)}
+    having = {task: both[task] for task in _judged(both, judged)}
     families = [values.families[place] for values in having.values() for place in values.having(ours, theirs)]
     differences = {task: values.minus(ours, theirs) for task, values in having.items()}
     return Advantage(
@@ -258,9 +258,9 @@ def _advantage(tier: str, control: str, form: str, tasks: Mapping[str, _Task], t
     )
 
 
-def _judged(having: Mapping[str, _Task], telling: Sequence[str]) -> list[str]:
-    """Return the telling tasks among those that have a file, or all of these."""
-    return [task for task in telling if task in having] or list(having)
+def _judged(having: Mapping[str, _Task], judged: Sequence[str]) -> list[str]:
+    """Return the judged tasks among those that have a file, or all of these."""
+    return [task for task in judged if task in having] or list(having)
 
 
 def _of(families: Sequence[Family], key: Key) -> Array:
