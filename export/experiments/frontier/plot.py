@@ -18,7 +18,10 @@ PAPER = {"fp32": (1.76, -0.2), "int8": (2.3, -0.5)}
 
 
 def draw(frontier: Frontier, path: str | Path) -> None:
-    """Draw the differences to dense FP32 over the speed-ups; bars are 95 % intervals, thin lines are tasks."""
+    """Draw the differences to dense FP32 over the speed-ups; bars are 95 % intervals, thin lines are tasks.
+
+    Controls that lack one of the judged tasks are left out, since their average is that of others.
+    """
     precisions = [one for one in PAPER if any(point.precision == one for point in frontier.points)]
     figure = new_figure(6.0 * len(precisions), 4.5, without=_WITHOUT)
     panels = figure.subplots(1, len(precisions), squeeze=False, sharey=True)[0]
@@ -26,7 +29,7 @@ def draw(frontier: Frontier, path: str | Path) -> None:
         _panel(axes, frontier, precision)
     panels[0].set_ylabel("points lost or won against dense FP32")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
-    tasks = ", ".join(f"{task} ({seeds})" for task, seeds in frontier.seeds.items())
+    tasks = ", ".join(f"{task} ({frontier.seeds[task]})" for task in frontier.judged)
     figure.suptitle(f"Tasks (seeds): {tasks}; ONNX Runtime, one thread, batch 1, {', '.join(frontier.processors)}")
     write_figure(figure, path)
 
@@ -38,9 +41,11 @@ def _panel(axes: Axes, frontier: Frontier, precision: str) -> None:
         line = [(p.speedup, one.difference.value) for p in tiers for one in p.tasks if one.task == task]
         axes.plot(*zip(*line, strict=True), ".-", linewidth=0.8, alpha=0.5, label=task)
     _with_bars(axes, tiers, "o-", "average", color="black")
-    for number, control in enumerate(point for point in found if point not in tiers):
-        name = control.run.removeprefix(f"{frontier.settings.control_tier}-")
-        _with_bars(axes, [control], "sDv^P"[number % 5], name, color=f"C{5 + number}", markersize=5)
+    controls = [point for point in found if point not in tiers]
+    for number, control in enumerate(controls):
+        if {one.task for one in control.tasks} >= set(frontier.judged):
+            name = control.run.removeprefix(f"{frontier.settings.control_tier}-")
+            _with_bars(axes, [control], "sDv^P"[number % 5], name, color=f"C{5 + number}", markersize=5)
     for point in tiers:
         place = (point.speedup, point.judged.value)
         axes.annotate(point.run, place, xytext=(6, 6), textcoords="offset points")
