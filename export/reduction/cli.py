@@ -24,7 +24,8 @@ from export.options import (
 from export.outputs import check_file, check_run
 from export.reduction.options import (
     LATENCIES,
-    STRATEGIES,
+    OFFERED,
+    Strategy,
     calibration_option,
     reduction_progress,
     target_option,
@@ -36,7 +37,6 @@ from export.tasks.recipe import RESTORING
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
-    from export.reduction.controls import Strategy
     from export.reduction.run import Reduced
     from export.training.device import DeviceName
 
@@ -68,12 +68,11 @@ _SLOWER = 0.85
 )
 @click.option(
     "--strategy",
-    type=click.Choice(STRATEGIES),
-    default=STRATEGIES[0],
+    type=click.Choice(OFFERED),
+    default=OFFERED[0],
     show_default=True,
-    help="'search' finds the best shape of each layer. The others are simple reductions of the same speed, to compare "
-    "it with: one shape for all layers, the first layers alone, or the searched shapes with heads and units chosen by "
-    "gradients, by the weights alone, or at random.",
+    help="'search' finds the best shape of each layer, and 'uniform' one for all. After distillation they are equally "
+    "accurate; without it, 'search' is better.",
 )
 @click.option(
     "--asymmetric",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -12,6 +12,7 @@ from torch import nn
 
 from edge.errors import Literally
 from export.errors import PlanError
+from export.reduction.options import Strategy
 from export.reduction.plan import LayerPlan, Plan
 from export.reduction.search import Costs, Grid, time_of, widest
 from export.reduction.states import gradient_importance
@@ -20,10 +21,6 @@ from export.tasks.objectives import Head
 from export.tasks.tokens import Batch
 from export.transformer import LayerShape, TransformerConfig
 
-#: How a model is reduced. ``search`` is the product's way. ``uniform`` gives all layers one shape; ``first-layers``
-#: keeps the first layers as they are. The others have the shapes of the search, but choose heads and units by the
-#: gradients of the task's loss, by the sizes of the weights, or at random, and do not adjust what stays.
-Strategy: TypeAlias = Literal["search", "uniform", "first-layers", "gradient", "weights", "random"]
 #: Hidden units of a uniform shape come in multiples of this.
 _UNITS = 32
 
@@ -44,7 +41,7 @@ def uniform_shapes(
     between two options of the grid, times and losses are interpolated.
 
     Raises:
-        PlanError: no shape is that fast.
+        PlanError: no shape that fits into every layer is that fast.
     """
     dense = widest(config)
     budget = (time_of(config.layers, grid, times, rest) / target_speedup - rest) / len(config.layers)
@@ -54,7 +51,8 @@ def uniform_shapes(
     seconds, lost = (np.interp(units, ascending, half.feed_forward[::-1]) for half in (times, total))
     found: dict[LayerShape, float] = {}
     for option, (heads, rank) in enumerate(grid.attention):
-        fitting = np.flatnonzero(times.attention[option] + seconds <= budget)
+        fits = np.isfinite(total.attention[option] + lost)
+        fitting = np.flatnonzero(fits & (times.attention[option] + seconds <= budget))
         if rank == dense.head_dim and len(fitting):
             shape = LayerShape(heads, rank, int(units[fitting[-1]]), dense.scale)
             found[shape] = total.attention[option] + float(lost[fitting[-1]])
@@ -65,8 +63,15 @@ def uniform_shapes(
 
 
 def first_layers(model: Head, grid: Grid, times: Costs, rest: float, target_speedup: float) -> Plan:
-    """Leave only the first layers of a model, in place: as many as come nearest to a speed-up."""
+    """Leave only the first layers of a model, in place: as many as come nearest to a speed-up.
+
+    Raises:
+        PlanError: the model has one layer only.
+    """
     config = model.transformer.config
+    if len(config.layers) == 1:
+        fix = "Start from a model of several layers."
+        raise PlanError("the first layers", given=Literally("a model of one layer"), expected="two at least", fix=fix)
     whole = time_of(config.layers, grid, times, rest)
     speedups = [whole / time_of(config.layers[:number], grid, times, rest) for number in range(1, len(config.layers))]
     number = 1 + int(np.abs(np.log(np.array(speedups) / target_speedup)).argmin())

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from edge.errors import Literally
-from edge.files import sha256
 from export.errors import ReductionError
 from export.reduction.calibration import attention_statistics, check_calibration, feed_forward_statistics
-from export.reduction.controls import Strategy, chosen, first_layers, uniform_shapes
+from export.reduction.controls import chosen, first_layers, uniform_shapes
+from export.reduction.options import Strategy
 from export.reduction.plan import LayerPlan, Plan, check_plan, plan_of
 from export.reduction.refit import refitted, sums
 from export.reduction.search import Costs, Grid, LossMeter, choose_shapes, time_of
@@ -52,7 +52,8 @@ _BATCH = 32
 #: About how many tokens the losses of the options are measured on, in units of the widest layer's features: losses take
 #: the longest, and need fewer inputs than the weights.
 _LOSS_TOKENS = 2.5
-_LOSSES = "losses.state"
+#: How the names of files with the layers of unfinished plans begin.
+LAYERS = "layers"
 
 
 class LayerReport(msgspec.Struct, frozen=True):
@@ -181,7 +182,7 @@ def reduce_model(
         calibration: real inputs of the task. Only the strategy ``gradient`` reads their targets.
         times: of the options, in units of a dense layer, from :func:`export.reduction.latency.measure_times`.
         rest: the time of embeddings and task head, in the same unit.
-        strategy: see :data:`export.reduction.controls.Strategy`.
+        strategy: see :data:`export.reduction.options.Strategy`.
         seed: of a random choice.
         asymmetric: whether a layer makes up for the reduced ones before it; only the search and ``uniform`` can.
         state: a directory for the state of an unfinished reduction. It also has the losses, which serve every target.
@@ -191,7 +192,6 @@ def reduce_model(
         CheckpointError: the state is malformed, of another reduction, or cannot be written.
     """
     check_weights(model)
-    losses = measure_losses(model, calibration, grid, state=state, on_progress=on_progress)
     config = model.transformer.config
     if strategy == "first-layers":
         shorter = copy.deepcopy(model).eval()
@@ -199,6 +199,7 @@ def reduce_model(
         shapes = [layer.shape for layer in plan.layers]
         reduced, reports = shorter, tuple(LayerReport(layer, 0.0, 0.0, 0.0, 0.0, 0.0) for layer in plan.layers)
     else:
+        losses = measure_losses(model, calibration, grid, state=state, on_progress=on_progress)
         if strategy == "uniform":
             shapes = uniform_shapes(config, grid, losses, times, rest, target_speedup)
         else:
@@ -224,7 +225,7 @@ def measure_losses(
 ) -> list[Costs]:
     """Return the loss of each option for each layer; arguments and errors as :func:`reduce_model`."""
     batches = calibration_batches(model, calibration, share=_loss_share(model, calibration))
-    saved = _Saved(state and state / _LOSSES, model, calibration, f"{grid} {_LOSS_TOKENS}")
+    saved = _Saved(state, "losses", model, calibration, f"{grid} {_LOSS_TOKENS}")
     losses = [Costs(*pair) for pair in saved.value.get("losses", [])]
     layers = len(model.transformer.layers)
     if len(losses) == layers:
@@ -266,7 +267,7 @@ def apply_plan(
     check_plan(plan, model.transformer.config, "plan")
     batches = calibration_batches(model, calibration)
     asymmetric = asymmetric and method == "calibrated"
-    saved = _Saved(state and layers_state(state, plan, method), model, calibration, f"{plan} {method} {asymmetric}")
+    saved = _Saved(state, LAYERS, model, calibration, f"{plan} {method} {asymmetric}")
     weights: list[dict[str, Tensor]] = saved.value.get("weights", [])
     reports = msgspec.json.decode(saved.value.get("reports", "[]"), type=list[LayerReport])
     reduced = copy.deepcopy(model).eval()
@@ -300,11 +301,6 @@ def _wanted(layer: Layer, states: Sequence[Tensor], batches: Sequence[Padded]) -
     halfway = after_attention(layer, states, batches)
     wanted = Wanted(sums(layer, "attention", states, batches), sums(layer, "feed_forward", halfway, batches))
     return wanted, after_feed_forward(layer, halfway)
-
-
-def layers_state(state: Path, plan: Plan, method: Method = "calibrated") -> Path:
-    """Return the file for the layers of an unfinished plan; each plan and method has its own."""
-    return state / f"layers-{sha256(msgspec.json.encode((plan, method)))[:12]}.state"
 
 
 def divergence(model: Head, reduced: Head, rows: Rows) -> float:
@@ -363,12 +359,15 @@ def _loss_share(model: Head, calibration: Rows) -> float:
 
 
 class _Saved:
-    def __init__(self, path: Path | None, model: Head, calibration: Rows, settings: str) -> None:
-        self._path = path
+    """A file in the directory of the state, one for each model, calibration set and settings."""
+
+    def __init__(self, state: Path | None, name: str, model: Head, calibration: Rows, settings: str) -> None:
+        self._path: Path | None = None
         self.value: dict[str, Any] = {}
-        if path is not None:
-            self._fingerprint = fingerprint([model], [calibration.lengths, calibration.targets], settings)
-            self.value = load_state(path, self._fingerprint) or {}
+        if state is not None:
+            self._fingerprint = fingerprint([model], calibration.contents, settings)
+            self._path = state / f"{name}-{self._fingerprint[:12]}.state"
+            self.value = load_state(self._path, self._fingerprint) or {}
 
     def save(self, value: dict[str, Any]) -> None:
         if self._path is not None:

@@ -12,11 +12,11 @@ import msgspec
 from edge.profiling.table import Comparison, LatencyTable
 from export.errors import PlanError
 from export.provenance import provenance
-from export.reduction.controls import Strategy
 from export.reduction.latency import feeds_of, machine_key, measure_models, measure_times, table_times
-from export.reduction.options import LATENCIES
+from export.reduction.options import LATENCIES, Strategy
 from export.reduction.plan import check_speedup
 from export.reduction.reduce import (
+    LAYERS,
     LayerReport,
     Progress,
     ReducedModel,
@@ -128,7 +128,7 @@ def reduce_run(
         directory: path of the new run; an earlier run there is replaced when this one is done.
         examples: of the training set, for calibration.
         table_path: a latency table of the device to plan for; None measures this machine.
-        strategy: see :data:`export.reduction.controls.Strategy`.
+        strategy: see :data:`export.reduction.options.Strategy`.
         seed: of a random choice.
         asymmetric: see :func:`export.reduction.reduce.reduce_model`.
 
@@ -178,7 +178,7 @@ def reduce_run(
         data_dir=data_dir,
         speedup=Speedup(measured.ratio, tokens),
     )
-    for unfinished in state.glob("layers-*.state"):
+    for unfinished in state.glob(f"{LAYERS}-*.state"):
         unfinished.unlink()
     return Reduced(
         str(directory),

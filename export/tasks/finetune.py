@@ -87,7 +87,7 @@ class TaskObjective:
     def fingerprint(self) -> str:
         """Return a hash of the weights, the teacher's, the rows, and the further loss."""
         models = [self.model] if self._teacher is None else [self.model, self._teacher.model]
-        return fingerprint(models, [self._train.lengths, self._train.targets], self._extra.name if self._extra else "")
+        return fingerprint(models, self._train.contents, self._extra.name if self._extra else "")
 
     def batches(self, epoch: int, first: int) -> Iterator[Array]:
         """Yield the rows of each batch."""

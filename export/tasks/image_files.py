@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,12 @@ class ImageFiles:
         self.lengths = np.ones(len(paths), dtype=np.int64)
         self._reader = ImagePreprocessor(step)
 
+    @property
+    def contents(self) -> Iterable[Array]:
+        """Targets, the step, and names, sizes and times of the files, which are read only when a batch needs them."""
+        known = [_known(path) for path in self.paths]
+        return self.targets, np.frombuffer(f"{self.step} {known}".encode(), np.uint8)
+
     def batch(self, rows: Array) -> Batch:
         """Read images by their indices: pixels [N, channels, size, size].
 
@@ -56,8 +63,21 @@ def read_pixels(path: Path, reader: ImagePreprocessor) -> Array:
 
 def read_image(path: Path) -> bytes:
     """Return the contents of an image file; raise a DataError if it cannot be read."""
-    try:
+    with _reading(path):
         return path.read_bytes()
+
+
+def _known(path: Path) -> tuple[str, int, int]:
+    """Return name, size and time of a file."""
+    with _reading(path):
+        found = path.stat()
+    return path.name, found.st_size, found.st_mtime_ns
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise DataError(f"{path}", given=Literally(error.strerror), expected="an image", fix=_FIX) from None
 

@@ -6,6 +6,7 @@ import copy
 import gzip
 import importlib
 import zlib
+from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
 
@@ -56,6 +57,11 @@ class Images(msgspec.Struct, frozen=True):
     def lengths(self) -> Array:
         """The same for each image, [n]."""
         return np.ones(len(self.targets), dtype=np.int64)
+
+    @property
+    def contents(self) -> Iterable[Array]:
+        """Pixels and classes."""
+        return self.pixels, self.targets
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -46,6 +46,11 @@ class QuestionRows(msgspec.Struct, frozen=True):
     def targets(self) -> Array:
         """The first and the last token of the answer, [n, 2]."""
         return self.windows.rows.targets
+
+    @property
+    def contents(self) -> Iterable[Array]:
+        """Those of the windows."""
+        return self.windows.rows.contents
 
     def batch(self, rows: Array) -> Batch:
         """Return windows by their indices."""

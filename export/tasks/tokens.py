@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -59,6 +59,10 @@ class Rows(Protocol):
     def targets(self) -> Array:
         """Of each row, [n] or [n, 2]."""
 
+    @property
+    def contents(self) -> Iterable[Array]:
+        """All that the rows consist of, to hash."""
+
     def batch(self, rows: Array) -> Batch:
         """Return rows by their indices."""
 
@@ -74,6 +78,11 @@ class Encoded(msgspec.Struct, frozen=True):
     def lengths(self) -> Array:
         """The number of tokens of each row, [n]."""
         return np.array([len(row) for row in self.tokens])
+
+    @property
+    def contents(self) -> Iterable[Array]:
+        """Lengths, tokens, segments and targets."""
+        return self.lengths, *self.tokens, *self.segments, self.targets
 
     def batch(self, rows: Array) -> Batch:
         """Return rows, padded with zeros to the longest of them."""

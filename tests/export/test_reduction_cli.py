@@ -32,12 +32,13 @@ def test_a_run_becomes_a_smaller_run_that_can_be_fine_tuned(place):
     result = json.loads(invoke(reduce, place / "SST-2", *options, "--out", place / "reduced", "--json"))
     assert {(m["split"], m["metric"]): m["value"] for m in result["metrics"]["measures"]}["dev", "accuracy"] > 0.8
     assert result["expected_speedup"] >= 1.05
-    assert result["measured"]["ratio"] > 0.7
+    assert result["measured"]["calls"] > 1
     small = open_tuned(place / "reduced", "SST-2").transformer.config
     units = [layer["plan"]["shape"]["ffn_dim"] for layer in result["layers"]]
     assert units == [shape.ffn_dim for shape in small.layers]
     assert small.layers != open_model(place / "SST-2").transformer.config.layers
-    assert sorted(path.name for path in (place / ".SST-2.reduction").iterdir()) == ["latency.json", "losses.state"]
+    kept = sorted(path.name.partition("-")[0] for path in (place / ".SST-2.reduction").iterdir())
+    assert kept == ["latency.json", "losses"]
     # Everything that takes long is kept for another target.
     table = invoke(reduce, place / "SST-2", *options, "--out", place / "reduced", "--replace")
     assert "times faster at 16 tokens" in table

@@ -24,9 +24,8 @@ from export.experiments.frontier.settings import (
     control_name,
 )
 from export.heads import SequenceClassifier
-from export.reduction.controls import Strategy
 from export.reduction.latency import measure_times
-from export.reduction.options import LATENCIES
+from export.reduction.options import LATENCIES, Strategy
 from export.reduction.run import reduce_run, state_of
 from export.reduction.search import grid_of
 from export.runs import PREDICTIONS, WEIGHTS
