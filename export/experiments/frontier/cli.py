@@ -236,8 +236,8 @@ def _print(found: Frontier) -> None:
             point.fixed_speedup,
             point.int8_speedup,
             found.average_of(point),
-            f"{point.difference.value:+.2f}",
-            *_words(point.judged),
+            None if found.average_of(point) is None else f"{point.difference.value:+.2f}",
+            *(_words(point.judged) if found.is_judged(one.task for one in point.tasks) else (None, None)),
         )
         for point in found.points
     ]
@@ -250,7 +250,7 @@ def _print(found: Frontier) -> None:
         print_table(f"The search against simple reductions{when}", heads, ahead)
     static = [(one.run, *_words(one.difference)) for one in found.static]
     print_table("Static INT8, for TensorRT, against the same run in FP32", ("run", "points", "95 % interval"), static)
-    if not found.telling:
+    if not found.above_chance:
         remark(NO_CLAIM)
 
 

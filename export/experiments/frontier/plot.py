@@ -43,7 +43,7 @@ def _panel(axes: Axes, frontier: Frontier, precision: str) -> None:
     _with_bars(axes, tiers, "o-", "average", color="black")
     controls = [point for point in found if point not in tiers]
     for number, control in enumerate(controls):
-        if {one.task for one in control.tasks} >= set(frontier.judged):
+        if frontier.is_judged(one.task for one in control.tasks):
             name = control.run.removeprefix(f"{frontier.settings.control_tier}-")
             _with_bars(axes, [control], "sDv^P"[number % 5], name, color=f"C{5 + number}", markersize=5)
     for point in tiers:

@@ -26,7 +26,7 @@ _STATIC_AIM = 0.5
 #: How far above its aim the upper confidence bound of a loss may be.
 _MARGIN = 1.0
 
-#: What is said of tasks none of which tells.
+#: The remark where the dense model is above chance on no task.
 NO_CLAIM = "On none of these tasks is the dense model better than chance, so the differences support no claim."
 
 
@@ -125,7 +125,14 @@ def _controls(advantages: Iterable[Advantage], frontier: Frontier) -> list[str]:
 
 
 def _changes(head: str, changes: Iterable[Change], frontier: Frontier) -> list[str]:
-    rows = [(one.run, _signed(one.difference), *_by_task(one.tasks, frontier.seeds)) for one in changes]
+    rows = [
+        (
+            one.run,
+            _signed(one.difference) if frontier.is_judged(one.tasks) else "",
+            *_by_task(one.tasks, frontier.seeds),
+        )
+        for one in changes
+    ]
     return markdown_table(("run", f"{head}{_without(frontier)}", *frontier.seeds), rows, texts=1)
 
 
@@ -157,14 +164,19 @@ def _files(frontier: Frontier) -> list[str]:
             f"{point.speedup:.2f} ({point.slowest:.2f} … {point.fastest:.2f})",
             f"{point.fixed_speedup:.2f}",
             f"{point.int8_speedup:.2f}",
-            "" if (average := frontier.average_of(point)) is None else f"{average:.1f}",
-            _signed(point.difference),
-            _signed(point.judged),
+            *_averages(point, frontier),
             _signed(point.own) if point.own else "",
         )
         for point in frontier.points
     ]
     return markdown_table(heads, rows, texts=2)
+
+
+def _averages(point: Point, frontier: Frontier) -> tuple[str, str, str]:
+    """Return average and points over all tasks, and points over the judged ones; empty where a task is missing."""
+    average = frontier.average_of(point)
+    over_all = ("", "") if average is None else (f"{average:.1f}", _signed(point.difference))
+    return *over_all, _signed(point.judged) if frontier.is_judged(one.task for one in point.tasks) else ""
 
 
 def _tasks(frontier: Frontier) -> list[str]:
@@ -184,11 +196,11 @@ def _cells(point: Point, frontier: Frontier) -> Iterator[str]:
 
 def _chance(frontier: Frontier) -> list[str]:
     """Return a paragraph on the tasks that are not judged; none if there are none."""
-    if not frontier.telling:
+    if not frontier.above_chance:
         return ["", NO_CLAIM]
     if frontier.judged == tuple(frontier.seeds):
         return []
-    reason = "where the dense model is hardly better than chance, or no better"
+    reason = "where the dense model is not significantly better than chance"
     return ["", f"Averages are{_without(frontier)}, {reason}, unless their column says otherwise."]
 
 

@@ -1,13 +1,13 @@
 """Summary of measured families: speeds, mean scores, and differences with their intervals.
 
 A difference is that of two runs with the same seed on the same items, in points: hundredths of the task's headline
-metric. Averages are over all tasks, and over the judged ones, without RTE and tasks on which the dense model is at
+metric. Averages are over all tasks, and over the judged ones, without those on which the dense model is not better than
 chance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,8 +23,6 @@ from export.tasks.glue import TASKS
 from export.tasks.metrics import METRICS
 
 _DENSE: Key = (DENSE, FP32)
-#: The dense model is little better than chance there, so this task is not judged.
-WEAKEST = "RTE"
 
 
 class TaskPoint(msgspec.Struct, frozen=True):
@@ -93,9 +91,8 @@ class Frontier(msgspec.Struct, frozen=True):
         settings: of all families; a family's tasks are a part of them.
         seeds: families of each task.
         chance: the metric of the best constant answer on dev, times 100; 0 for a correlation.
-        telling: tasks on which the dense model is better than chance, by one-sided tests at 5 %.
-        judged: the tasks of the differences and advantages: the telling ones but :data:`WEAKEST`, or all of the telling
-            ones, or of all, where there is no other.
+        above_chance: tasks on which the dense model is better than chance, by one-sided tests at 5 %.
+        judged: the tasks of the differences and advantages: those above chance, or all if there are none.
         static: static INT8, for TensorRT, against FP32 of the same run.
         undistilled: tiers and controls before their distillation, against dense FP32.
         undistilled_advantages: those before the distillation of both.
@@ -107,7 +104,7 @@ class Frontier(msgspec.Struct, frozen=True):
     items: dict[str, int]
     mean_tokens: dict[str, float]
     chance: dict[str, float]
-    telling: tuple[str, ...]
+    above_chance: tuple[str, ...]
     judged: tuple[str, ...]
     points: tuple[Point, ...]
     static: tuple[Change, ...]
@@ -122,6 +119,10 @@ class Frontier(msgspec.Struct, frozen=True):
         """Return the average of a file on all tasks; None if a task lacks it, since that of others says nothing."""
         return point.average if len(point.tasks) == len(self.seeds) else None
 
+    def is_judged(self, tasks: Iterable[str]) -> bool:
+        """Return whether tasks include all judged ones, so that their average compares with others."""
+        return set(tasks) >= set(self.judged)
+
 
 def frontier_of(families: Sequence[Family], settings: FrontierSettings) -> Frontier:
     """Return the summary of families of one or more tasks; tasks may differ in their number of seeds."""
@@ -129,10 +130,9 @@ def frontier_of(families: Sequence[Family], settings: FrontierSettings) -> Front
     for family in families:
         groups.setdefault(family.answered.settings.task, []).append(family)
     tasks = {task: _Task(task, group, place) for place, (task, group) in enumerate(groups.items())}
-    telling = tuple(task for task, values in tasks.items() if values.is_telling)
+    above_chance = tuple(task for task, values in tasks.items() if values.is_above_chance)
+    judged = above_chance or tuple(tasks)
     keys = list(dict.fromkeys(key for family in families for key in family.answers))
-    able = telling or tuple(tasks)
-    judged = tuple(task for task in able if task != WEAKEST) or able
     tier = settings.control_tier
     controls = [run for run, precision in keys if precision == FP32 and run.startswith(f"{tier}-")]
     return Frontier(
@@ -141,7 +141,7 @@ def frontier_of(families: Sequence[Family], settings: FrontierSettings) -> Front
         items={task: group[0].answered.items for task, group in groups.items()},
         mean_tokens={task: group[0].answered.mean_tokens for task, group in groups.items()},
         chance={task: values.chance for task, values in tasks.items()},
-        telling=telling,
+        above_chance=above_chance,
         judged=judged,
         points=tuple(_point(key, tasks, judged) for key in keys if key[1] not in (STATIC, REDUCED)),
         static=tuple(_change(key, (key[0], FP32), tasks, judged) for key in keys if key[1] == STATIC),
@@ -185,7 +185,7 @@ class _Task:
         return PairedRuns(by_seed, drawn)
 
     @property
-    def is_telling(self) -> bool:
+    def is_above_chance(self) -> bool:
         """Whether the dense model's mean metric is above chance: the lower bound of its one-sided 95 % interval."""
         drawn = np.mean([self._drawn(place, _DENSE) for place in self.having(_DENSE)], axis=0)
         values = self.values(_DENSE)
@@ -211,8 +211,8 @@ def _point(key: Key, tasks: Mapping[str, _Task], judged: Sequence[str]) -> Point
     speedups = _of(families, key)
     fixed = np.array([family.timed.fixed_speedups["/".join(key)] for family in families])
     differences = {task: values.minus(key, _DENSE) for task, values in having.items()}
-    told = _judged(having, judged)
-    own = [having[task].minus(key, (run, FP32)) for task in told] if precision != FP32 else []
+    compared = _judged(having, judged)
+    own = [having[task].minus(key, (run, FP32)) for task in compared] if precision != FP32 else []
     return Point(
         run,
         precision,
@@ -223,7 +223,7 @@ def _point(key: Key, tasks: Mapping[str, _Task], judged: Sequence[str]) -> Point
         int8_speedup=_geometric(speedups / _of(families, (DENSE, INT8))),
         average=float(np.mean([values.values(key).mean() for values in having.values()])),
         difference=average_difference(list(differences.values())),
-        judged=average_difference([differences[task] for task in told]),
+        judged=average_difference([differences[task] for task in compared]),
         own=average_difference(own) if own else None,
         tasks=tuple(
             TaskPoint(task, float(having[task].values(key).mean()), average_difference([difference]))
