@@ -10,10 +10,11 @@ from click.testing import CliRunner
 
 from edge.errors import UsageError
 from edge.files import write_whole
+from edge.profiling.table import LatencyTable, Rest
 from export import processor
 from export.errors import CheckpointError, DataError
 from export.experiments.frontier.cli import frontier
-from export.experiments.frontier.family import best_dense, family_directory
+from export.experiments.frontier.family import best_dense, family_directory, time_shapes
 from export.experiments.frontier.records import (
     ANSWERED,
     REDUCED,
@@ -270,9 +271,20 @@ def command(root, *options):
 
 def test_more_seeds_resume_the_families_of_fewer(experiment):
     family = written_family(experiment)
+    directory = family_directory(experiment / "out", "SST-2", 0)
+    with pytest.raises(UsageError, match=r"got device cpu, expected device cuda\."):
+        check_settings(directory, msgspec.structs.replace(family, device="cuda"))
     own = msgspec.structs.replace(family.own, seeds=3, controls={"uniform": 2})
     more = msgspec.structs.replace(family, frontier=msgspec.structs.replace(family.frontier, tasks={"SST-2": own}))
-    assert check_settings(family_directory(experiment / "out", "SST-2", 0), more, unused=more.counts)
+    assert check_settings(directory, more, unused=more.counts)
+
+
+def test_a_complete_table_of_latencies_stays(tmp_path):
+    table = LatencyTable(key={"device": "another machine"}, rest=(Rest(SETTINGS.tokens, 1.0, 0.5),))
+    table.write(tmp_path / LATENCIES)
+    write_model(tmp_path / "model", make_transformer())
+    time_shapes(tmp_path / "model", tmp_path, SETTINGS.tokens, lambda done, shapes: None)
+    assert LatencyTable.read(tmp_path / LATENCIES) == table
 
 
 def test_a_family_with_the_same_settings_is_only_read(experiment):
@@ -335,6 +347,8 @@ def test_settings_of_another_kind_are_rejected(experiment):
         ),
         (frozen.replace('"SST-2"', '"QNLI"'), "tasks QNLI, CoLA, .*expected tasks out of SST-2, .*, with SST-2"),
         (frozen.replace('"seeds": 3', '"seeds": 0'), r"Expected `int` >= 1 .*seeds"),
+        (frozen.replace('"half"', '"teacher"'), "tiers teacher, expected tiers other than dense, dense-as-reduced, te"),
+        (frozen.replace('"first-layers"', '"search"'), "controls search, expected controls other than search"),
     ):
         (experiment / "other.json").write_text(wrong)
         with pytest.raises(UsageError, match=rf"--settings .*other\.json: got {message}"):

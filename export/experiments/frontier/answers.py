@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from edge.datatypes import Array
 from edge.files import write_whole
 from export.experiments.frontier.family import FamilyInputs, best_dense, reduced_name
@@ -70,6 +72,7 @@ def answer(
         layers=layers,
         file_bytes=sizes,
         processor=processor(),
+        gpu=torch.cuda.get_device_name() if family.device == "cuda" else None,
     )
     write_answers(directory, record, answers, dev.targets)
 

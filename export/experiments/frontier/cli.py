@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 import msgspec
@@ -18,6 +18,7 @@ from export.loading import loading_torch
 from export.options import DIRECTORY, data_dir_option, device_option, out_option, plots_option, precision_option
 from export.outputs import check_workspace
 from export.parallel.options import jobs_option, ray_option
+from export.parallel.workers import use_gpus
 from export.reduction.options import LATENCIES
 from export.tasks import AVERAGED, data_directory
 
@@ -92,8 +93,9 @@ def frontier(
         lengths = dict.fromkeys(("epochs", "teacher_epochs", "reduced_epochs"), epochs)
         changes = {"seeds": seeds, "limit": limit, **lengths}
         given = {name: value for name, value in changes.items() if value}
-        planned = _planned(path, given, tasks, precision, model, data_dir)
-        families = _measured(planned, model, data_dir, out, _Where(device, jobs, ray))
+        gpu = use_gpus(device, ray)
+        planned = _planned(path, given, tasks, precision, model, data_dir, "cuda" if gpu else "cpu")
+        families = _measured(planned, model, data_dir, out, _Where(gpu, jobs, ray))
     with working("summing up"):
         found = _summed_up(families)
         _write(found, out, plots=plots)
@@ -117,16 +119,17 @@ def _planned(
     precision: Precision,
     model: Path,
     data_dir: Path,
+    device: Literal["cpu", "cuda"],
 ) -> list[FamilySettings]:
     with loading_torch("loading torch and data"):
         from export.experiments.frontier.settings import FROZEN, families_of, read_settings
 
         settings = msgspec.structs.replace(read_settings(path or FROZEN, changes, tasks), precision=precision)
-        return families_of(settings, model, data_dir)
+        return families_of(settings, model, data_dir, device)
 
 
 class _Where(NamedTuple):
-    device: DeviceName
+    gpu: bool
     jobs: int | None
     ray: str | None
 
@@ -139,10 +142,8 @@ def _measured(families: list[FamilySettings], model: Path, data_dir: Path, out: 
     from export.experiments.settings import check_settings
     from export.parallel.job import Job
     from export.parallel.run import run_all
-    from export.parallel.workers import use_gpus
     from export.training.watch import watching
 
-    gpu = use_gpus(where.device, where.ray)
     directories = [family_directory(out, family.task, family.seed) for family in families]
     for family, directory in zip(families, directories, strict=True):  # all of them, before the first is trained
         check_settings(directory, family, unused=family.counts)
@@ -150,16 +151,15 @@ def _measured(families: list[FamilySettings], model: Path, data_dir: Path, out: 
         out.mkdir(parents=True, exist_ok=True)
         with watching("shapes") as watch:
             time_shapes(model, out, families[0].frontier.tokens, partial(watch.on_part, "shapes timed"))
-    device = "cuda" if gpu else "cpu"
     run_all(
         [
-            Job(directory.name, train_family, (family, model, data_dir, directory, device), directory / ANSWERED)
+            Job(directory.name, train_family, (family, model, data_dir, directory), directory / ANSWERED)
             for family, directory in zip(families, directories, strict=True)
         ],
         logs=out / "logs",
         workers=where.jobs,
         ray=where.ray,
-        gpu=gpu,
+        gpu=where.gpu,
     )
     for family, directory in zip(families, directories, strict=True):
         if (directory / TIMED).exists():

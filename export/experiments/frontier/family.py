@@ -6,15 +6,17 @@ examples; so is one of the dense models. The dense baseline is the best of teach
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from edge.errors import UsageError
 from edge.files import write_whole
+from edge.profiling.table import LatencyTable
 from export.experiments.frontier.settings import (
     DENSE,
     DENSE_AS_REDUCED,
@@ -26,7 +28,7 @@ from export.experiments.frontier.settings import (
 from export.heads import SequenceClassifier
 from export.reduction.latency import measure_times
 from export.reduction.options import LATENCIES, Strategy
-from export.reduction.run import reduce_run, state_of
+from export.reduction.run import reduce_run
 from export.reduction.search import grid_of
 from export.runs import PREDICTIONS, WEIGHTS
 from export.tasks.glue import TASKS
@@ -37,7 +39,7 @@ from export.tasks.run import finetune_run, prepare
 from export.tasks.task import HOLDOUT, Data, Reader, Task
 from export.tasks.teacher import Teacher
 from export.tasks.tokens import load_tokenizer
-from export.training.device import DeviceName, device_of
+from export.training.device import device_of
 from export.training.watch import Watch
 
 
@@ -62,8 +64,12 @@ def time_shapes(model: Path, out: Path, tokens: int, on_shape: Callable[[int, in
     """Time the shapes of layers that reductions choose from, before anything else runs; one table serves all families.
 
     Args:
-        out: the directory of the families; timings that are there are kept.
+        out: the directory of the families. A complete table that is there stays, also one of another machine: all
+            families are reduced by the same times.
     """
+    with suppress(UsageError):  # missing or broken
+        if LatencyTable.read(out / LATENCIES).find_rest(tokens):  # timed last
+            return
     head = SequenceClassifier(open_model(model).transformer, labels=2).eval()
     measure_times(head, grid_of(head.transformer.config), tokens, cache=out / LATENCIES, on_shape=on_shape)
 
@@ -85,12 +91,12 @@ class Stage(NamedTuple):
     make: Callable[[Watch], object]
 
 
-def stages(family: FamilySettings, inputs: FamilyInputs, directory: Path, device: DeviceName) -> Iterator[Stage]:
+def stages(family: FamilySettings, inputs: FamilyInputs, directory: Path) -> Iterator[Stage]:
     """Yield the missing runs of a family, in order; each must be made before the next is taken.
 
     A finished run is left out, and an unfinished one resumes.
     """
-    frontier, teaching = family.frontier, _Teaching(family, inputs, directory, device)
+    frontier, teaching = family.frontier, _Teaching(family, inputs, directory)
 
     def missing(name: str) -> bool:
         return not (directory / name / WEIGHTS).exists()
@@ -135,13 +141,13 @@ def best_dense(task: Task, directory: Path) -> str:
 class _Teaching:
     """The trainings of a family; the outputs of its teacher are computed once."""
 
-    def __init__(self, family: FamilySettings, inputs: FamilyInputs, directory: Path, device: DeviceName) -> None:
-        self._family, self._inputs, self._directory, self._device = family, inputs, directory, device
+    def __init__(self, family: FamilySettings, inputs: FamilyInputs, directory: Path) -> None:
+        self._family, self._inputs, self._directory = family, inputs, directory
         self._teacher: Teacher | None = None
 
     def imitate(self, name: str, source: str, recipe: Recipe, watch: Watch) -> None:
         if self._teacher is None:
-            model = open_tuned(self._directory / TEACHER, self._inputs.task.name).to(device_of(self._device))
+            model = open_tuned(self._directory / TEACHER, self._inputs.task.name).to(device_of(self._family.device))
             layers = range(len(model.transformer.layers))
             self._teacher = Teacher(model, self._inputs.data.train, layers, self._family.frontier.precision)
         self.tune(name, self._directory / source, recipe, self._teacher, watch)
@@ -159,27 +165,23 @@ class _Teaching:
             max_length=self._family.frontier.max_length,
             data_dir=inputs.data_dir,
             teacher=teacher,
-            device=self._device,
+            device=self._family.device,
             observer=watch,
         )
 
 
 def _reduce(family: FamilySettings, inputs: FamilyInputs, directory: Path, run: _Lean, watch: Watch) -> None:
-    source, reduced = directory / TEACHER, directory / reduced_name(run.name)
-    own = state_of(source, reduced) / LATENCIES
-    if not own.exists():
-        own.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(directory.parent / LATENCIES, own)
+    reduced = directory / reduced_name(run.name)
     report = reduce_run(
-        source,
+        directory / TEACHER,
         inputs.data_dir,
         reduced,
         run.speedup,
         tokens=family.frontier.tokens,
         examples=family.own.calibration,
+        table_path=directory.parent / LATENCIES,
         strategy=run.strategy,
         seed=family.seed,
-        on_shape=lambda done, shapes: watch.on_part("shapes timed", done, shapes),
         on_progress=lambda progress: watch.on_part(progress.stage, progress.done, progress.layers),
     )
     write_whole(directory / f"{reduced.name}.json", msgspec.json.format(msgspec.json.encode(report), indent=1))

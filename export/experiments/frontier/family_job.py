@@ -9,21 +9,19 @@ from export.experiments.frontier.answers import answer
 from export.experiments.frontier.family import family_inputs, stages
 from export.experiments.frontier.settings import FamilySettings
 from export.experiments.settings import keep_settings
-from export.training.device import DeviceName
 from export.training.watch import watching
 
 
-def train_family(family: FamilySettings, model: Path, data_dir: Path, directory: Path, device: DeviceName) -> None:
+def train_family(family: FamilySettings, model: Path, data_dir: Path, directory: Path) -> None:
     """Make the missing runs of a family, and its answers.
 
     Args:
         model: a Hugging Face directory.
         directory: of the family; an unfinished one with these settings resumes.
-        device: of the trainings; the processor does the rest.
     """
     keep_settings(directory, family, unused=family.counts)
     inputs = family_inputs(family, model, data_dir)
-    for stage in stages(family, inputs, directory, device):
+    for stage in stages(family, inputs, directory):
         with watching(f"{directory.name}/{stage.name}") as watch:
             stage.make(watch)
     with watching(f"{directory.name}/answers") as watch:

@@ -41,6 +41,8 @@ class Answered(msgspec.Struct, frozen=True):
         dim: d, the width of a token.
         layers: of each run.
         file_bytes: of each file, by ``run/precision``.
+        processor: that computed the answers, and trained where there is no GPU.
+        gpu: that trained, by its name.
     """
 
     settings: FamilySettings
@@ -53,6 +55,7 @@ class Answered(msgspec.Struct, frozen=True):
     layers: dict[str, tuple[LayerShape, ...]]
     file_bytes: dict[str, int]
     processor: Processor
+    gpu: str | None = None
 
 
 class Timed(msgspec.Struct, frozen=True):

@@ -41,7 +41,7 @@ def report_of(frontier: Frontier) -> str:
         "# Speed against accuracy",
         "",
         f"Tasks: {seeds}. ONNX Runtime, one thread, batch 1, timed on {', '.join(frontier.processors)}; trained on "
-        f"{', '.join(frontier.training_processors)}. Differences are paired, in points, with 95 % intervals over items"
+        f"{', '.join(frontier.trained_on)}. Differences are paired, in points, with 95 % intervals over items"
         f"{' and seeds' if max(frontier.seeds.values()) > 1 else ''}.",
         *_chance(frontier),
         "",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -112,6 +112,7 @@ class FamilySettings(msgspec.Struct, frozen=True, kw_only=True):
         model: SHA-256 of the Hugging Face directory.
         data: SHA-256 of the task's files.
         versions: of the packages that train and convert.
+        device: of the trainings, ``cpu`` or ``cuda``.
     """
 
     task: str
@@ -121,6 +122,7 @@ class FamilySettings(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     data: str
     versions: dict[str, str]
+    device: Literal["cpu", "cuda"] = "cpu"
 
     @property
     def own(self) -> TaskSettings:
@@ -167,12 +169,21 @@ def read_settings(path: Path, changes: Mapping[str, Any], tasks: Sequence[str] =
     if found.control_tier not in found.tiers:
         given, expected = Literally(f"controls at {found.control_tier}"), f"one of {', '.join(found.tiers)}"
         raise UsageError(subject, given=given, expected=expected, fix=fix)
+    for name, used, taken in (
+        ("tiers", found.tiers, DENSE_RUNS),
+        ("controls", [one for task in found.tasks.values() for one in task.controls], ("search",)),
+    ):
+        if both := sorted({*used} & {*taken}):
+            given, expected = Literally(f"{name} {', '.join(both)}"), f"{name} other than {', '.join(taken)}"
+            raise UsageError(subject, given=given, expected=expected, fix=fix)
     kept = [task for task in AVERAGED if task in (tasks or found.tasks)]
     changed = {task: msgspec.structs.replace(found.tasks[task], **changes) for task in kept}
     return msgspec.structs.replace(found, tasks=changed)
 
 
-def families_of(frontier: FrontierSettings, model: Path, data_dir: Path) -> list[FamilySettings]:
+def families_of(
+    frontier: FrontierSettings, model: Path, data_dir: Path, device: Literal["cpu", "cuda"] = "cpu"
+) -> list[FamilySettings]:
     """Return the settings of every family, seed by seed; the data of all tasks are read and checked."""
     start, found = digest(model, "*.json", "*.safetensors"), []
     for task, settings in frontier.tasks.items():
@@ -188,6 +199,7 @@ def families_of(frontier: FrontierSettings, model: Path, data_dir: Path) -> list
                 model=start,
                 data=data,
                 versions=versions(),
+                device=device,
             )
             for seed in range(settings.seeds)
         ]

@@ -96,7 +96,8 @@ class Frontier(msgspec.Struct, frozen=True):
         static: static INT8, for TensorRT, against FP32 of the same run.
         undistilled: tiers and controls before their distillation, against dense FP32.
         undistilled_advantages: those before the distillation of both.
-        processors: of the timing and of the training, with their features.
+        processors: of the timing, with their features.
+        trained_on: processors with their features, or GPUs.
     """
 
     settings: FrontierSettings
@@ -112,7 +113,7 @@ class Frontier(msgspec.Struct, frozen=True):
     advantages: tuple[Advantage, ...]
     undistilled_advantages: tuple[Advantage, ...]
     processors: tuple[str, ...]
-    training_processors: tuple[str, ...]
+    trained_on: tuple[str, ...]
     versions: dict[str, str]
 
     def average_of(self, point: Point) -> float | None:
@@ -151,7 +152,9 @@ def frontier_of(families: Sequence[Family], settings: FrontierSettings) -> Front
             _advantage(tier, control, REDUCED, tasks, judged) for control in controls if (control, REDUCED) in keys
         ),
         processors=described(family.timed.processor for family in families),
-        training_processors=described(family.answered.processor for family in families),
+        trained_on=tuple(
+            sorted({one.gpu or described([one.processor])[0] for one in (family.answered for family in families)})
+        ),
         versions=families[0].timed.versions,
     )
 
