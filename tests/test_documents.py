@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from importlib.metadata import entry_points
 from pathlib import Path
 
+import msgspec
+
 from deploy import device_table, push
 from edge import __version__
 from edge.__main__ import GROUPS, grouped
+from export.intervals import Difference, points
 from export.reduction.plan import amdahl_bound, macs_per_token
 from export.transformer import LayerShape
 from tests.support.imports import ORDER
 
 ROOT = Path(__file__).parent.parent
-DEPLOY = ROOT / "deploy"
+DEPLOY, REDUCTION = ROOT / "deploy", ROOT / "export" / "reduction"
 README = (ROOT / "README.md").read_text()
 SERVER = (ROOT / "edge" / "README.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
@@ -150,3 +154,26 @@ def test_the_limits_page_computes_what_it_says() -> None:
         smaller = LayerShape(heads, width, units)
         ratios = [macs_per_token(d, layer, n) / macs_per_token(d, smaller, n) for n in (128, 512)]
         assert re.findall(r"\d\.\d{2}", row) == [f"{ratio:.2f}" for ratio in ratios]
+
+
+def test_the_measured_table_of_the_readme_is_that_of_the_report() -> None:
+    report = (ROOT / "export/experiments/frontier/results/report.md").read_text()
+    table = report.split("| model |")[1].split("\n\n")[0]
+    assert f"| model |{table}\n" in README
+
+
+def test_the_tables_of_the_limits_agree_with_their_records() -> None:
+    limits = (REDUCTION / "LIMITS.md").read_text().replace("**", "")
+    for name in ("teachers", "recipes", "variants"):
+        for row in json.loads((REDUCTION / f"{name}.json").read_text())["rows"]:
+            assert f"{100 * row['value']:.1f}" in limits, (name, row)
+            for key in ("difference_to_chosen", "difference_to_first", "difference_to_256_examples"):
+                if key in row and row[key]["value"]:
+                    assert points(msgspec.convert(row[key], Difference)) in limits, (name, row)
+    seen = 0
+    for path in (REDUCTION / "int8").glob("*.json"):
+        for row in json.loads(path.read_text())["scored"]:
+            cell = f"{points(msgspec.convert(row['difference'], Difference))} [{row['logits_error']:.3f}]"
+            seen += cell in limits
+            assert cell in limits or f"\n| {row['method']} |" not in limits, (path.name, row)
+    assert seen > 40

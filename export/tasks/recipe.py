@@ -29,7 +29,7 @@ class Distillation(msgspec.Struct, frozen=True, kw_only=True):
 class Recipe(recipe.Recipe, frozen=True, kw_only=True):
     """Settings of a fine-tuning.
 
-    The peak learning rate was the best one for MiniLM on the hold-outs of SST-2 and RTE; for a model of BERT's size,
+    The peak learning rate is for models of MiniLM's size; export/reduction/LIMITS.md compares some. For BERT's size,
     Devlin et al. 2019, "BERT", appendix A.3, have 2e-5 to 5e-5. Epochs, batch, warm-up and decay are theirs.
 
     Attributes:
