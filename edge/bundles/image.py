@@ -31,6 +31,14 @@ _BEGINNINGS: Final = {
 _SHOWN_BYTES: Final = 16
 #: Offset in a PNG of the number of bits of each channel.
 _PNG_BITS: Final = 24
+#: A marker of a JPEG that begins a segment, or ends the image. Within compressed data, 0xFF has 0 or a restart marker
+#: behind it.
+_MARKER: Final = re.compile(rb"\xff([\xc0-\xcf\xd9-\xfe])")
+_SCAN: Final = b"\xda"
+_END: Final = b"\xd9"
+#: Usual progressive files have ten scans. Metadata of 16 MiB are 256 segments.
+_MAX_SCANS: Final = 100
+_MAX_SEGMENTS: Final = 2000
 #: The tag of EXIF that says how a camera was held.
 _ORIENTATION: Final = 0x0112
 #: A JPEG is decoded at an eighth, a quarter or half of its size where this many times the wanted size is left.
@@ -101,6 +109,8 @@ class ImagePreprocessor:
             given = kind or (f"bytes that begin with {data[:_SHOWN_BYTES]!r}" if data else "no bytes")
             raise _refused(subject, given, "JPEG or PNG", "Convert the image, and send the bytes of its file.")
         try:
+            if kind == _JPEG:
+                _check_segments(data, subject)
             image = self._readers[kind](BytesIO(data))
             self._check(image, data, subject)
             square = self._square(image, subject)
@@ -143,6 +153,18 @@ class ImagePreprocessor:
         side, shorter = self._config.shorter_side or self._config.size, min(size)
         width, height = (side * other // shorter for other in size)
         return width, height
+
+
+def _check_segments(data: bytes, subject: str) -> None:
+    """Refuse a JPEG of too many parts: a scan of 55 bytes visits all pixels. What follows the image does not count."""
+    scans = segments = place = 0
+    while (marker := _MARKER.search(data, place)) and marker[1] != _END:
+        place = marker.end() + max(int.from_bytes(data[marker.end() : marker.end() + 2], "big"), 2)
+        segments += 1
+        scans += marker[1] == _SCAN
+        if scans > _MAX_SCANS or segments > _MAX_SEGMENTS:
+            given, expected = f"{segments} segments or more, {scans} of them scans", f"at most {_MAX_SEGMENTS} segments"
+            raise _refused(subject, given, f"{expected} and {_MAX_SCANS} scans", "Save it again as a usual JPEG.")
 
 
 def _orientation(image: ImageFile) -> int:

@@ -153,6 +153,13 @@ def animated() -> bytes:
 WHOLE = encoded(picture(60, 40), "JPEG")
 
 
+def with_scans(more: int) -> bytes:
+    """Return a progressive JPEG that repeats its last scan, with bytes behind the image that look like scans."""
+    data = encoded(picture(60, 40), "JPEG", progressive=True)
+    last = data[data.rindex(b"\xff\xda") : -2]
+    return data[:-2] + last * more + data[-2:] + b"\xff\xda" * 200
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -172,12 +179,21 @@ WHOLE = encoded(picture(60, 40), "JPEG")
         (lambda: png_header(1, 199_999), "got 32 x 6399968 pixels after the resize, expected at most 200000 pixels"),
         (lambda: png_header(40, 40, bits=16), "got 16 bits in a channel, expected at most 8. Convert"),
         (lambda: encoded(transparent()), "got transparent pixels, expected an opaque image. Put it on a background"),
+        (
+            lambda: with_scans(101),
+            "got .* 101 of them scans, expected .* and 100 scans. Save it again as a usual",
+        ),
+        (lambda: WHOLE[:2] + b"\xff\xfe\0\2" * 2001 + WHOLE[2:], "got 2001 segments or more, 0 of .* 2000 segments"),
         (animated, "got an animated PNG, expected a single picture. Send one of its frames"),
     ],
 )
 def test_what_is_refused(data: Callable[[], bytes], message: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^image: {message}"):
         pixels(data())
+
+
+def test_a_usual_number_of_scans_is_decoded() -> None:
+    assert np.isfinite(pixels(with_scans(80))).all()
 
 
 def test_errors_name_the_row() -> None:
