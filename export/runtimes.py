@@ -16,6 +16,7 @@ from export.precision import fused, half
 from export.quantization.dynamic import dynamic_int8
 from export.quantization.ranges import Feeds, InputRange, Scheme, input_ranges
 from export.quantization.static import INT8_OPSET, quantized, static_int8
+from export.spread import spread_of, two_digits
 
 #: Input to dimension to symbolic name.
 Dynamic = Mapping[str, Mapping[int, str]]
@@ -145,7 +146,7 @@ def rounding_tolerance(golden: Golden, rounded: GoldenReport) -> Tolerance:
     spread = _spread(golden)
     largest = max(_LARGEST_MARGIN * rounded.max_abs_diff, _LEAST_LARGEST * spread)
     rms = max(*(_RMS_MARGIN * diff.rms_diff for diff in rounded.outputs), _LEAST_RMS * spread)
-    return Tolerance(atol=_two_digits(largest), rtol=0.0, rms=_two_digits(rms))
+    return Tolerance(atol=two_digits(largest), rtol=0.0, rms=two_digits(rms))
 
 
 def worst_tolerance(golden: Golden, precision: str) -> Tolerance:
@@ -157,7 +158,7 @@ def allowed_tolerance(golden: Golden, precision: str, difference: float) -> Tole
     """Return the tolerance for other machines, of a file with this largest difference to torch."""
     cost = _PRECISIONS[precision]
     allowed = max(cost.margin * difference, cost.least * _spread(golden))
-    return Tolerance(atol=_two_digits(allowed), rtol=0.0)
+    return Tolerance(atol=two_digits(allowed), rtol=0.0)
 
 
 def _measured(data: bytes, golden: Golden, precision: str, subject: str) -> tuple[float, Tolerance]:
@@ -166,11 +167,5 @@ def _measured(data: bytes, golden: Golden, precision: str, subject: str) -> tupl
     return difference, allowed_tolerance(golden, precision, difference)
 
 
-def _two_digits(value: float) -> float:
-    """Return a number for those who read manifests."""
-    return float(f"{value:.1e}")
-
-
 def _spread(golden: Golden) -> float:
-    # Offsets of tokens are numbers, too, but no runtime rounds them.
-    return max(float(output.std()) for output in golden.outputs.values() if output.dtype.kind == "f")
+    return max(map(spread_of, golden.outputs.values()))

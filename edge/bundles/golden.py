@@ -122,7 +122,7 @@ def compare(got: Mapping[str, Array], golden: Golden, tolerance: Tolerance) -> G
             diffs.append(OutputDiff(name, 0.0 if same else float("inf"), 0.0, same))
             continue
         difference = np.abs(have.astype(np.float64) - want.astype(np.float64))
-        allowed = tolerance.atol + tolerance.rtol * np.abs(want.astype(np.float64))
+        allowed = tolerance.outputs.get(name, tolerance.atol) + tolerance.rtol * np.abs(want.astype(np.float64))
         worst = np.unravel_index(int(np.argmax(difference - allowed)), difference.shape)  # NaN counts as largest
         rms = float(np.sqrt(np.square(difference).mean()))
         passed = bool((difference <= allowed).all()) and (tolerance.rms is None or rms <= tolerance.rms)

@@ -50,10 +50,12 @@ class Tolerance(ToleranceV1, frozen=True):
     """The allowed difference from a golden output: ``|got - golden| <= atol + rtol * |golden|``.
 
     With ``rms``, the root mean square of the differences of all values of an output is limited, too: rounding moves a
-    few values far, and a broken file moves all of them.
+    few values far, and a broken file moves all of them. ``outputs`` has the ``atol`` of single outputs, in place of the
+    common one: those of one graph may differ in size by orders of magnitude.
     """
 
     rms: NonNegative | None = None
+    outputs: dict[TensorName, NonNegative] = msgspec.field(default_factory=dict)
 
 
 class ArtifactV1(Struct, frozen=True):

@@ -27,6 +27,11 @@ def check(manifest: Manifest, subject: str) -> None:
     require(MANIFEST_NAME not in manifest.files, subject, "files", MANIFEST_NAME, expected)
     for artifact in artifacts:
         _check_own_tensors(manifest, artifact, subject)
+        outputs = [spec.name for spec in manifest.tensors(artifact).outputs]
+        field, expected = f"tolerance of artifact {artifact.file!r}", f"outputs among {outputs}"
+        require(
+            set(artifact.tolerance.outputs) <= set(outputs), subject, field, [*artifact.tolerance.outputs], expected
+        )
     for tier in manifest.tiers:
         _check_roles(manifest, tier, subject)
     _check_preprocess(manifest, subject)

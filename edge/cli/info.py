@@ -68,7 +68,8 @@ def _bundle(path: Path, manifest: Manifest) -> None:
         for a in tier.artifacts:
             tensors += [(f"input of {a.file}", a.inputs or ()), (f"output of {a.file}", a.outputs or ())]
             size, t = manifest.files[a.file].size_bytes, a.tolerance
-            tolerance = f"{t.atol:g} + {t.rtol:g} |y|"
+            limits = ", ".join(f"{name}: {atol:g}" for name, atol in t.outputs.items()) or f"{t.atol:g}"
+            tolerance = f"{limits} + {t.rtol:g} |y|"
             tiers.append([tier.name, a.role, a.file, a.runtime, a.precision, a.opset, size, tolerance])
     rows = [[role, spec.name, spec.datatype, str(list(spec.shape))] for role, specs in tensors for spec in specs]
     print_table("tensors", ["role", "name", "datatype", "shape"], rows)

@@ -12,7 +12,7 @@ from edge.bundles.golden import Golden
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
 from edge.errors import Literally, UsageError
-from export.pack.golden import spread_of
+from export.spread import spread_of
 
 #: Share of the pairs of an output's values whose order a precision may reverse.
 _MOST_REVERSED = {"fp16": 0.01, "int8": 0.05}
@@ -54,7 +54,7 @@ def errors_of(got: Mapping[str, Array], golden: Golden, has_rows: bool) -> list[
     for name, want in golden.outputs.items():
         if want.dtype.kind != "f":
             continue
-        spread = spread_of([want]) or 1.0
+        spread = spread_of(want) or 1.0
         errors = (got[name].astype(np.float64) - want.astype(np.float64)) / spread
         squares = np.square(errors.reshape(len(errors) if has_rows else 1, -1)).mean(axis=1)
         found.append(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +13,9 @@ from edge.bundles.manifest import Tolerance
 from edge.datatypes import Array
 from edge.errors import GoldenError, Literally, RunnerError, UsageError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
+from export.spread import spread_of, two_digits
 
-#: The tolerance of the golden check as a share of the outputs' spread: other processors round differently.
+#: The tolerance of the golden check as a share of an output's spread: other processors round differently.
 _SHARES = {"fp32": 1e-3, "fp16": 0.02, "int8": 0.1}
 #: The tolerance as a multiple of a file's largest difference from the outputs in FP32.
 _MARGIN = 2
@@ -62,20 +63,20 @@ def outputs_of(
         log.setLevel(level)
 
 
-def tolerance_of(golden: Golden, precision: str, largest_difference: float = 0.0) -> Tolerance:
-    """Return the tolerance on other machines for a file in a precision, which differs so much from the golden outputs.
+def tolerance_of(golden: Golden, precision: str, got: Mapping[str, Array] | None = None) -> Tolerance:
+    """Return the tolerance on other machines for a file in a precision, of each output by its own spread.
 
-    The file that made the golden outputs does not differ.
+    Args:
+        got: what the file computes here; None for the file that made the golden outputs.
     """
-    allowed = max(_SHARES[precision] * spread_of(golden.outputs.values()), _MARGIN * largest_difference)
-    # Two digits, for those who read manifests.
-    return Tolerance(atol=float(f"{allowed:.1e}"), rtol=0.0)
-
-
-def spread_of(outputs: Iterable[Array]) -> float:
-    """Return the largest standard deviation of floating-point outputs; of constant ones, the largest magnitude."""
-    numbers = [output.astype(np.float64) for output in outputs if output.dtype.kind == "f"]
-    return max((float(output.std()) or float(np.abs(output).max()) for output in numbers), default=0.0)
+    differences = compare(got or golden.outputs, golden, Tolerance(atol=0.0, rtol=0.0)).outputs
+    limits = {
+        diff.name: two_digits(
+            max(_SHARES[precision] * spread_of(golden.outputs[diff.name]), _MARGIN * diff.max_abs_diff)
+        )
+        for diff in differences
+    }
+    return Tolerance(atol=max(limits.values()), rtol=0.0, outputs=limits if len(limits) > 1 else {})
 
 
 def check_repeatable(

@@ -87,8 +87,9 @@ def read_items(
 
 def in_runs(inputs: Mapping[str, Array], max_batch_size: int) -> list[dict[str, Array]]:
     """Return the rows of some inputs in runs of 8 at most; all in one run without a batch dimension."""
-    rows = len(next(iter(inputs.values())))
-    step = min(_ROWS, max_batch_size) or rows
+    if not max_batch_size:
+        return [dict(inputs)]
+    rows, step = len(next(iter(inputs.values()))), min(_ROWS, max_batch_size)
     return [{name: array[start : start + step] for name, array in inputs.items()} for start in range(0, rows, step)]
 
 

@@ -19,8 +19,11 @@ from edge.datatypes import Array
 from export.pack.simplify import simplified
 from export.quantization.static import INT8_OPSET
 
-#: Operators with weights as the second input, and the axis of the output channels in them.
-_CHANNEL_AXES = {"Conv": 0, "MatMul": 1, "Gemm": 0}
+#: Operators with weights as the second input.
+_OPERATORS = ["Conv", "MatMul", "Gemm"]
+#: A convolution in groups has few products for each weight that it reads, and loses the most. The quantizer drops the
+#: factor ``beta`` of a bias.
+_ONE = ("group", "alpha", "beta")
 _COPY = ".for_int8"
 
 
@@ -46,7 +49,7 @@ def quantized(model: bytes, calibration: Sequence[Mapping[str, Array]], opset: i
             prepared,
             path,
             _Calibration(calibration),
-            op_types_to_quantize=list(_CHANNEL_AXES),
+            op_types_to_quantize=_OPERATORS,
             nodes_to_quantize=[node.name for node in chosen],
             per_channel=True,
             activation_type=QuantType.QInt8,
@@ -54,8 +57,7 @@ def quantized(model: bytes, calibration: Sequence[Mapping[str, Array]], opset: i
             extra_options={
                 "ActivationSymmetric": True,
                 "WeightSymmetric": True,
-                "OpTypesToExcludeOutputQuantization": list(_CHANNEL_AXES),
-                "QDQOpTypePerChannelSupportToAxis": _CHANNEL_AXES,
+                "OpTypesToExcludeOutputQuantization": _OPERATORS,
                 "QuantizeBias": False,  # TensorRT reads no INT32 biases
             },
         )
@@ -76,18 +78,18 @@ class _Calibration(CalibrationDataReader):  # type: ignore[misc]
 def _with_weights(model: ModelProto) -> list[NodeProto]:
     """Return the operators that become INT8; all nodes get names, by which these are chosen.
 
-    Their second input is a weight in FP32. Grouped convolutions stay as they are: they have few products for each
-    weight that they read, and lose the most.
+    Their second input is a weight in FP32, for a product a matrix, whose columns the quantizer takes for the channels.
     """
-    weights = {tensor.name for tensor in model.graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT}
+    weights = {one.name: len(one.dims) for one in model.graph.initializer if one.data_type == onnx.TensorProto.FLOAT}
     for number, node in enumerate(model.graph.node):
         node.name = node.name or f"{node.op_type}.{number}"
     return [
         node
         for node in model.graph.node
-        if node.op_type in _CHANNEL_AXES
+        if node.op_type in _OPERATORS
         and node.input[1] in weights
-        and not any(attribute.name == "group" and attribute.i > 1 for attribute in node.attribute)
+        and (node.op_type == "Conv" or weights[node.input[1]] == 2)
+        and all(onnx.helper.get_attribute_value(one) == 1 for one in node.attribute if one.name in _ONE)
     ]
 
 

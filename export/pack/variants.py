@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from edge.bundles.golden import Golden, compare
+from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, Measure
 from edge.datatypes import Array
 from edge.errors import BundleError, Literally, UsageError
@@ -136,13 +136,12 @@ def _checked(
     if runtime == "tensorrt":
         _check_range(data, option, subject, checks)
     errors = check_accuracy(got, checks.golden, checks.max_batch_size > 0, option, subject)
-    largest = compare(got, checks.golden, tolerance_of(checks.golden, precision)).max_abs_diff
     artifact = Artifact(
         file=file,
         runtime=runtime,
         precision=precision,
         opset=opset,
-        tolerance=tolerance_of(checks.golden, precision, largest),
+        tolerance=tolerance_of(checks.golden, precision, got),
     )
     place = f"{checks.place}, tier {tier}, {precision} for {runtime}"
     return Variant(tier, artifact, data, errors, measures_of(errors, place))

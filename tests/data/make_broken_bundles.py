@@ -234,6 +234,7 @@ def broken_only_in_version_2(good: Good) -> dict[str, Tree]:
         "image-to-tokens": good.with_field("preprocess", IMAGE),
         "image-of-other-colours": good.with_field("preprocess", {**IMAGE, "colours": "rgb"}),
         "image-cut-from-less": good.with_field("preprocess", {**IMAGE, "shorter_side": 7}),
+        "tolerance-of-no-output": good.with_field("tiers.0.artifacts.0.tolerance.outputs", {"x": 0.5}),
         "unknown-role": good.with_field("tiers.0.artifacts.0.role", "brain"),
         "no-model-role": good.with_field("tiers.0.artifacts.0.role", "backbone"),
         "two-artifacts-of-a-role": good.with_artifacts({"role": "head"}, {"role": "head"}),

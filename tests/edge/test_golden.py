@@ -94,6 +94,14 @@ def test_the_root_mean_square_of_all_differences_is_limited_too():
         check_outputs(everywhere, of(1.0, -100.0), tolerance, "m")
 
 
+def test_an_output_may_have_a_limit_of_its_own():
+    golden = Golden({"x": np.zeros((1, 1))}, {"boxes": np.array([300.0]), "scores": np.array([0.3])})
+    far = {"boxes": np.array([301.0]), "scores": np.array([0.0])}
+    assert compare(far, golden, Tolerance(atol=1, rtol=0)).passed
+    boxes, scores = compare(far, golden, Tolerance(atol=1, rtol=0, outputs={"scores": 0.01})).outputs
+    assert (boxes.passed, boxes.allowed, scores.passed, scores.allowed) == (True, 1, False, 0.01)
+
+
 def test_other_shape_or_text_fails():
     (diff,) = compare({"value": np.array([[1.0]])}, of(1.0, 1.0), Tolerance(atol=1, rtol=1)).outputs
     assert diff == OutputDiff("value", INF, 0.0, False)

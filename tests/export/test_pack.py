@@ -1,6 +1,5 @@
 """Bundles of a user's ONNX files: written by the command, served, and refused where they would not serve."""
 
-import json
 import os
 import re
 import subprocess
@@ -23,27 +22,10 @@ from export.pack.cli import pack
 from tests.data.make_broken_bundles import changed_onnx, custom_operator
 from tests.support import text_model
 from tests.support.models import oracle_onnx, serialized
+from tests.support.onnx_graphs import FLOAT, constant, model_of, node, packed, value, write
 from tests.support.task_data import invoke
 
 EXPRESSIONS = ("1 + 2", "3 - 4", "-5", "1 - 2 + 3")
-
-
-def packed(path, *options, name="own"):
-    """Run the command on an ONNX file and return what it prints; its errors are raised."""
-    named = ["--name", name] if name else []
-    return json.loads(invoke(pack, path, "--repository", path.parent / "models", "--json", *named, *options))
-
-
-def write(path, data):
-    path.write_bytes(data)
-    return path
-
-
-node, FLOAT = helper.make_node, TensorProto.FLOAT
-
-
-def value(name, shape, datatype=FLOAT):
-    return helper.make_tensor_value_info(name, datatype, shape)
 
 
 def graph(*nodes, x=("batch", 3), y=("batch", 3), opset=17, output="y", datatype=FLOAT, result=None):
@@ -105,10 +87,12 @@ def test_model_without_batch(tmp_path):
 
 
 def test_inputs_without_batch_keep_their_own_lengths(tmp_path):
-    nodes, inputs = [node("Concat", ["x", "w"], ["y"], axis=0)], [value("x", (2, 3)), value("w", (5, 3))]
-    data = serialized(helper.make_graph(nodes, "g", inputs, [value("y", (7, 3))]))
-    bundle = Bundle.open(packed(write(tmp_path / "model.onnx", data))["bundle"])
-    load_runner(bundle, "onnxruntime", tmp_path / "cache").runner.close()
+    nodes = [node("Concat", ["x", "w"], ["all"], axis=0), node("MatMul", ["all", "weight"], ["y"])]
+    weight = constant("weight", np.eye(3, dtype=np.float32))
+    data = model_of(nodes, [value("x", (2, 3)), value("w", (5, 3))], [value("y", (7, 3))], [weight])
+    bundle = Bundle.open(packed(write(tmp_path / "model.onnx", data), "--int8")["bundle"])
+    for tier in bundle.manifest.tiers:
+        load_runner(bundle, "onnxruntime", tmp_path / "cache", tier=tier.name).runner.close()
 
 
 def test_dynamic_dimensions_are_asked_for_by_name_with_options_to_copy(tmp_path):
@@ -184,6 +168,25 @@ def test_models_that_would_not_serve(tmp_path, data, message):
     with pytest.raises(GoldenError if data == NOISE else UsageError, match=message):
         packed(write(tmp_path / "model.onnx", data))
     assert not (tmp_path / "models").exists()
+
+
+@pytest.mark.parametrize(
+    ("scores", "error", "message"),
+    [
+        (
+            node("Sub", ["x", "mean"], ["scores"]),
+            UsageError,
+            "for a row alone and beside another one: got a difference",
+        ),
+        (node("RandomNormalLike", ["x"], ["scores"]), GoldenError, "for the same inputs: got a largest difference"),
+    ],
+)
+def test_a_small_output_is_checked_beside_a_large_one(tmp_path, scores, error, message):
+    nodes = [node("ReduceMean", ["x"], ["mean"], axes=[0]), scores, node("Mul", ["x", "large"], ["boxes"])]
+    outputs = [value("boxes", ("batch", 3)), value("scores", ("batch", 3))]
+    data = model_of(nodes, [value("x", ("batch", 3))], outputs, [constant("large", np.float32(1e5))])
+    with pytest.raises(error, match=f"output 'scores' .* {message}"):
+        packed(write(tmp_path / "model.onnx", data))
 
 
 @pytest.mark.parametrize("opset", [12, 22])

@@ -1,7 +1,5 @@
 """FP16 and INT8 files of packed networks with convolutions: what is in them, how exact they are, what is refused."""
 
-import json
-
 import numpy as np
 import onnx
 import pytest
@@ -9,38 +7,20 @@ import tritonclient.grpc as triton
 from onnx import TensorProto, helper, numpy_helper
 
 from edge.bundles.bundle import Bundle
-from edge.errors import UsageError
+from edge.bundles.golden import check_outputs
+from edge.errors import GoldenError, UsageError
 from edge.launch import running_server
 from edge.runtimes.build import load_runner
-from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from edge.runtimes.tensorrt_builder import compile_onnx
+from export.convert import outputs_of
 from export.pack.accuracy import largest_rms
-from export.pack.cli import pack
 from tests.support.marks import with_rtx
-from tests.support.task_data import invoke
-
-FLOAT = TensorProto.FLOAT
-node = helper.make_node
-
-
-def value(name, shape, datatype=FLOAT):
-    return helper.make_tensor_value_info(name, datatype, shape)
-
-
-def constant(name, array):
-    return numpy_helper.from_array(np.asarray(array), name)
+from tests.support.onnx_graphs import FLOAT, constant, model_of, node, packed, value, write
 
 
 def weight(name, *shape, seed=0):
     values = np.random.default_rng([seed, *name.encode()]).normal(size=shape) / np.sqrt(np.prod(shape[1:]))
     return constant(name, values.astype(np.float32))
-
-
-def model_of(nodes, inputs, outputs, constants=(), opset=17):
-    made = helper.make_graph(nodes, "g", inputs, outputs, constants)
-    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-    onnx.checker.check_model(model)
-    return model.SerializeToString()
 
 
 def detector(rows="batch", *more, outputs=None, constants=()):
@@ -80,21 +60,8 @@ HEADS = (("boxes", 4), ("scores", 2))
 NORMALISATION = {"scale": 1e6, "bias": 0.1, "mean": 0.0, "variance": 1e12}
 
 
-def packed(path, data, *options, name="own"):
-    path.write_bytes(data)
-    return json.loads(invoke(pack, path, "--name", name, "--repository", path.parent / "models", "--json", *options))
-
-
 def images(rows, seed=0):
     return np.random.default_rng(seed).normal(size=(rows, 3, 16, 16)).astype(np.float32)
-
-
-def computed(data, inputs):
-    runner = OnnxRuntimeRunner(data, subject="test")
-    try:
-        return runner.infer(inputs)
-    finally:
-        runner.close()
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +71,7 @@ def bundle(tmp_path_factory):
     np.savez(root / "golden.npz", image=images(12, seed=1))
     np.savez(root / "calibration.npz", image=images(40, seed=2))
     options = ("--fp16", "--int8", "--inputs", root / "golden.npz", "--calibration", root / "calibration.npz")
-    return Bundle.open(packed(root / "detector.onnx", detector(), *options)["bundle"])
+    return Bundle.open(packed(write(root / "detector.onnx", detector()), *options)["bundle"])
 
 
 def test_each_tier_has_its_files_and_their_measured_errors(bundle):
@@ -119,7 +86,7 @@ def test_each_tier_has_its_files_and_their_measured_errors(bundle):
     # The error of each file is computed again here, from the bytes in the bundle.
     for tier in bundle.manifest.tiers:
         for artifact in tier.artifacts[1 if tier.name == "x1" else 0 :]:
-            got = computed(bundle.read(artifact.file), bundle.golden.inputs)
+            got = outputs_of(bundle.read(artifact.file), bundle.golden.inputs, artifact.file)
             for name, want in bundle.golden.outputs.items():
                 difference = got[name].astype(np.float64) - want
                 place = f"golden inputs: golden.npz, tier {tier.name}, {artifact.precision} for {artifact.runtime}"
@@ -155,7 +122,7 @@ def test_int8_is_at_ungrouped_convolutions_alone(bundle):
 
 def test_every_tier_is_served(bundle, tmp_path):
     image = images(3, seed=3)
-    wanted = computed(bundle.read("model.onnx"), {"image": image})
+    wanted = outputs_of(bundle.read("model.onnx"), {"image": image}, "model")
     serving = running_server([bundle.path], cache=tmp_path / "cache")
     with serving as ready, triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client:
         tensor = triton.InferInput("image", [3, 3, 16, 16], "FP32")
@@ -166,6 +133,66 @@ def test_every_tier_is_served(bundle, tmp_path):
                 largest = np.abs(answer.as_numpy(name) - want).max() / want.std()
                 assert largest <= share
                 assert (largest > 1e-5) == (tier == "x1-int8")
+
+
+@pytest.mark.parametrize("transposed", [0, 1])
+@pytest.mark.parametrize("beta", [1.0, 0.1])
+def test_gemm_is_int8_for_each_output_channel_unless_it_scales_its_bias(tmp_path, beta, transposed):
+    nodes = [
+        node("Gemm", ["x", "w", "bias"], ["wide"], "gemm", transB=transposed, beta=beta),
+        node("MatMul", ["wide", "v"], ["y"], "product"),
+    ]
+    w = weight("w", 6, 4) if transposed else weight("w", 4, 6)
+    constants = [w, constant("bias", np.full(6, 3, np.float32)), weight("v", 6, 4)]
+    data = model_of(nodes, [value("x", ("batch", 4))], [value("y", ("batch", 4))], constants)
+    bundle = Bundle.open(packed(write(tmp_path / "model.onnx", data), "--int8")["bundle"])
+    assert channels(bundle) == ({"gemm": 6, "product": 4} if beta == 1 else {"product": 4})
+
+
+def test_products_with_weights_that_are_no_matrices_stay_in_fp32(tmp_path):
+    nodes = [
+        node("MatMul", ["x", "stack"], ["stacked"], "stacked"),
+        node("MatMul", ["stacked", "matrix"], ["y"], "product"),
+        node("MatMul", ["stacked", "vector"], ["z"], "vector"),
+    ]
+    weights = [weight("stack", 2, 4, 4), weight("matrix", 4, 4), weight("vector", 4)]
+    outputs = [value("y", ("batch", 2, 1, 4)), value("z", ("batch", 2, 1))]
+    data = model_of(nodes, [value("x", ("batch", 2, 1, 4))], outputs, weights)
+    bundle = Bundle.open(packed(write(tmp_path / "model.onnx", data), "--int8")["bundle"])
+    assert channels(bundle) == {"product": 4}
+
+
+def channels(bundle):
+    """Return the number of the weights' scales for each operator in INT8."""
+    graph = onnx.load_from_string(bundle.read("x1-int8.onnxruntime.int8.onnx")).graph
+    made = {name: one for one in graph.node for name in one.output}
+    sizes = {tensor.name: tensor.dims for tensor in graph.initializer}
+    return {
+        one.name: sizes[made[one.input[1]].input[1]][0]
+        for one in graph.node
+        if one.op_type in ("Gemm", "MatMul") and one.input[1] in made
+    }
+
+
+def test_a_file_without_its_small_output_does_not_pass_the_golden_check(tmp_path):
+    def data(scale):
+        nodes = [
+            node("MatMul", ["x", "w"], ["raw"]),
+            *(node("Mul", ["raw", "pixels"], ["boxes"]), node("Mul", ["raw", "scale"], ["scores"])),
+        ]
+        constants = [
+            *(weight("w", 4, 4), constant("pixels", np.float32(500)), constant("scale", np.float32(scale))),
+        ]
+        outputs = [value("boxes", ("batch", 4)), value("scores", ("batch", 4))]
+        return model_of(nodes, [value("x", ("batch", 4))], outputs, constants)
+
+    bundle = Bundle.open(packed(write(tmp_path / "model.onnx", data(0.3)), "--fp16", "--int8")["bundle"])
+    broken = outputs_of(data(0.0), bundle.golden.inputs, "broken")
+    for artifact in (artifact for tier in bundle.manifest.tiers for artifact in tier.artifacts):
+        good = outputs_of(bundle.read(artifact.file), bundle.golden.inputs, artifact.file)
+        check_outputs(good, bundle.golden, artifact.tolerance, artifact.file)
+        with pytest.raises(GoldenError, match="output 'scores'"):
+            check_outputs({**good, "scores": broken["scores"]}, bundle.golden, artifact.tolerance, artifact.file)
 
 
 @with_rtx
@@ -248,17 +275,17 @@ def detector_with_nms():
 )
 def test_variants_that_would_compute_something_else_are_refused(tmp_path, data, option, message):
     with pytest.raises(UsageError, match=message) as caught:
-        packed(tmp_path / "model.onnx", data, option)
+        packed(write(tmp_path / "model.onnx", data), option)
     assert f"Leave {option} out" in caught.value.fix
     assert not (tmp_path / "models").exists()
 
 
 def test_control_flow_is_packed_as_it_is(tmp_path):
     with pytest.raises(UsageError, match=r"--fp16 for .*: got If in the graph, expected a graph without control flow"):
-        packed(tmp_path / "model.onnx", branches(), "--fp16")
+        packed(write(tmp_path / "model.onnx", branches()), "--fp16")
     # The branch depends on all rows of a run, so that there is no batch.
     options = ("--max-batch-size", 0, "--shape", "x=1x4:2x4:8x4")
-    bundle = Bundle.open(packed(tmp_path / "model.onnx", branches(), *options)["bundle"])
+    bundle = Bundle.open(packed(write(tmp_path / "model.onnx", branches()), *options)["bundle"])
     assert bundle.artifact("tensorrt").runtime == "any"
     load_runner(bundle, "onnxruntime", tmp_path / "cache").runner.close()
 
@@ -266,13 +293,13 @@ def test_control_flow_is_packed_as_it_is(tmp_path):
 @with_rtx
 def test_tensorrt_compiles_control_flow(tmp_path):
     options = ("--max-batch-size", 0, "--shape", "x=1x4:2x4:8x4")
-    bundle = Bundle.open(packed(tmp_path / "model.onnx", branches(), *options)["bundle"])
+    bundle = Bundle.open(packed(write(tmp_path / "model.onnx", branches()), *options)["bundle"])
     data, profile = bundle.read("model.onnx"), bundle.manifest.profile
     compile_onnx(data, profile, flavor="tensorrt_rtx", compute_capability="SM86", subject="If")
 
 
 def test_a_detector_with_non_maximum_suppression_is_for_onnx_runtime(tmp_path):
-    written = packed(tmp_path / "model.onnx", detector_with_nms())
+    written = packed(write(tmp_path / "model.onnx", detector_with_nms()))
     assert written["only_onnxruntime"] == "NonMaxSuppression, whose outputs' sizes depend on values"
     bundle = Bundle.open(written["bundle"])
     assert [artifact.runtime for artifact in bundle.manifest.tiers[0].artifacts] == ["onnxruntime"]
@@ -281,23 +308,23 @@ def test_a_detector_with_non_maximum_suppression_is_for_onnx_runtime(tmp_path):
         for seed in (4, 5):  # two images, with different numbers of boxes
             tensor = triton.InferInput("image", [1, 3, 16, 16], "FP32")
             tensor.set_data_from_numpy(images(1, seed))
-            wanted = computed(bundle.read("model.onnx"), {"image": images(1, seed)})["found"]
+            wanted = outputs_of(bundle.read("model.onnx"), {"image": images(1, seed)}, "model")["found"]
             assert client.infer("own", [tensor]).as_numpy("found").tolist() == wanted.tolist()
 
 
 def test_only_graphs_in_fp32_are_converted(bundle, tmp_path):
     half = bundle.read("x1.tensorrt.fp16.onnx")
     with pytest.raises(UsageError, match=r"--fp16 for .*: got a graph in FP16, expected a graph in FP32"):
-        packed(tmp_path / "model.onnx", half, "--fp16")
+        packed(write(tmp_path / "model.onnx", half), "--fp16")
 
 
 def test_calibration_without_a_batch_counts_items_first(tmp_path):
     np.savez(tmp_path / "items.npz", image=images(5)[:, None])
     options = ("--int8", "--calibration", tmp_path / "items.npz")
-    bundle = Bundle.open(packed(tmp_path / "model.onnx", detector(1), *options)["bundle"])
+    bundle = Bundle.open(packed(write(tmp_path / "model.onnx", detector(1)), *options)["bundle"])
     assert bundle.manifest.max_batch_size == 0
     np.savez(tmp_path / "items.npz", image=images(5))
     with pytest.raises(UsageError, match=r"array 'image' in .*: got \[3, 16, 16\], expected a shape of each"):
-        packed(tmp_path / "model.onnx", detector(1), *options, name="other")
+        packed(write(tmp_path / "model.onnx", detector(1)), *options, name="other")
     with pytest.raises(UsageError, match=r"--calibration: got '.*items.npz', expected it beside --int8. Add --int8"):
-        packed(tmp_path / "model.onnx", detector(1), *options[1:], name="other")
+        packed(write(tmp_path / "model.onnx", detector(1)), *options[1:], name="other")
