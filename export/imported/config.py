@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -44,7 +44,10 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class ImageConfig(msgspec.Struct, frozen=True):
-    """``preprocessor_config.json`` of an image processor; ``resample`` is the number of Pillow's filter."""
+    """``preprocessor_config.json`` of an image processor; ``resample`` is the number of Pillow's filter.
+
+    ``crop_pct`` is the side of the square that is kept, as a share of the shorter side.
+    """
 
     image_mean: tuple[float, ...]
     image_std: tuple[float, ...]
@@ -55,6 +58,7 @@ class ImageConfig(msgspec.Struct, frozen=True):
     do_normalize: bool = True
     do_center_crop: bool | None = None
     crop_size: Side | int | None = None
+    crop_pct: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     rescale_factor: float = 1 / 255
 
 
@@ -64,7 +68,7 @@ def read_json(path: Path, kind: type[T]) -> T:
     Raises:
         CheckpointError: it is missing, or a field has another type.
     """
-    fix = "Give a directory as save_pretrained of transformers or sentence-transformers writes it."
+    fix = "Save it again with save_pretrained of transformers or sentence-transformers."
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:

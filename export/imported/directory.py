@@ -25,6 +25,7 @@ from export.transformer import TransformerConfig
 
 #: Activation behind the layer d -> d before the classifier of a sequence, by ``model_type``.
 POOLERS: Mapping[str, Activation] = {"bert": "tanh", "roberta": "tanh", "xlm-roberta": "tanh", "distilbert": "relu"}
+PROCESSOR = "preprocessor_config.json"
 SUPPORTED = (*POOLERS, "vit")
 #: Task by the end of the class that saved a model.
 KINDS = {
@@ -88,7 +89,7 @@ def read_directory(directory: Path, *, pair: bool = False, max_length: int | Non
         per_token=per_token,
         embedding=embedder and embedder.embedding,
         pair=pair or kind == "question-answering",
-        image=read_image_processor(place, transformer) if is_vit else None,
+        image=read_image_processor(place / PROCESSOR, transformer.image_size, transformer.channels) if is_vit else None,
     )
     model = architecture.create(pretrained.transformer).eval()
     _load_head(place, model, pretrained, embedder)

@@ -6,6 +6,8 @@
 - :mod:`export.pack.model`: the model, checked against what a bundle may hold
 - :mod:`export.pack.profiles`: the shapes of its inputs
 - :mod:`export.pack.inputs`: golden and calibration inputs, random or from a file
+- :mod:`export.pack.images`: the step that reads images, and images for both
+- :mod:`export.pack.labels`: the labels of a classifier
 - :mod:`export.pack.golden`: golden outputs, and the checks of the graph
 - :mod:`export.pack.simplify`: graphs with folded constants and batch normalisations
 - :mod:`export.pack.quantize`: INT8 for graphs with convolutions and matrix products

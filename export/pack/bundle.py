@@ -12,13 +12,16 @@ import msgspec
 from edge import __version__
 from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden
-from edge.bundles.manifest import Artifact, Manifest, Profile, Provenance, Tier
+from edge.bundles.manifest import Artifact, ImagePreprocess, Manifest, Profile, Provenance, Tier
+from edge.datatypes import Array
 from edge.errors import UsageError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.exported import FULL
 from export.outputs import check_bundle, check_name
 from export.pack.golden import check_repeatable, check_rows_independent, golden_outputs, tolerance_of
+from export.pack.images import image_step, read_images
 from export.pack.inputs import RANDOM, SEED, in_runs, random_inputs, read_inputs, read_items
+from export.pack.labels import label_step
 from export.pack.model import OnnxModel, load_model, read_model
 from export.pack.packed import Packed, packed_file
 from export.pack.profiles import Shapes, profiles
@@ -26,6 +29,8 @@ from export.pack.variants import Checks, Variant, check_convertible, fp16_varian
 
 #: Used where the graph has a batch dimension and ``--max-batch-size`` is not given.
 DEFAULT_MAX_BATCH_SIZE = 8
+#: Options with files that are read.
+_READ = ("inputs", "calibration", "image", "labels")
 _PACKAGES = ("onnx", "onnxruntime", "numpy")
 
 
@@ -36,6 +41,9 @@ class PackOptions(msgspec.Struct, frozen=True):
         max_batch_size: most rows of a run; 0 without a batch dimension; None takes it from the graph.
         shapes: of each input with a dynamic dimension other than the batch.
         inputs: an ``.npz`` with golden inputs; None for random ones.
+        image: an image processor's JSON, for a model that clients send JPEG and PNG files; ``inputs`` and
+            ``calibration`` are then directories of images.
+        labels: a file with the label of each logit in a line.
         fp16: whether TensorRT gets a file in FP16.
         int8: whether there is a tier in INT8.
         calibration: an ``.npz`` with inputs that calibrate INT8; None for the golden inputs.
@@ -44,6 +52,8 @@ class PackOptions(msgspec.Struct, frozen=True):
     max_batch_size: int | None = None
     shapes: Shapes = msgspec.field(default_factory=dict)
     inputs: Path | None = None
+    image: Path | None = None
+    labels: Path | None = None
     fp16: bool = False
     int8: bool = False
     calibration: Path | None = None
@@ -73,11 +83,11 @@ def pack_model(
     """
     if options.calibration and not options.int8:
         fix = "Add --int8, or leave --calibration out."
-        raise UsageError("--calibration", given=str(options.calibration), expected="it beside --int8", fix=fix)
+        raise UsageError("--calibration", given=str(options.calibration), expected="--int8 with it", fix=fix)
     name = check_name("--name", name)
     target = repository / f"{name}-{version}"
-    inputs_given = {"the ONNX file": path, "--inputs": options.inputs, "--calibration": options.calibration}
-    check_bundle(target, inputs_given, replace=replace)
+    read = {"the ONNX file": path} | {f"--{name}": getattr(options, name) for name in _READ}
+    check_bundle(target, read, replace=replace)
     begin("reading")
     model = read_model(path)
     for option in [f"--{kind}" for kind in ("fp16", "int8") if getattr(options, kind)]:
@@ -87,8 +97,10 @@ def pack_model(
         specs = runner.inputs, runner.outputs
         max_batch_size = _max_batch_size(runner, path, options.max_batch_size)
         profile = profiles(runner.inputs, model.dimensions, max_batch_size, options.shapes)
+        image = image_step(options.image, *specs, path) if options.image else None
+        labels = label_step(options.labels, specs[1], path) if options.labels else None
         begin("golden outputs")
-        golden = _golden(runner, path, options.inputs, profile, max_batch_size)
+        golden = _golden(runner, path, options.inputs, image, profile, max_batch_size)
         tolerance = tolerance_of(golden, model.precision)
         check_repeatable(runner, golden, tolerance, max_batch_size, path)
         # Requests never share a run of an INT8 tier, because dynamic quantization depends on the whole run.
@@ -109,11 +121,12 @@ def pack_model(
         variants.append(fp16_variant(model, Checks(golden, max_batch_size, f"golden inputs: {source}")))
     if options.int8:
         begin("INT8")
-        runs = (
-            read_items("--calibration", options.calibration, specs[0], profile, max_batch_size)
-            if options.calibration
-            else in_runs(golden.inputs, max_batch_size)
-        )
+        if options.calibration is None:
+            runs = in_runs(golden.inputs, max_batch_size)
+        elif image:
+            runs = in_runs(read_images("--calibration", options.calibration, image)[1], max_batch_size)
+        else:
+            runs = read_items("--calibration", options.calibration, specs[0], profile, max_batch_size)
         variants += int8_variants(model, runs, Checks(golden, max_batch_size, place))
     tiers = {FULL: [given]}
     for variant in variants:
@@ -129,6 +142,8 @@ def pack_model(
         tiers=tuple(Tier(name=tier, artifacts=tuple(artifacts)) for tier, artifacts in tiers.items()),
         golden="golden.npz",
         files={},
+        preprocess=image,
+        postprocess=labels,
         provenance=_provenance(model, source, None if options.inputs else SEED),
         measures=tuple(measure for variant in variants for measure in variant.measures),
     )
@@ -150,14 +165,21 @@ def pack_model(
 
 
 def _golden(
-    runner: OnnxRuntimeRunner, path: Path, given: Path | None, profile: dict[str, Profile], max_batch_size: int
+    runner: OnnxRuntimeRunner,
+    path: Path,
+    given: Path | None,
+    image: ImagePreprocess | None,
+    profile: dict[str, Profile],
+    max_batch_size: int,
 ) -> Golden:
-    inputs = (
-        read_inputs("--inputs", given, runner.inputs, profile, max_batch_size)
-        if given
-        else random_inputs(runner.inputs, profile, max_batch_size)
-    )
-    return Golden(inputs, golden_outputs(runner, inputs, max_batch_size, path))
+    raw: dict[str, Array] = {}
+    if image:
+        raw, inputs = read_images("--inputs", given, image)
+    elif given:
+        inputs = read_inputs("--inputs", given, runner.inputs, profile, max_batch_size)
+    else:
+        inputs = random_inputs(runner.inputs, profile, max_batch_size)
+    return Golden(inputs, golden_outputs(runner, inputs, max_batch_size, path), raw)
 
 
 def _max_batch_size(runner: OnnxRuntimeRunner, path: Path, given: int | None) -> int:

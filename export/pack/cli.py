@@ -14,7 +14,7 @@ from export.pack.inputs import RANDOM
 from export.pack.packed import Packed, PackedFile
 from export.pack.profiles import parse_shapes
 
-_NPZ = click.Path(path_type=Path)
+_PATH = click.Path(path_type=Path)
 
 
 @click.command()
@@ -37,16 +37,29 @@ _NPZ = click.Path(path_type=Path)
 )
 @click.option(
     "--inputs",
-    type=_NPZ,
-    metavar="NPZ",
-    help="Real golden inputs, an array under the name of each input. Default: random ones.",
+    type=_PATH,
+    metavar="NPZ|DIR",
+    help="Real golden inputs: an array under the name of each input, or with --image a directory of images. Default: "
+    "random ones.",
+)
+@click.option(
+    "--image",
+    type=_PATH,
+    metavar="JSON",
+    help="Clients send JPEG and PNG files, which are read as this preprocessor_config.json of Hugging Face says.",
+)
+@click.option(
+    "--labels",
+    type=_PATH,
+    metavar="TXT",
+    help="Labels of the logits, one in each line; clients may ask for the label and the probabilities.",
 )
 @click.option("--fp16", is_flag=True, help="Add a file in FP16 for TensorRT.")
 @click.option("--int8", is_flag=True, help="Add the tier x1-int8, with fixed scales, if it computes about the same.")
 @click.option(
     "--calibration",
-    type=_NPZ,
-    metavar="NPZ",
+    type=_PATH,
+    metavar="NPZ|DIR",
     help="Real inputs that set the scales of --int8, other than those of --inputs. Default: the golden inputs. Without "
     "a batch, each array has one more dimension in front, the items.",
 )
@@ -60,6 +73,8 @@ def pack(
     max_batch_size: int | None,
     shapes: tuple[str, ...],
     inputs: Path | None,
+    image: Path | None,
+    labels: Path | None,
     fp16: bool,
     int8: bool,
     calibration: Path | None,
@@ -67,7 +82,7 @@ def pack(
     as_json: bool,
 ) -> None:
     """Make a bundle of your own ONNX file, with golden outputs by ONNX Runtime."""
-    options = PackOptions(max_batch_size, parse_shapes(shapes), inputs, fp16, int8, calibration)
+    options = PackOptions(max_batch_size, parse_shapes(shapes), inputs, image, labels, fp16, int8, calibration)
     with progress() as bar:
         task = bar.add_task(f"packing {model.name}", total=3 + fp16 + int8, note="")
         begun = 0
@@ -88,9 +103,7 @@ def pack(
 def _print(packed: Packed, *, random_scales: bool) -> None:
     if packed.golden == RANDOM:
         ranges = ", and scales of INT8 from random inputs are wrong for real ones" if random_scales else ""
-        remark(
-            f"The golden inputs are random: accuracy is not checked{ranges}. Give real inputs with --inputs FILE.npz."
-        )
+        remark(f"The golden inputs are random: accuracy is not checked{ranges}. Give real ones with --inputs.")
     if packed.only_onnxruntime:
         remark(f"Only ONNX Runtime runs this model, not TensorRT: it has {packed.only_onnxruntime}.")
     batch = f"at most {packed.max_batch_size} rows" if packed.max_batch_size else "no batch"

@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from edge.bundles.image import ImagePreprocessor
 from edge.bundles.manifest import ImagePreprocess
 from edge.datatypes import Array
 from edge.errors import InvalidRequest, Literally
 from export.errors import DataError
-from export.tasks.tokens import Batch
+
+if TYPE_CHECKING:
+    from export.tasks.tokens import Batch
 
 #: Of image files.
 ENDINGS = (".jpg", ".jpeg", ".png")
 #: Of image files that are not read.
 OTHER_ENDINGS = (".webp", ".gif", ".bmp", ".tif", ".tiff", ".heic", ".avif")
+#: Limits of the step ``image``: above the files of most phones and cameras, of 12 to 24 megapixels.
+MAX_BYTES, MAX_PIXELS = 16 * 2**20, 25_000_000
 _FIX = "Give a directory of images, at any depth below it."
 
 
@@ -48,6 +52,11 @@ class ImageFiles:
         Raises:
             DataError: a file cannot be read, or is not an image that the step takes.
         """
+        # Here, because those who only read files need no torch.
+        import torch
+
+        from export.tasks.tokens import Batch
+
         pixels = np.stack([read_pixels(self.paths[row], self._reader) for row in rows])
         return Batch(torch.from_numpy(pixels), None, None, torch.from_numpy(self.targets[rows]))
 

@@ -18,7 +18,7 @@ from edge.bundles.manifest import ImagePreprocess
 from edge.datatypes import Array
 from edge.errors import Literally, UsageError
 from export.errors import DataError, listed
-from export.tasks.image_files import ENDINGS, ImageFiles, read_image, read_pixels
+from export.tasks.image_files import ENDINGS, MAX_BYTES, MAX_PIXELS, ImageFiles, read_image, read_pixels
 from export.tasks.tokens import Batch
 from export.transformer import LayerShape, TransformerConfig
 
@@ -29,8 +29,6 @@ _FOLDER_FIX = "Give a directory with a directory of images for each class."
 _UNSIGNED_BYTES = 8
 #: Larger files are scaled down to this longer side for a golden set, which is in memory while a bundle is opened.
 _LARGE_FILE_BYTES, _SIDE = 128 * 1024, 512
-#: Above the files of most phones and cameras, of 12 to 24 megapixels.
-_MAX_IMAGE_BYTES, _MAX_PIXELS = 16 * 2**20, 25_000_000
 
 
 def image_step(size: int, channels: int) -> ImagePreprocess:
@@ -42,8 +40,8 @@ def image_step(size: int, channels: int) -> ImagePreprocess:
         colours="rgb" if channels == 3 else "grey",
         mean=(0.5,) * channels,
         std=(0.5,) * channels,
-        max_bytes=_MAX_IMAGE_BYTES,
-        max_pixels=_MAX_PIXELS,
+        max_bytes=MAX_BYTES,
+        max_pixels=MAX_PIXELS,
     )
 
 

@@ -19,7 +19,6 @@ from export.report.cli import report
 from export.routing.cli import route
 from export.tasks.image_files import find_images
 from export.tasks.texts import read_texts
-from export.transformer import LayerShape, TransformerConfig
 from tests.support.imported_directories import (
     LABELS,
     change,
@@ -170,12 +169,8 @@ def test_lists_of_modules_that_are_not_supported(embedder):
 def test_image_processors_that_are_not_supported(fields, message, tmp_path):
     processor = {"size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     change(tmp_path / "preprocessor_config.json", **processor | fields)
-    shape = LayerShape(num_heads=2, head_dim=16, ffn_dim=64)
-    config = TransformerConfig(
-        architecture="vit", dim=32, layers=(shape,), max_positions=17, image_size=16, patch_size=4, channels=3
-    )
     with pytest.raises(CheckpointError, match=message):
-        read_image_processor(tmp_path, config)
+        read_image_processor(tmp_path / "preprocessor_config.json", 16, 3)
 
 
 def test_options_that_do_not_fit(classifier, embedder, tmp_path):

@@ -326,5 +326,5 @@ def test_calibration_without_a_batch_counts_items_first(tmp_path):
     np.savez(tmp_path / "items.npz", image=images(5))
     with pytest.raises(UsageError, match=r"array 'image' in .*: got \[3, 16, 16\], expected a shape of each"):
         packed(write(tmp_path / "model.onnx", detector(1)), *options, name="other")
-    with pytest.raises(UsageError, match=r"--calibration: got '.*items.npz', expected it beside --int8. Add --int8"):
+    with pytest.raises(UsageError, match=r"--calibration: got '.*items.npz', expected --int8 with it. Add --int8"):
         packed(write(tmp_path / "model.onnx", detector(1)), *options[1:], name="other")
