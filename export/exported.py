@@ -15,6 +15,11 @@ RUNTIMES = ("onnxruntime", "tensorrt")
 FULL = "x1"
 
 
+def int8_tier(name: str) -> str:
+    """Return the name of the tier in INT8 beside a tier."""
+    return f"{name}-int8"
+
+
 class Exported(msgspec.Struct, frozen=True):
     """A bundle's directory, the largest absolute difference of its ONNX outputs to torch's, and its ONNX bytes."""
 

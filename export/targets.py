@@ -13,7 +13,7 @@ from edge.errors import Literally, UsageError
 from export import looped
 from export.calculator.specs import NAMES as SUMMING
 from export.calculator.stack import NAMES as STACK_NAMES
-from export.exported import FULL
+from export.exported import FULL, int8_tier
 from export.outputs import check_bundle, check_name
 from export.runs import RunConfig, read_config, recorded
 from export.tasks import data_of, place_of_data
@@ -168,7 +168,7 @@ def tier_names(runs: Sequence[Path], configs: Sequence[RunConfig], given: Sequen
             fix = "Name the tiers: give --tier-name once for each run."
             raise UsageError(f"run {run}", given=given_speed, expected=expected, fix=fix)
         names.append(name)
-    taken = [*names, *(f"{name}-int8" for name in names)]
+    taken = [*names, *map(int8_tier, names)]
     if len(set(taken)) < len(taken):
         fix = "Name the tiers: give another --tier-name for each run."
         raise UsageError("tiers", given=names, expected="names that differ, with -int8 behind them too", fix=fix)

@@ -21,7 +21,7 @@ _KINDS = {"input": "inputs", "output": "outputs", "raw": "raw"}
 
 
 class Golden(msgspec.Struct, frozen=True):
-    """``inputs`` and ``outputs`` of the ONNX graph, and ``raw``, the text that the preprocessor turns into inputs."""
+    """``inputs`` and ``outputs`` of the ONNX graph, and ``raw``, from which the preprocessor makes inputs."""
 
     inputs: dict[str, Array]
     outputs: dict[str, Array]

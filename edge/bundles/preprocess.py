@@ -35,12 +35,12 @@ class Preprocessor(Protocol):
 
     inputs: tuple[TensorSpec, ...]  # texts, or encoded images
     outputs: tuple[str, ...]  # inputs of the graph
-    largest: float | None  # absolute value in ``outputs`` of any text; None without a limit
+    largest: float | None  # absolute value in ``outputs`` of any input; None without a limit
     tolerance: float  # by which ``outputs`` may differ between machines
     slow: bool  # takes milliseconds, so no event loop calls it; the shapes of ``outputs`` are then known before
 
     def __call__(self, *texts: Array) -> dict[str, Array]:
-        """Return the outputs for texts of shape (rows, 1); raise an InvalidRequest if one is not valid."""
+        """Return the outputs for texts or encoded images, (rows, 1); raise an InvalidRequest if one is not valid."""
 
 
 class ExpressionPreprocessor:
@@ -171,9 +171,12 @@ def preprocessor(bundle: Bundle) -> Preprocessor | None:
         made = step(*texts)
     except InvalidRequest as error:
         subject = f"{subject} {field}"
-        raise BundleError(subject, given=Literally(error), expected="text to preprocess", fix=EXPORT_AGAIN) from None
+        raise BundleError(
+            subject, given=Literally(error), expected="what the preprocess step takes", fix=EXPORT_AGAIN
+        ) from None
     for name, array in made.items():
-        expected = f"exactly the golden input {name!r} after preprocessing"
+        near = f"within {step.tolerance:.2g} of" if step.tolerance else "exactly"
+        expected = f"{near} the golden input {name!r} after preprocessing"
         golden = bundle.golden.inputs[name]
         holds = array.shape == golden.shape and np.allclose(array, golden, rtol=0, atol=step.tolerance)
         require(holds, subject, field, Literally("other values"), expected)

@@ -113,13 +113,13 @@ def compare_int8(
 
     Args:
         methods: of :data:`METHODS`.
-        trained: runs that ``fewheads finetune --int8`` made of this one.
+        trained: runs of ``fewheads finetune --int8`` with the same task, labels and layers.
         split: ``holdout``, or one of dev; the training set calibrates.
         on_file: called with the method, the rows that are done, and all rows.
 
     Raises:
-        UsageError: the run is no classifier or regression in FP32, one of ``trained`` was not trained for INT8 from it,
-            or there is no such split.
+        UsageError: the run is no classifier or regression in FP32, one of ``trained`` was not trained for INT8 or has
+            another task, other labels or other layers, or there is no such split.
     """
     found = open_model(run)
     task = task_of(found, run)
@@ -187,8 +187,8 @@ def _trained(run: Path, expected: Architecture) -> _Trained:
     if not found.int8 or found.head is None:
         raise UsageError(f"--trained {run}", given=Literally("a run in FP32"), expected="one for INT8", fix=fix)
     if found.architecture != expected:
-        given = Literally("a run with other labels or layers")
-        raise UsageError(f"--trained {run}", given=given, expected="one that was made of RUN", fix=fix)
+        given = Literally("a run with another task, or other labels or layers")
+        raise UsageError(f"--trained {run}", given=given, expected="the task, labels and layers of RUN", fix=fix)
     return _Trained(found.head, found.int8)
 
 

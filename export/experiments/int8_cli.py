@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     "--method", "methods", multiple=True, help="A way to quantise, repeatable; by default all, or none with --trained."
 )
 @click.option(
-    "--trained", multiple=True, type=DIRECTORY, help="A run of `fewheads finetune --int8` from RUN, repeatable."
+    "--trained",
+    multiple=True,
+    type=DIRECTORY,
+    help="A run of `fewheads finetune --int8` with the task, labels and layers of RUN, repeatable.",
 )
 @click.option("--split", default="holdout", show_default=True, help="Score on this; choose ways on the hold-out.")
 @click.option(

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from edge.bundles.manifest import Measure
+from export.exported import int8_tier
 from export.heads import SpanClassifier, TokenClassifier
 from export.runtimes import ExportedArtifact
 from export.tasks.file_accuracy import OnRows, in_tier, outputs_of_file, rows_share_runs
@@ -40,7 +41,7 @@ def int8_measures(
         if one.artifact.precision == "int8":
             outputs = _outputs(task, one, rows, names, on_rows)
             found = task.compared(outputs, rows.targets).measures(task.metrics, HOLDOUT)
-            measures += in_tier(found, f"{tier}-int8 on {one.artifact.runtime}")
+            measures += in_tier(found, f"{int8_tier(tier)} on {one.artifact.runtime}")
     return measures
 
 

@@ -13,7 +13,7 @@ from edge.bundles.manifest import Artifact, Profile
 from edge.datatypes import Array, TensorSpec
 from edge.runtimes.decoder_cache import FEWEST_PLACES
 from export.convert import OPSET, golden_of, largest_difference
-from export.exported import FULL
+from export.exported import FULL, int8_tier
 from export.language.decoder import LAST, LENGTHS, LOGITS, TOKENS, DecoderGraph, cache_names, decoder_onnx
 from export.precision import fused, half
 from export.quantization.dynamic import dynamic_int8
@@ -57,7 +57,7 @@ def decoders_of(graph: DecoderGraph, vocabulary: int, positions: int, *, int8: b
     files = {file: one.encode() for file, one in goldens.items()}
     made = {FULL: [("onnxruntime", "fp32", fused(plain)), ("tensorrt", "fp16", half(plain, fp16_tensors=cache))]}
     if int8:
-        made[f"{FULL}-int8"] = [("onnxruntime", "int8", dynamic_int8(plain, has_head=b"LayerNormalization" in plain))]
+        made[int8_tier(FULL)] = [("onnxruntime", "int8", dynamic_int8(plain, has_head=b"LayerNormalization" in plain))]
     profile, step_profile = profiles_of(graph, positions)
     artifacts: dict[str, tuple[Artifact, ...]] = {}
     largest = 0.0

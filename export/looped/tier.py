@@ -20,7 +20,7 @@ from edge.programs.loop import Loop, LoopRunners
 from edge.programs.program import LoopLimits, Options
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.convert import OPSET, golden_of, largest_difference
-from export.exported import FULL
+from export.exported import FULL, int8_tier
 from export.looped.functions import draw_prompts, squared_errors
 from export.looped.graphs import EMBED_OUTPUTS, STEP_INPUTS, STEP_OUTPUTS, Embed, StepGraph, embed_onnx, step_onnx
 from export.looped.model import PromptConfig, PromptTransformer
@@ -108,7 +108,7 @@ def tier_files(model: PromptTransformer, function: str, name: str, *, int8: bool
                     subject = f"{what.replace('_', ' ')} of tier {name} in INT8 for {step.runtime}"
                     expected = f"{_LARGEST_INT8_LOSS * most:.4g} at most, {_LARGEST_INT8_LOSS} times that in FP32"
                     raise UsageError(subject, given=round(got, 5), expected=expected, fix="Leave --int8 out.")
-        tiers.append(_files(model, function, f"{name}-int8", embed, twin))
+        tiers.append(_files(model, function, int8_tier(name), embed, twin))
     return tiers
 
 

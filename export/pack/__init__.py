@@ -1,6 +1,7 @@
 """Bundles from a user's own ONNX file: ``fewheads pack MODEL.onnx``.
 
 - :mod:`export.pack.cli`: the command
+- :mod:`export.pack.options`: its options
 - :mod:`export.pack.weights`: the file and its external data, read
 - :mod:`export.pack.operators`: the operators of its graph, and which runtimes take them
 - :mod:`export.pack.model`: the model, checked against what a bundle may hold

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -70,9 +70,12 @@ def errors_of(got: Mapping[str, Array], golden: Golden, has_rows: bool) -> list[
 
 
 def check_accuracy(
-    got: Mapping[str, Array], golden: Golden, has_rows: bool, option: str, subject: str
+    got: Mapping[str, Array], golden: Golden, has_rows: bool, option: str, subject: str, absent: Sequence[str]
 ) -> list[OutputError]:
     """Return the errors of a file whose precision an option asks for, ``--fp16`` or ``--int8``.
+
+    Args:
+        absent: options for real inputs that are not given, which a fix may name.
 
     Raises:
         UsageError: an output has another shape, is not finite, has other whole numbers or texts, or its RMS error is
@@ -102,8 +105,7 @@ def check_accuracy(
                 f"RMS error of output {error.output!r} of {subject}",
                 given=Literally(f"{error.rms:.3g} of the values' spread"),
                 expected=f"at most {limit:.3g}, with which {share}",
-                fix=f"{way_out}, or give real inputs with --inputs"
-                + (" and --calibration." if precision == "int8" else "."),
+                fix=f"{way_out}, or give real inputs with {' and '.join(absent)}." if absent else f"{way_out}.",
             )
     return errors
 

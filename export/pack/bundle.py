@@ -7,8 +7,6 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
-import msgspec
-
 from edge import __version__
 from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden
@@ -23,8 +21,9 @@ from export.pack.images import image_step, read_images
 from export.pack.inputs import RANDOM, SEED, in_runs, random_inputs, read_inputs, read_items
 from export.pack.labels import label_step
 from export.pack.model import OnnxModel, load_model, read_model
+from export.pack.options import PackOptions
 from export.pack.packed import Packed, packed_file
-from export.pack.profiles import Shapes, profiles
+from export.pack.profiles import profiles
 from export.pack.variants import Checks, Variant, check_convertible, fp16_variant, int8_variants
 
 #: Used where the graph has a batch dimension and ``--max-batch-size`` is not given.
@@ -32,31 +31,6 @@ DEFAULT_MAX_BATCH_SIZE = 8
 #: Options with files that are read.
 _READ = ("inputs", "calibration", "image", "labels")
 _PACKAGES = ("onnx", "onnxruntime", "numpy")
-
-
-class PackOptions(msgspec.Struct, frozen=True):
-    """Options of a bundle of an ONNX file.
-
-    Attributes:
-        max_batch_size: most rows of a run; 0 without a batch dimension; None takes it from the graph.
-        shapes: of each input with a dynamic dimension other than the batch.
-        inputs: an ``.npz`` with golden inputs; None for random ones.
-        image: an image processor's JSON, for a model that clients send JPEG and PNG files; ``inputs`` and
-            ``calibration`` are then directories of images.
-        labels: a file with the label of each logit in a line.
-        fp16: whether TensorRT gets a file in FP16.
-        int8: whether there is a tier in INT8.
-        calibration: an ``.npz`` with inputs that calibrate INT8; None for the golden inputs.
-    """
-
-    max_batch_size: int | None = None
-    shapes: Shapes = msgspec.field(default_factory=dict)
-    inputs: Path | None = None
-    image: Path | None = None
-    labels: Path | None = None
-    fp16: bool = False
-    int8: bool = False
-    calibration: Path | None = None
 
 
 def pack_model(
@@ -118,7 +92,8 @@ def pack_model(
     variants: list[Variant] = []
     if options.fp16:
         begin("FP16")
-        variants.append(fp16_variant(model, Checks(golden, max_batch_size, f"golden inputs: {source}")))
+        checks = Checks(golden, max_batch_size, f"golden inputs: {source}", options.absent("inputs"))
+        variants.append(fp16_variant(model, checks))
     if options.int8:
         begin("INT8")
         if options.calibration is None:
@@ -127,7 +102,8 @@ def pack_model(
             runs = in_runs(read_images("--calibration", options.calibration, image)[1], max_batch_size)
         else:
             runs = read_items("--calibration", options.calibration, specs[0], profile, max_batch_size)
-        variants += int8_variants(model, runs, Checks(golden, max_batch_size, place))
+        checks = Checks(golden, max_batch_size, place, options.absent("inputs", "calibration"))
+        variants += int8_variants(model, runs, checks)
     tiers = {FULL: [given]}
     for variant in variants:
         tiers.setdefault(variant.tier, []).append(variant.artifact)
@@ -179,7 +155,7 @@ def _golden(
         inputs = read_inputs("--inputs", given, runner.inputs, profile, max_batch_size)
     else:
         inputs = random_inputs(runner.inputs, profile, max_batch_size)
-    return Golden(inputs, golden_outputs(runner, inputs, max_batch_size, path), raw)
+    return Golden(inputs, golden_outputs(runner, inputs, max_batch_size, path, given=given is not None), raw)
 
 
 def _max_batch_size(runner: OnnxRuntimeRunner, path: Path, given: int | None) -> int:

@@ -19,32 +19,36 @@ from export.spread import spread_of, two_digits
 _SHARES = {"fp32": 1e-3, "fp16": 0.02, "int8": 0.1}
 #: The tolerance as a multiple of a file's largest difference from the outputs in FP32.
 _MARGIN = 2
-_REAL_INPUTS = "Give real inputs with --inputs FILE.npz."
+#: Fixes by whether the inputs are the user's.
+_FIXES = {
+    False: "Give real inputs with --inputs.",
+    True: "Give other inputs with --inputs, or correct the model.",
+}
 
 
 def golden_outputs(
-    runner: OnnxRuntimeRunner, inputs: Mapping[str, Array], max_batch_size: int, path: Path
+    runner: OnnxRuntimeRunner, inputs: Mapping[str, Array], max_batch_size: int, path: Path, *, given: bool
 ) -> dict[str, Array]:
-    """Return the outputs for golden inputs.
+    """Return the outputs for golden inputs; ``given`` is whether they are the user's, not random.
 
     Raises:
         UsageError: ONNX Runtime fails, an output has other rows than the inputs, or a value is not finite.
     """
     rows = len(next(iter(inputs.values())))
-    outputs = outputs_of(runner, inputs, max_batch_size, f"model {path}")
+    outputs = outputs_of(runner, inputs, max_batch_size, f"model {path}", _FIXES[given])
     for name, output in outputs.items():
         subject = f"output {name!r} of {path} on the golden inputs"
         if max_batch_size and len(output) != rows:
             fix = "Give --max-batch-size 0, because it has no batch dimension."
             raise UsageError(subject, given=Literally(f"{len(output)} rows"), expected=f"{rows}, as sent", fix=fix)
         if output.size == 0 or (output.dtype.kind == "f" and not np.isfinite(output).all()):
-            given = Literally("nothing" if output.size == 0 else "NaN or Inf")
-            raise UsageError(subject, given=given, expected="finite values", fix=_REAL_INPUTS)
+            found = Literally("nothing" if output.size == 0 else "NaN or Inf")
+            raise UsageError(subject, given=found, expected="finite values", fix=_FIXES[given])
     return outputs
 
 
 def outputs_of(
-    runner: OnnxRuntimeRunner, inputs: Mapping[str, Array], max_rows: int, subject: str, fix: str = _REAL_INPUTS
+    runner: OnnxRuntimeRunner, inputs: Mapping[str, Array], max_rows: int, subject: str, fix: str = _FIXES[True]
 ) -> dict[str, Array]:
     """Return the outputs for any number of rows.
 
@@ -83,7 +87,7 @@ def check_repeatable(
     runner: OnnxRuntimeRunner, golden: Golden, tolerance: Tolerance, max_batch_size: int, path: Path
 ) -> None:
     """Check that a second run of the graph gives the golden outputs."""
-    again = golden_outputs(runner, golden.inputs, max_batch_size, path)
+    again = outputs_of(runner, golden.inputs, max_batch_size, f"model {path}")
     for diff in compare(again, golden, tolerance).outputs:
         if not diff.passed:
             raise GoldenError(

@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from edge.datatypes import NUMPY_TYPES, TensorName, TensorSpec
-from edge.errors import BundleError, UsageError
+from edge.errors import BundleError, Literally, UsageError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.pack.operators import Operators, check_operators, nodes_of
-from export.pack.weights import read_with_weights
+from export.pack.operators import Operators, all_nodes, check_operators
+from export.pack.weights import read_with_weights, tensors_of
 
 if TYPE_CHECKING:
     import onnx
 
 _OPSETS = range(13, 21)
 _MAX_TENSORS = 16
-_QUANTIZED = {"DynamicQuantizeLinear", "QuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv"}
+_QUANTIZED = {
+    *("DynamicQuantizeLinear", "QuantizeLinear", "DequantizeLinear"),
+    *("MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv", "MatMulNBits"),
+}
 
 
 class OnnxModel(NamedTuple):
@@ -27,7 +30,7 @@ class OnnxModel(NamedTuple):
     Attributes:
         data: with all weights inside.
         opset: of the ONNX standard.
-        precision: the lowest that the graph computes in: ``fp32``, ``fp16`` or ``int8``.
+        precision: the lowest that the graph computes in, or has weights in: ``fp32``, ``fp16`` or ``int8``.
         producer: the program that wrote it, as it names itself.
         dimensions: of each input, as the file writes them: a size, a name, or ``?`` for a dimension without a name.
     """
@@ -80,13 +83,16 @@ def load_model(model: OnnxModel) -> OnnxRuntimeRunner:
 
 
 def _opset(model: onnx.ModelProto, path: Path) -> int:
-    opset = next((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), 0)
-    if opset in _OPSETS:
+    opset = next((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), None)
+    if opset is not None and opset in _OPSETS:
         return int(opset)
+    given, fix = Literally("none of the ONNX standard" if opset is None else opset), "Export it with opset_version=18"
+    if opset is not None:
+        new = str(path.with_name(f"{path.stem}-opset18.onnx"))
+        code = f"onnx.save(onnx.version_converter.convert_version(onnx.load({str(path)!r}), 18), {new!r})"
+        fix += f', or convert it: python -c "import onnx; {code}"'
     expected = f"{_OPSETS[0]} to {_OPSETS[-1]}, which JetPack 6 reads"
-    code = f"onnx.save(onnx.version_converter.convert_version(onnx.load('{path.name}'), 18), 'opset18.onnx')"
-    fix = f'Export it again with opset_version=18, or convert it: python -c "import onnx; {code}".'
-    raise UsageError(f"opset of {path}", given=opset, expected=expected, fix=fix)
+    raise UsageError(f"opset of {path}", given=given, expected=expected, fix=f"{fix}.")
 
 
 def _check_spec(subject: str, spec: TensorSpec) -> None:
@@ -109,7 +115,7 @@ def _check_spec(subject: str, spec: TensorSpec) -> None:
 def _precision(model: onnx.ModelProto) -> str:
     import onnx
 
-    if any(node.op_type in _QUANTIZED for node in nodes_of(model.graph.node)):
+    if any(node.op_type in _QUANTIZED for node in all_nodes(model)):
         return "int8"
-    half = any(weight.data_type == onnx.TensorProto.FLOAT16 for weight in model.graph.initializer)
+    half = any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in tensors_of(model))
     return "fp16" if half else "fp32"

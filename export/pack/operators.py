@@ -42,8 +42,7 @@ def check_operators(model: onnx.ModelProto, opset: int, path: Path) -> Operators
     import onnx
 
     local = {(function.domain, function.name) for function in model.functions}
-    nodes = [*nodes_of(model.graph.node), *(node for function in model.functions for node in nodes_of(function.node))]
-    nodes = [node for node in nodes if (node.domain, node.op_type) not in local]
+    nodes = [node for node in all_nodes(model) if (node.domain, node.op_type) not in local]
     custom = sorted(
         {
             f"{node.domain}.{node.op_type}".lstrip(".")
@@ -79,6 +78,12 @@ def _is_known(node: onnx.NodeProto, opset: int) -> bool:
     except onnx.defs.SchemaError:
         return False
     return True
+
+
+def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of a model and its functions, and those of the graphs nested in them."""
+    for nodes in (model.graph.node, *(function.node for function in model.functions)):
+        yield from nodes_of(nodes)
 
 
 def nodes_of(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:

@@ -10,13 +10,13 @@ from edge.bundles.manifest import Artifact, Measure
 from edge.datatypes import Array
 from edge.errors import BundleError, Literally, UsageError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.exported import FULL
+from export.exported import FULL, int8_tier
 from export.pack.accuracy import OutputError, check_accuracy, measures_of
 from export.pack.golden import outputs_of, tolerance_of
 from export.pack.model import OnnxModel
 
 T = TypeVar("T")
-INT8_TIER = f"{FULL}-int8"
+INT8_TIER = int8_tier(FULL)
 
 
 class Variant(NamedTuple):
@@ -35,11 +35,13 @@ class Checks(NamedTuple):
     Attributes:
         golden: of the given file.
         place: name of the golden inputs in measures.
+        absent: options for real inputs that are not given.
     """
 
     golden: Golden
     max_batch_size: int
     place: str
+    absent: Sequence[str]
 
 
 def check_convertible(model: OnnxModel, option: str) -> None:
@@ -48,13 +50,16 @@ def check_convertible(model: OnnxModel, option: str) -> None:
     given = ""
     if model.precision != "fp32":
         given, expected = f"a graph in {model.precision.upper()}", "a graph in FP32"
+        instead = "give the model in FP32"
     elif operators.control_flow:
         given = f"{', '.join(operators.control_flow)} in the graph"
         expected = "a graph without control flow, because the conversion does not take nested graphs"
+        instead = "export the model without branches and loops"
     elif operators.only_onnxruntime:
         given, expected = operators.only_onnxruntime, "operators that TensorRT builds, because the file is for it"
+        instead = f"export the model without {given}"
     if given:
-        fix = f"Leave {option} out, or export the model in FP32 without them."
+        fix = f"Leave {option} out, or {instead}."
         raise UsageError(f"{option} for {model.path}", given=Literally(given), expected=expected, fix=fix)
 
 
@@ -135,7 +140,7 @@ def _checked(
         runner.close()
     if runtime == "tensorrt":
         _check_range(data, option, subject, checks)
-    errors = check_accuracy(got, checks.golden, checks.max_batch_size > 0, option, subject)
+    errors = check_accuracy(got, checks.golden, checks.max_batch_size > 0, option, subject, checks.absent)
     artifact = Artifact(
         file=file,
         runtime=runtime,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.errors import Literally, UsageError
-from export.pack.operators import nodes_of
+from export.pack.operators import all_nodes
 
 if TYPE_CHECKING:
     import onnx
@@ -62,13 +62,13 @@ def _external_files(model: onnx.ModelProto) -> list[str]:
     """Return the names of the files that hold external data, relative to the model's directory."""
     from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
-    return sorted({ExternalDataInfo(tensor).location for tensor in _tensors(model) if uses_external_data(tensor)})
+    return sorted({ExternalDataInfo(tensor).location for tensor in tensors_of(model) if uses_external_data(tensor)})
 
 
-def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield the weights of a model, also of its nested graphs, and the constants of its nodes."""
+def tensors_of(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Yield the weights of a model and its nested graphs, and the constants of nodes, also in functions."""
     yield from model.graph.initializer
-    for attribute in (attribute for node in nodes_of(model.graph.node) for attribute in node.attribute):
+    for attribute in (attribute for node in all_nodes(model) for attribute in node.attribute):
         yield attribute.t
         for graph in (attribute.g, *attribute.graphs):
             yield from graph.initializer

@@ -39,7 +39,7 @@ class Scheme(msgspec.Struct, frozen=True):
     Attributes:
         clip: keep the ``largest`` value; the smallest range with a share ``percentile`` of the values; or the range
             with the least squared ``error`` of rounding and clipping.
-        percentile: in percent.
+        percentile: share of the values inside the range, in percent, with ``clip`` of ``percentile``.
         smoothing: exponent of the inputs in SmoothQuant's factors, 0 to 1, the weights having the rest; None leaves the
             factors out.
         fp16: products that stay in FP16, by the last part of their names. The second of a feed-forward is a third of
@@ -92,7 +92,9 @@ def input_ranges(
     runner = OnnxRuntimeRunner(_with_outputs(source, list(readers)), subject="model to calibrate")
     try:
         peaks = _peaks(runner, batches, list(readers))
-        smooth = {read for read, names in readers.items() if scheme.smoothing is not None and not _among(names)}
+        smooth = {
+            read for read, names in readers.items() if scheme.smoothing is not None and not _has_unsmoothed(names)
+        }
         factors = {
             read: _factors(peaks[read], spread[read], scheme.smoothing if read in smooth else None) for read in readers
         }
@@ -108,7 +110,8 @@ def input_ranges(
     }
 
 
-def _among(names: Sequence[str]) -> bool:
+def _has_unsmoothed(names: Sequence[str]) -> bool:
+    """Return whether one of these products must not be smoothed."""
     return any(name.rpartition(".")[2] in _UNSMOOTHED for name in names)
 
 

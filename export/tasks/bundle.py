@@ -10,7 +10,7 @@ from edge.bundles.bundle import write_bundle
 from edge.bundles.manifest import LabelPostprocess, Manifest, Measure, ScorePostprocess, Tier
 from edge.datatypes import TensorSpec
 from edge.errors import Literally, UsageError
-from export.exported import RUNTIMES, Exported
+from export.exported import RUNTIMES, Exported, int8_tier
 from export.heads import SequenceClassifier
 from export.provenance import provenance
 from export.quantization.ranges import InputRange
@@ -135,7 +135,7 @@ def _measures(
     What a run that was trained for INT8 has recorded is of INT8, so its other file is measured, too.
     """
     task = source.task
-    measures = in_tier(source.measures, f"{source.tier}-int8" if source.trained else source.tier)
+    measures = in_tier(source.measures, int8_tier(source.tier) if source.trained else source.tier)
     if on_rows is None:
         return measures
     length = source.architecture.max_length

@@ -12,6 +12,7 @@ from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, Tier
 from edge.datatypes import Array
 from export.convert import golden_of
+from export.exported import int8_tier
 from export.quantization.ranges import Feeds, InputRange
 from export.runtimes import ExportedArtifact, export_tier, files_of
 
@@ -74,5 +75,5 @@ def _tiers(name: str, exported: Sequence[ExportedArtifact], golden: str) -> list
         by_precision[one.artifact.precision == "int8"].append(one.artifact)
     return [
         Tier(name=name, artifacts=tuple(by_precision[False]), golden=golden),
-        Tier(name=f"{name}-int8", artifacts=tuple(by_precision[True]), golden=golden),
+        Tier(name=int8_tier(name), artifacts=tuple(by_precision[True]), golden=golden),
     ]

@@ -235,6 +235,20 @@ WHOLE_NUMBERS = row_model(
 RELU = row_model(node("Relu", ["x"], ["y"]), constants={})
 
 
+def test_an_error_names_only_options_that_are_not_given(tmp_path):
+    path = write(tmp_path / "model.onnx", OUTLIER)
+    np.savez(tmp_path / "in.npz", x=np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32))
+    real = ["--inputs", tmp_path / "in.npz"]
+    for given, fix in (
+        ([], "Leave --int8 out, or give real inputs with --inputs and --calibration."),
+        (real, "Leave --int8 out, or give real inputs with --calibration."),
+        ([*real, "--calibration", tmp_path / "in.npz"], "Leave --int8 out."),
+    ):
+        with pytest.raises(UsageError, match="RMS error of output 'y'") as caught:
+            packed(path, "--int8", *given)
+        assert caught.value.fix == fix
+
+
 def branches():
     """Return a network that computes one of two functions, by the sign of a sum."""
     made = [
@@ -312,10 +326,39 @@ def test_a_detector_with_non_maximum_suppression_is_for_onnx_runtime(tmp_path):
             assert client.infer("own", [tensor]).as_numpy("found").tolist() == wanted.tolist()
 
 
-def test_only_graphs_in_fp32_are_converted(bundle, tmp_path):
-    half = bundle.read("x1.tensorrt.fp16.onnx")
-    with pytest.raises(UsageError, match=r"--fp16 for .*: got a graph in FP16, expected a graph in FP32"):
-        packed(write(tmp_path / "model.onnx", half), "--fp16")
+def reduced(nodes, domains=(), functions=(), constants=()):
+    """Return a network whose weights are not in FP32, and not only initializers of the graph."""
+    made = helper.make_graph(nodes, "g", [value("x", ("batch", 4))], [value("y", ("batch", 4))], constants)
+    opsets = [helper.make_opsetid("", 17), *(helper.make_opsetid(domain, 1) for domain in domains)]
+    return helper.make_model(made, opset_imports=opsets, functions=functions, ir_version=8).SerializeToString()
+
+
+HALF = constant("half", np.eye(4, dtype=np.float16))
+WITH_CONSTANT = [
+    node("Constant", [], ["half"], value=HALF),
+    *(node("Cast", ["half"], ["w"], to=FLOAT), node("MatMul", ["x", "w"], ["y"])),
+]
+WITH_FUNCTION = helper.make_function("own", "times", ["x"], ["y"], WITH_CONSTANT, [helper.make_opsetid("", 17)])
+WEIGHTS_IN_INT8 = [constant("stored", np.eye(4, dtype=np.int8)), constant("scale", np.float32(1))]
+DEQUANTIZED = [node("DequantizeLinear", ["stored", "scale"], ["w"]), node("MatMul", ["x", "w"], ["y"])]
+
+
+@pytest.mark.parametrize(
+    ("data", "precision"),
+    [
+        (reduced(WITH_CONSTANT), "FP16"),
+        (reduced([node("times", ["x"], ["y"], domain="own")], ["own"], [WITH_FUNCTION]), "FP16"),
+        (reduced(DEQUANTIZED, constants=WEIGHTS_IN_INT8), "INT8"),
+    ],
+    ids=["constant", "function", "weights"],
+)
+def test_only_graphs_in_fp32_are_converted(data, precision, tmp_path):
+    path = write(tmp_path / "model.onnx", data)
+    message = rf"--fp16 for .*: got a graph in {precision}, expected a graph in FP32\. .*, or give the model in FP32\.$"
+    with pytest.raises(UsageError, match=message):
+        packed(path, "--fp16")
+    (artifact,) = Bundle.open(packed(path)["bundle"]).manifest.tiers[0].artifacts
+    assert artifact.precision == precision.lower()
 
 
 def test_calibration_without_a_batch_counts_items_first(tmp_path):
