@@ -24,13 +24,12 @@ from export.options import (
 from export.outputs import check_file, check_run
 from export.reduction.options import (
     LATENCIES,
-    OFFERED,
-    Strategy,
     calibration_option,
     reduction_progress,
     target_option,
     tokens_option,
 )
+from export.reduction.strategy import OFFERED, Strategy
 from export.runs import recorded
 from export.tasks import data_of, needed_data
 from export.tasks.recipe import RESTORING

@@ -12,10 +12,10 @@ from torch import nn
 
 from edge.errors import Literally
 from export.errors import PlanError
-from export.reduction.options import Strategy
 from export.reduction.plan import LayerPlan, Plan
 from export.reduction.search import Costs, Grid, time_of, widest
 from export.reduction.states import gradient_importance
+from export.reduction.strategy import Strategy
 from export.reduction.sublayers import Method
 from export.tasks.objectives import Head
 from export.tasks.tokens import Batch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,13 +13,6 @@ from edge.cli.output import progress
 if TYPE_CHECKING:
     from export.reduction.reduce import Progress
 
-#: How a model is reduced. ``search`` finds a shape for each layer, and ``uniform`` one for all layers. The others are
-#: only controls of ``fewheads frontier``: ``first-layers`` keeps the first layers as they are; the last three have the
-#: shapes of the search, but choose heads and units by the gradients of the task's loss, by the sizes of the weights, or
-#: at random, and do not adjust what stays.
-Strategy: TypeAlias = Literal["search", "uniform", "first-layers", "gradient", "weights", "random"]
-#: Those of ``fewheads reduce``.
-OFFERED: tuple[Strategy, ...] = ("search", "uniform")
 #: Times of the shapes of layers, in the state of a reduction and in the directory of a frontier.
 LATENCIES = "latency.json"
 #: The defaults of --tokens and --calibration.

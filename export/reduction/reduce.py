@@ -22,7 +22,6 @@ from edge.errors import Literally
 from export.errors import ReductionError
 from export.reduction.calibration import attention_statistics, check_calibration, feed_forward_statistics
 from export.reduction.controls import chosen, first_layers, uniform_shapes
-from export.reduction.options import Strategy
 from export.reduction.plan import LayerPlan, Plan, check_plan, plan_of
 from export.reduction.refit import refitted, sums
 from export.reduction.search import Costs, Grid, LossMeter, choose_shapes, time_of
@@ -34,6 +33,7 @@ from export.reduction.states import (
     layers_of,
     relative_error,
 )
+from export.reduction.strategy import Strategy
 from export.reduction.sublayers import (
     AttentionReducer,
     FeedForwardReducer,
@@ -182,7 +182,7 @@ def reduce_model(
         calibration: real inputs of the task. Only the strategy ``gradient`` reads their targets.
         times: of the options, in units of a dense layer, from :func:`export.reduction.latency.measure_times`.
         rest: the time of embeddings and task head, in the same unit.
-        strategy: see :data:`export.reduction.options.Strategy`.
+        strategy: see :data:`export.reduction.strategy.Strategy`.
         seed: of a random choice.
         asymmetric: whether a layer makes up for the reduced ones before it; only the search and ``uniform`` can.
         state: a directory for the state of an unfinished reduction. It also has the losses, which serve every target.

@@ -13,7 +13,7 @@ from edge.profiling.table import Comparison, LatencyTable
 from export.errors import PlanError
 from export.provenance import provenance
 from export.reduction.latency import feeds_of, machine_key, measure_models, measure_times, table_times
-from export.reduction.options import LATENCIES, Strategy
+from export.reduction.options import LATENCIES
 from export.reduction.plan import check_speedup
 from export.reduction.reduce import (
     LAYERS,
@@ -26,6 +26,7 @@ from export.reduction.reduce import (
     reduce_model,
 )
 from export.reduction.search import Costs, Grid, grid_of, widest
+from export.reduction.strategy import Strategy
 from export.runs import RunMetrics, Speedup
 from export.tasks.models import Architecture, open_model
 from export.tasks.objectives import Head
@@ -128,7 +129,7 @@ def reduce_run(
         directory: path of the new run; an earlier run there is replaced when this one is done.
         examples: of the training set, for calibration.
         table_path: a latency table of the device to plan for; None measures this machine.
-        strategy: see :data:`export.reduction.options.Strategy`.
+        strategy: see :data:`export.reduction.strategy.Strategy`.
         seed: of a random choice.
         asymmetric: see :func:`export.reduction.reduce.reduce_model`.
 

@@ -28,7 +28,7 @@ from export.calculator.stack.train import RECIPES, create, train_stack
 from export.checkpoint import save
 from export.experiments.calculator.cli import calculator
 from export.provenance import provenance
-from export.runs import RunConfig, RunMetrics
+from export.runs import LOG, RunConfig, RunMetrics
 from export.training.trainer import train
 from tests.support.commands import answer, fewheads
 from tests.support.marks import with_rtx
@@ -116,7 +116,7 @@ def test_refinement_makes_a_disturbed_machine_exact_with_simple_weights(splits):
             tensor = getattr(machine, name)
             tensor.add_(0.1 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(1)))
     items = batch_of(splits["train"])
-    fit = Fit(machine, type(items)(*(tensor[:160] for tensor in items)))
+    fit = Fit(machine, type(items)(*(tensor[:80] for tensor in items)))
     assert fit.error > 1e-3
     assert fit.solve()
     fit.snap()
@@ -142,9 +142,10 @@ def test_baseline_learns_and_ignores_padding(name, splits, tmp_path):
     kinds, values = torch.from_numpy(splits["val"].kinds[:20]), torch.from_numpy(splits["val"].values[:20])
     length = int((kinds > 0).sum(1).max())
     torch.testing.assert_close(network(kinds, values), network(kinds[:, :length], values[:, :length]))
-    losses = [train_stack(name, tmp_path / f"{epochs}", seed=0, epochs=epochs).measures for epochs in (1, 3)]
-    medians = [next(each.value for each in each if each.metric == "median_relative_error") for each in losses]
-    assert medians[1] < medians[0]
+    train_stack(name, tmp_path / name, seed=0, epochs=2)
+    lines = [json.loads(line) for line in (tmp_path / name / LOG).read_text().splitlines()]
+    first, last = (line["score"] for line in lines if "score" in line)
+    assert last > first
 
 
 @pytest.fixture(scope="module")

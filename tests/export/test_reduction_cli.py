@@ -27,9 +27,29 @@ def _recorded_data_directory(monkeypatch):
     monkeypatch.delenv("FEWHEADS_DATA", raising=False)
 
 
-def test_a_run_becomes_a_smaller_run_that_can_be_fine_tuned(place):
-    options = ("--data-dir", place, "--calibration", 200, "--tokens", 16, "--target-speedup", 1.05)
-    result = json.loads(invoke(reduce, place / "SST-2", *options, "--out", place / "reduced", "--json"))
+OPTIONS = ("--calibration", "200", "--tokens", "16")
+
+
+@pytest.fixture(scope="module")
+def first(place):
+    """The first reduction of a run, with what it prints when piped."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(output, "LINE_SECONDS", 0.05)
+        patch.delenv("FEWHEADS_DATA", raising=False)
+        command = [
+            str(place / "SST-2"),
+            *OPTIONS,
+            "--target-speedup",
+            "1.05",
+            "--out",
+            str(place / "reduced"),
+            "--json",
+        ]
+        return CliRunner().invoke(reduce, command, catch_exceptions=False)
+
+
+def test_a_run_becomes_a_smaller_run_that_can_be_fine_tuned(place, first):
+    result = json.loads(first.stdout)
     assert {(m["split"], m["metric"]): m["value"] for m in result["metrics"]["measures"]}["dev", "accuracy"] > 0.8
     assert result["expected_speedup"] >= 1.05
     assert result["measured"]["calls"] > 1
@@ -37,13 +57,15 @@ def test_a_run_becomes_a_smaller_run_that_can_be_fine_tuned(place):
     units = [layer["plan"]["shape"]["ffn_dim"] for layer in result["layers"]]
     assert units == [shape.ffn_dim for shape in small.layers]
     assert small.layers != open_model(place / "SST-2").transformer.config.layers
+    # Everything that takes long is kept for another target.
     kept = sorted(path.name.partition("-")[0] for path in (place / ".SST-2.reduction").iterdir())
     assert kept == ["latency.json", "losses"]
-    # Everything that takes long is kept for another target.
-    table = invoke(reduce, place / "SST-2", *options, "--out", place / "reduced", "--replace")
-    assert "times faster at 16 tokens" in table
-    assert "Before any fine-tuning" in table
-    hint = next(line for line in table.splitlines() if line.startswith("Next, ")).partition("finetune … ")[2]
+    command = [str(place / "SST-2"), *OPTIONS, "--target-speedup", "1.05", "--out", str(place / "reduced"), "--replace"]
+    again = CliRunner().invoke(reduce, command, catch_exceptions=False)
+    assert f"reduced: resumes from the timings and layers in {place / '.SST-2.reduction'}" in again.stderr.splitlines()
+    assert "times faster at 16 tokens" in again.stdout
+    assert "Before any fine-tuning" in again.stdout
+    hint = next(line for line in again.stdout.splitlines() if line.startswith("Next, ")).partition("finetune … ")[2]
     invoke(
         finetune,
         "SST-2",
@@ -56,28 +78,23 @@ def test_a_run_becomes_a_smaller_run_that_can_be_fine_tuned(place):
     assert small.config.speedup.tokens == 16
 
 
-def test_a_resumed_reduction_reports_it_and_prints_lines_when_piped(place, monkeypatch):
-    monkeypatch.setattr(output, "LINE_SECONDS", 0.05)
-    options = ("--calibration", 200, "--tokens", 8, "--target-speedup", 1.05, "--out", place / "other")
-    result = CliRunner().invoke(reduce, [str(place / "SST-2"), *map(str, options)], catch_exceptions=False)
-    lines = result.stderr.splitlines()
-    assert f"other: resumes from the timings and layers in {place / '.SST-2.reduction'}" in lines
+def test_a_reduction_prints_lines_when_piped(first):
+    lines = first.stderr.splitlines()
     seen = [line for line in lines if re.fullmatch(r"timing each option: \d+ of \d+, 0:00:\d\d", line)]
     assert len(set(seen)) > 2
 
 
-def test_a_speedup_far_below_the_planned_one_is_remarked_on(place, tmp_path):
-    run = shutil.copytree(place / "SST-2", tmp_path / "SST-2")
-    command = [str(run), *map(str, ("--calibration", 200, "--tokens", 8, "--out", tmp_path / "lean", "--replace"))]
-    first = CliRunner().invoke(reduce, [*command, "--target-speedup", "1.05"], catch_exceptions=False)
+def test_a_speedup_far_below_the_planned_one_is_remarked_on(place, first, tmp_path):
     assert "where the timed shapes promised" not in first.stderr
-    path = tmp_path / ".SST-2.reduction" / LATENCIES
+    run = shutil.copytree(place / "SST-2", tmp_path / "SST-2")
+    path = shutil.copytree(place / ".SST-2.reduction", tmp_path / ".SST-2.reduction") / LATENCIES
     table = json.loads(path.read_text())
     for timing in table["timings"][1:]:  # the first is the dense shape
         timing["comparison"]["ratio"] *= 2
         timing["comparison"]["milliseconds"] /= 2
     path.write_text(json.dumps(table))
-    again = CliRunner().invoke(reduce, [*command, "--target-speedup", "1.6"], catch_exceptions=False)
+    command = [str(run), *OPTIONS, "--target-speedup", "1.6", "--out", str(tmp_path / "lean")]
+    again = CliRunner().invoke(reduce, command, catch_exceptions=False)
     assert re.search(
         rf"lean: [\d.]+ times faster, where the timed shapes promised 1\.\d+\..*delete {path}", again.stderr
     )

@@ -7,10 +7,10 @@ import torch
 
 from export.errors import CheckpointError, PlanError, ReductionError
 from export.heads import SequenceClassifier
-from export.reduction.options import Strategy
 from export.reduction.plan import plan_of
 from export.reduction.reduce import apply_plan, reduce_model
 from export.reduction.search import Grid
+from export.reduction.strategy import Strategy
 from export.transformer import LayerShape, Transformer
 from tests.support.reduction_data import config, inputs, mac_times, model
 from tests.support.task_data import same

@@ -27,9 +27,10 @@ from export.experiments.frontier.settings import (
 )
 from export.heads import SequenceClassifier
 from export.reduction.latency import measure_times
-from export.reduction.options import LATENCIES, Strategy
+from export.reduction.options import LATENCIES
 from export.reduction.run import reduce_run
 from export.reduction.search import grid_of
+from export.reduction.strategy import Strategy
 from export.runs import PREDICTIONS, WEIGHTS
 from export.tasks.glue import TASKS
 from export.tasks.models import open_model, open_tuned

@@ -11,7 +11,7 @@ import msgspec
 from edge.errors import Literally, UsageError
 from export.experiments.settings import digest
 from export.provenance import versions
-from export.reduction.options import Strategy
+from export.reduction.strategy import Strategy
 from export.tasks import AVERAGED, DATA
 from export.tasks.glue import TASKS, read
 from export.tasks.recipe import Distillation, Recipe
