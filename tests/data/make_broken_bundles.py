@@ -211,6 +211,7 @@ def broken_only_in_version_1(good: Good) -> dict[str, Tree]:
     """Manifests of version 1 with fields of version 2, or with a router that breaks a rule."""
     return {
         "role-in-version-1": good.with_field("tiers.0.artifacts.0.role", "model"),
+        "tolerance-of-outputs-in-version-1": good.with_field("tiers.0.artifacts.0.tolerance.outputs", {"value": 0.5}),
         "own-tensors-in-version-1": good.with_field("tiers.0.artifacts.0.inputs", good.manifest["inputs"]),
         "program-in-version-1": good.with_field("program", CASCADE),
         "router-of-unknown-tiers": good.with_field("router", CASCADE),

@@ -138,6 +138,11 @@ def test_training_records_ranges_and_the_file_computes_what_was_trained(place, t
     (scored,) = found["scored"]
     assert (scored["method"], scored["int8_share"]) == ("trained: rounded", 1.0)
     assert scored["value"] == pytest.approx(recorded.score("accuracy"), abs=0.06)
+    config = tmp_path / "rounded" / "config.json"
+    config.write_text(config.read_text().replace('"max_length": 32', '"max_length": 31'))
+    message = r"--trained .*rounded: got a run with another .* expected the task, labels and layers of RUN"
+    with pytest.raises(UsageError, match=message):
+        invoke(int8, start, *scoring, "--trained", tmp_path / "rounded")
     with pytest.raises(UsageError, match=r"run .*rounded: got a run that was trained for INT8, expected a run in FP32"):
         invoke(int8, tmp_path / "rounded", *scoring)
 
