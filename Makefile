@@ -42,15 +42,17 @@ coverage-report:
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --skip-covered
 
-# Under JetPack's Pythons: tests of the device's code that start no process, and those of a server with its stock clients,
-# without fuzzing, faults and the transport that is not the default. `make test-jetpack6 SERVERS=tests/edge` runs all others.
+# Under JetPack's Pythons: tests of the device's code that start no process, and those of a server with its stock clients, of
+# which Python 3.12 repeats fewer, without fuzzing, faults and the transport that is not the default.
+# `make test-jetpack6 SERVERS6=tests/edge` runs all others.
 QUICKER := --numprocesses=2 --dist=loadfile --ignore-glob 'tests/edge/test_*fuzz*' --ignore-glob 'tests/edge/test_faults_*' -k 'not grpcio or test_layers'
-SERVERS ?= $(addprefix tests/edge/test_,server.py cli.py infer.py info.py bench.py control.py rest_client.py)
+SERVERS6 ?= $(addprefix tests/edge/test_,server.py cli.py infer.py info.py bench.py control.py rest_client.py)
+SERVERS7 ?= tests/edge/test_server.py
 
 test-jetpack6 test-jetpack7: test-jetpack%:
 	$(if $(PYTHON_JETPACK$*),$(MAKE) .venv-jetpack$*/installed,@echo "skipped: no Python of JetPack $* on this machine")
 	$(if $(PYTHON_JETPACK$*),.venv-jetpack$*/bin/python -m pytest tests/edge --no-processes $(QUICKER))
-	$(if $(PYTHON_JETPACK$*),.venv-jetpack$*/bin/python -m pytest $(SERVERS) $(QUICKER))
+	$(if $(PYTHON_JETPACK$*),.venv-jetpack$*/bin/python -m pytest $(SERVERS$*) $(QUICKER))
 
 .venv-jetpack%/installed: pyproject.toml constraints.txt
 	$(PYTHON_JETPACK$*) -m venv $(@D)

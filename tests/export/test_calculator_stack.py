@@ -17,7 +17,7 @@ from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
 from edge.launch import running_server
 from edge.runtimes.tensorrt_builder import compile_onnx
-from export.calculator.stack import LSTM, NAMES, STACK
+from export.calculator.stack import LSTM, STACK, TRANSFORMER
 from export.calculator.stack.bundle import export_stack
 from export.calculator.stack.data import DEPTHS, OPERANDS, SIZES, TEST_ITEMS, load
 from export.calculator.stack.evaluate import evaluate as measure
@@ -136,7 +136,7 @@ def test_machine_with_wrong_moves_does_not_become_exact(splits):
     assert not fit.solve()
 
 
-@pytest.mark.parametrize("name", NAMES[1:])
+@pytest.mark.parametrize("name", [LSTM, pytest.param(TRANSFORMER, marks=pytest.mark.slow)])
 def test_baseline_learns_and_ignores_padding(name, splits, tmp_path):
     network = create(name, 0).eval()
     kinds, values = torch.from_numpy(splits["val"].kinds[:20]), torch.from_numpy(splits["val"].values[:20])
