@@ -17,7 +17,7 @@ from edge.files import replaced_directory, write_durably
 from edge.profiling.shapes import FLOOR, REST, SHAPES_NAME, ShapeSet
 from edge.profiling.table import Shape
 from export.convert import golden_of
-from export.exported import FULL, RUNTIMES
+from export.exported import FULL, RUNTIMES, int8_tier
 from export.heads import SequenceClassifier
 from export.provenance import provenance
 from export.reduction.latency import feeds_of, layer_feeds, model_key, without_layers
@@ -26,7 +26,7 @@ from export.runtimes import export_tier, files_of
 from export.tasks.models import open_model
 from export.transformer import Layer
 
-_INT8_TIER = f"{FULL}-int8"
+_INT8_TIER = int8_tier(FULL)
 _LABELS = 2
 
 
