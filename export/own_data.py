@@ -91,14 +91,18 @@ class OwnData(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         dev = None if self.dev is None else _located(Path(self.dev), Path(data_dir))
         return msgspec.structs.replace(self, path=_located(Path(self.path), Path(data_dir)), dev=dev)
 
-    def check_unchanged(self, found: tuple[DataFile, ...]) -> None:
-        """Raise a DataError if files differ from those of the training: other rows would be held out."""
+    def check_unchanged(self, found: tuple[DataFile, ...], path: str) -> None:
+        """Raise a DataError if files differ from those of the training: other rows would be held out.
+
+        Args:
+            path: where the data are now, for messages.
+        """
         recorded, now = ({(file.split, file.name): file for file in files} for files in (self.files, found))
         for key in recorded.keys() | now.keys():
             if recorded.get(key) != now.get(key):
                 given, expected = (Literally(_state(files.get(key))) for files in (now, recorded))
                 fix = "Put back the files of the training, or fine-tune on the new ones: fewheads finetune --data."
-                raise DataError(f"{self.path} file {key[1]}", given=given, expected=expected, fix=fix)
+                raise DataError(f"{path} file {key[1]}", given=given, expected=expected, fix=fix)
 
 
 def _state(file: DataFile | None) -> str:

@@ -13,7 +13,9 @@ EXPORT_AGAIN = "Export the bundle again; do not edit it by hand."
 FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
 ModelName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
-Text = Annotated[str, msgspec.Meta(max_length=4096)]
+#: Of a text in a manifest, such as a label.
+MOST_CHARACTERS = 4096
+Text = Annotated[str, msgspec.Meta(max_length=MOST_CHARACTERS)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 NonNegativeInteger = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 #: The part that an artifact plays in its tier. A ``model`` computes the manifest's outputs from its inputs alone.

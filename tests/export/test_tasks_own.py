@@ -102,6 +102,8 @@ def test_the_label_column_decides_between_classes_and_values(tmp_path):
     assert (data.values, data.labels) == (("0", "1"), ("negative", "positive"))
     (name,) = (texts[0] for texts in splits.train.texts[:1])
     assert splits.train.targets[0] == int(name.split()[1]) % 2
+    floats = table("floats.csv", [f"{row % 2}.0" for row in range(100)])
+    assert read(floats, labels=("negative", "positive"))[0].values == ("0", "1")
     assert read(table("words.csv", [row[1] for row in ROWS]), labels=("good", "bad"))[0].values == ("good", "bad")
 
 
@@ -203,6 +205,21 @@ GOOD = "".join(f"{text},{label}\n" for text, label in ROWS)
         ("x.xlsx", "", {}, r"x\.xlsx: got a file \.xlsx, expected a table \(\.csv, \.tsv, \.jsonl or \.parquet\)"),
         ("x/notes.txt", "", {}, r"x: got notes\.txt, expected a table .* Give a file, or a directory with train\.csv"),
         ("x/dev.csv", HEAD + GOOD, {}, "got dev, expected a split train"),
+        (
+            "x.csv",
+            HEAD + "".join(f"the same,{row / 10}\n" for row in range(60)),
+            {},
+            r"x\.csv: got \d+ examples to train on, and \d+ held out, expected 5 and 1 at least",
+        ),
+        ("x.csv", HEAD + "a,0.5\nb,1.5\nc,2.5\n", {}, r"got \d examples to train on, and \d held out, .* equal texts"),
+        (
+            "x/train-00000-of-00003.csv",
+            HEAD + GOOD,
+            {},
+            r"expected 3 files for train, .*\. Compare train-00001-of-00003\.csv, train-00002-of-00003\.csv with",
+        ),
+        ("x.csv", HEAD + GOOD + f"a,{'long' * 2000}\n", {}, "got a class of 8,000 characters, expected 1 to 4,096"),
+        ("x.csv", HEAD + "a,0\nb,1\nc,2\n" * 9, {"labels": ("a", "", "c")}, "two names or more that differ, of 1 to"),
         ("x/state.json", '{"_data_files": []}', {}, "x: got no rows, expected one at least"),
     ],
 )
@@ -218,11 +235,12 @@ def test_malformed_parquet(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "x.parquet"
     path.write_bytes((MADE / "reviews.parquet").read_bytes()[:-9])
-    other = tmp_path / "y.parquet"
     table = parquet.read_table(MADE / "reviews.parquet")
-    parquet.write_table(table.replace_schema_metadata({"huggingface": "{"}), other)
-    for malformed in (path, other):
-        with pytest.raises(DataError, match=r"[xy]\.parquet: got .* expected a file \.parquet"):
+    nameless = '{"info": {"features": {"label": {"_type": "ClassLabel"}}}}'
+    for name, metadata in (("y", "{"), ("z", nameless)):
+        parquet.write_table(table.replace_schema_metadata({"huggingface": metadata}), tmp_path / f"{name}.parquet")
+    for malformed in sorted(tmp_path.iterdir()):
+        with pytest.raises(DataError, match=rf"{malformed.name}: got .* expected a file \.parquet"):
             describe(malformed, None, Choices())
 
 
@@ -233,7 +251,11 @@ def test_dev_with_other_labels_or_none_and_files_of_one_split_in_two_formats(tmp
             "text,label\na,good\nb,awful\n",
             r"dev\.csv line 3 .* got 'awful', expected one of the 2 .*: bad, good\. .* to the training set",
         ),
-        ("text\na\n", r"dev\.csv: got none, expected labels in the column label"),
+        (
+            "text,lable\na,good\n",
+            r"dev\.csv: got the columns text, lable, expected the label column label, .* called test",
+        ),
+        ("text,label\na,\n", r"dev\.csv: got none, expected labels in the column label"),
         (
             "words,label\na,good\n",
             r"dev\.csv --text: got no column text, .*training set.* columns words, label",
@@ -242,6 +264,11 @@ def test_dev_with_other_labels_or_none_and_files_of_one_split_in_two_formats(tmp
         dev.write_text(content)
         with pytest.raises(DataError, match=message):
             describe(train, dev, Choices())
+    write(dev, ("text", "lable"), ROWS)
+    with pytest.raises(DataError, match=r"dev\.csv: got the columns text, lable, expected the label column label"):
+        describe(tmp_path, None, Choices())
+    dev.rename(tmp_path / "test.csv")
+    assert describe(tmp_path, None, Choices()).files[-1].split == ""
     with pytest.raises(DataError, match=r"missing\.csv: got nothing there, .* Give another --dev"):
         describe(train, tmp_path / "missing.csv", Choices())
     shutil.copy(train, tmp_path / "train.tsv")
@@ -259,8 +286,20 @@ def test_data_are_found_where_they_were_or_below_data_dir_and_must_not_change(tm
     assert task.examples(moved).train.texts == before.train.texts
     with open(Path(moved) / "reviews.csv", "a") as file:
         file.write("new,good\n")
-    with pytest.raises(DataError, match=r"reviews\.csv: got 41 rows with SHA-256 .*, expected 40 rows with SHA-256"):
+    with pytest.raises(
+        DataError,
+        match=r"there/reviews\.csv file reviews\.csv: got 41 rows with SHA-256 .*, expected 40 rows with SHA-256",
+    ):
         task.examples(moved)
+
+
+def test_a_saved_split_cannot_take_the_place_of_the_holdout(tmp_path):
+    pytest.importorskip("pyarrow")
+    shutil.copytree(MADE / "saved", tmp_path / "saved")
+    shutil.copytree(MADE / "saved" / "validation", tmp_path / "saved" / "holdout")
+    (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "holdout"]}')
+    with pytest.raises(DataError, match=r"saved: got a split holdout, expected splits of other names\. Call it dev or"):
+        describe(tmp_path / "saved", None, Choices())
 
 
 def test_a_name_is_that_of_no_other_task():

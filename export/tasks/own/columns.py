@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +23,10 @@ _PAIRS = (
     ("premise", "hypothesis"),
 )
 _LABELS = ("label", "target", "score", "class", "category", "sentiment", "rating", "stars")
+#: Splits that have labels.
+_LABELLED = ("train", "dev", "validation", "valid", "val")
+#: A whole number; pandas writes 1.0 in a column with gaps.
+_WHOLE = re.compile(r"(-?\d+)(?:\.0+)?")
 
 
 class Columns(NamedTuple):
@@ -72,18 +77,25 @@ def columns_of(table: Table, texts: Sequence[str], label: str | None) -> Columns
     return Columns(tuple(texts), label)
 
 
-def rows_of(tables: Sequence[Table], columns: Columns) -> Rows:
-    """Return the rows of a split's tables.
+def rows_of(split: str, tables: Sequence[Table], columns: Columns) -> Rows:
+    """Return the rows of a split's tables. Numbers such as 1.0 become 1 if all labels are whole numbers.
 
     Raises:
-        DataError: a column is missing, a cell is empty or no text, or labels are text in some rows and numbers in
-            others.
+        DataError: a column is missing, though a test split needs no labels; a cell is empty or no text; or labels are
+            text in some rows and numbers in others.
     """
     texts: list[tuple[str, ...]] = []
     labels: list[str] = []
     numbers: list[bool] = []
     places: list[str] = []
     unlabelled = all(_unlabelled(table, columns.label) for table in tables)
+    without = [table for table in tables if columns.label not in table.columns]
+    if without and (split in _LABELLED or not unlabelled):
+        there = Literally(f"the columns {', '.join(without[0].columns)}")
+        expected, fix = f"the label column {columns.label}, as in the training set", "Rename the column that is it."
+        if split in _LABELLED[1:]:
+            fix += " A split without labels is called test."
+        raise DataError(f"{without[0].path}", given=there, expected=expected, fix=fix)
     for table in tables:
         for name in columns.texts:
             if name not in table.columns:
@@ -94,8 +106,6 @@ def rows_of(tables: Sequence[Table], columns: Columns) -> Rows:
             texts.append(tuple(_text(*one, places[-1]) for one in zip(cell, columns.texts, strict=True)))
         if unlabelled:
             continue
-        if columns.label not in table.columns:
-            raise _wrong(table, "--label", f"no column {columns.label}", "the columns of the training set")
         classes, first = table.classes.get(columns.label), len(labels)
         for row, value in enumerate(table.values(columns.label), first):
             labels.append(_label(value, classes, columns.label, places[row]))
@@ -109,6 +119,9 @@ def rows_of(tables: Sequence[Table], columns: Columns) -> Rows:
                     expected=f"{expected}, as in {places[0]}",
                     fix=fix,
                 )
+    whole = [_WHOLE.fullmatch(label) for label in labels]
+    if all(whole):
+        labels = [match[1] for match in whole if match]
     return Rows(tuple(texts), None if unlabelled else labels, places)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,11 +16,12 @@ from export.tasks.image_files import ENDINGS as IMAGES
 from export.tasks.own.tables import ENDINGS as TABLES
 from export.tasks.own.tables import KNOWN
 from export.tasks.sentences import TRAIN
+from export.tasks.task import HOLDOUT
 
 #: Names of splits for published metrics.
 DEV = ("dev", "validation", "valid", "val", "test")
 #: One of several files of a split, such as train-00000-of-00002.parquet.
-_SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}")
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})")
 
 
 class Found(NamedTuple):
@@ -38,7 +39,7 @@ def find(path: Path, dev: Path | None) -> Found:
         dev: a table, or a folder of images, for the published metrics; it replaces those in ``path``.
 
     Raises:
-        DataError: there are none of these, or a split has files of two formats.
+        DataError: there are none of these, a split has files of two formats or lacks one, or its name is taken.
     """
     found = _find(path, "--data")
     if dev is None:
@@ -85,13 +86,30 @@ def _tables(path: Path) -> dict[str, tuple[Path, ...]]:
                 given = Literally(f"{earlier[0].name} and {file.name}")
                 raise DataError(f"{path}", given=given, expected=f"one file for {name}", fix="Remove one of them.")
             earlier.append(file)
+    for files in splits.values():
+        _check_shards(path, files)
     return {name: tuple(files) for name, files in splits.items()}
+
+
+def _check_shards(path: Path, files: Sequence[Path]) -> None:
+    """Raise a DataError if a file of a split is missing, by the number of files in the name of the first."""
+    if shard := _SHARD.fullmatch(files[0].stem):
+        wanted = [f"{shard[1]}-{number:05}-of-{shard[3]}{files[0].suffix}" for number in range(int(shard[3]))]
+        names = [file.name for file in files]
+        if names != wanted:
+            wrong = [name for name in wanted if name not in names] or [name for name in names if name not in wanted]
+            given, expected = Literally(listed(names, 5)), f"{len(wanted)} files for {shard[1]}, {listed(wanted, 5)}"
+            fix = f"Compare {listed(wrong, 5)} with where they were copied from."
+            raise DataError(f"{path}", given=given, expected=expected, fix=fix)
 
 
 def _with_train(path: Path, splits: Mapping[str, tuple[Path, ...]]) -> dict[str, tuple[Path, ...]]:
     if TRAIN not in splits:
         given, fix = Literally(", ".join(splits)), f"Name the training set {TRAIN}, or give it alone."
         raise DataError(f"{path}", given=given, expected=f"a split {TRAIN}", fix=fix)
+    if HOLDOUT in splits:
+        given, fix = Literally(f"a split {HOLDOUT}"), f"Call it {DEV[0]} or test: a tenth of {TRAIN} is held out."
+        raise DataError(f"{path}", given=given, expected="splits of other names", fix=fix)
     return {TRAIN: splits[TRAIN], **splits}
 
 

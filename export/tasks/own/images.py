@@ -15,7 +15,7 @@ from export.own_data import DataFile, OwnData, SplitRows
 from export.tasks.examples import DEV_SEED, DEV_SHARE, held_out
 from export.tasks.images import ImageFolder
 from export.tasks.own.files import find
-from export.tasks.own.targets import check_classes, check_learnt
+from export.tasks.own.targets import check_classes, check_enough, check_learnt, class_metrics
 from export.tasks.sentences import TRAIN
 from export.tasks.task import HOLDOUT, ImageShape
 from export.tasks.vision import ImageTask, Parts, check_shape
@@ -35,7 +35,7 @@ def image_task(data: OwnData) -> ImageTask:
         shape=ImageShape(data.image_size, 3),
         patch_size=_patch_size(data.image_size),
         read=partial(_read, data),
-        metrics=("accuracy", "macro_f1"),
+        metrics=class_metrics(data.labels),
         headline="macro_f1",
         own_data=data,
     )
@@ -68,10 +68,11 @@ def describe(data: OwnData, on_image: Callable[[int, int], None]) -> OwnData:
         given, expected = Literally(f"{side} pixels"), f"{_LEAST_PATCHES} or more"
         raise UsageError(f"shorter side of images in {data.path}", given=given, expected=expected, fix="Enlarge them.")
     patch = _patch_size(side)
-    hashes = {path: sha256(path.read_bytes()) for folder in folders.values() for path in folder.paths}
+    hashes = _hashes(folders)
     parts = _parts(folders)
     learnt, holdout = parts.with_holdout()
     check_learnt(learnt.targets, train.classes, data.path)
+    check_enough(len(learnt.targets), len(holdout.targets), data.path)
     splits = {TRAIN: learnt, HOLDOUT: holdout, **parts.dev}
     known = {hashes[path] for path in learnt.paths}
     return msgspec.structs.replace(
@@ -91,8 +92,7 @@ def _read(data: OwnData, data_dir: str | Path, shape: ImageShape) -> Parts[Image
     check_shape(data.name, ImageShape(shape.size, 3), shape)  # images become as large as the model wants them
     located = data.located(data_dir)
     folders = _folders(located, shape.size)
-    hashes = {path: sha256(path.read_bytes()) for folder in folders.values() for path in folder.paths}
-    data.check_unchanged(_files(located, folders, hashes))
+    data.check_unchanged(_files(located, folders, _hashes(folders)), located.path)
     return _parts(folders)
 
 
@@ -110,6 +110,10 @@ def _parts(folders: Mapping[str, ImageFolder]) -> Parts[ImageFolder]:
         return Parts(train, dev, train.classes)
     held = held_out(train.keys, DEV_SHARE, DEV_SEED)
     return Parts(train.take(~held), {"dev": train.take(held)}, train.classes)
+
+
+def _hashes(folders: Mapping[str, ImageFolder]) -> dict[Path, str]:
+    return {path: sha256(path.read_bytes()) for folder in folders.values() for path in folder.paths}
 
 
 def _files(data: OwnData, folders: Mapping[str, ImageFolder], hashes: Mapping[Path, str]) -> tuple[DataFile, ...]:

@@ -133,7 +133,8 @@ def _remarks(data: OwnData) -> list[str]:
     rows = ", ".join(f"{split.rows:,} {split.name}" for split in data.splits)
     if data.images:
         lines = [f"{name}: images of {_classes(data)}; {rows}"]
-        unread = sum(file.suffix.lower() in OTHER_ENDINGS for file in Path(data.path).rglob("*"))
+        folders = {Path(path) for path in (data.path, data.dev) if path}
+        unread = sum(file.suffix.lower() in OTHER_ENDINGS for folder in folders for file in folder.rglob("*"))
         lines += [f"{name}: images that are neither JPEG nor PNG are left out: {unread:,}"] * bool(unread)
     else:
         kind = _classes(data) if data.labels else "values"

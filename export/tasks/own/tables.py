@@ -21,6 +21,10 @@ class _Info(msgspec.Struct, frozen=True):
     features: dict[str, Any] = {}  # of nested columns, lists
 
 
+class _ClassLabel(msgspec.Struct, frozen=True):
+    names: tuple[str, ...]
+
+
 class _Metadata(msgspec.Struct, frozen=True):
     info: _Info = _Info()
 
@@ -157,16 +161,16 @@ def _from_arrow(path: Path, read: Callable[[], Any]) -> Table:
     try:
         table = read()
         metadata = msgspec.json.decode((table.schema.metadata or {}).get(_FEATURES, b"{}"), type=_Metadata)
+        classes = {
+            name: msgspec.convert(feature, _ClassLabel).names
+            for name, feature in metadata.info.features.items()
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+        }
     except (OSError, pyarrow.ArrowException, msgspec.DecodeError) as error:
         fix = "Write the file again."
         raise DataError(f"{path}", given=Literally(error), expected=f"a file {path.suffix}", fix=fix) from None
     _check_names(path, table.column_names)
     columns = {name: table.column(name) for name in table.column_names}
-    classes = {
-        name: tuple(feature["names"])
-        for name, feature in metadata.info.features.items()
-        if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
-    }
     return _checked(Table(path, columns, None, classes))
 
 

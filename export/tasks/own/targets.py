@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from edge.bundles.fields import MOST_CHARACTERS
 from edge.datatypes import Array
 from edge.errors import Literally, UsageError
 from export.errors import DataError, listed
@@ -87,6 +88,11 @@ def check_classes(counts: Mapping[str, int], subject: str, places: Mapping[str, 
     if len(counts) < 2:
         given, expected = Literally(f"the one class {next(iter(counts))!r} in {total} examples"), "two classes or more"
         raise DataError(subject, given=given, expected=expected, fix="Give data with several classes.")
+    for name in counts:
+        if not 0 < len(name) <= MOST_CHARACTERS:
+            given = Literally(f"a class of {len(name):,} characters")
+            fix = "Name the column of the classes with --label."
+            raise DataError(subject, given=given, expected=f"1 to {MOST_CHARACTERS:,}, as a bundle has", fix=fix)
     rare = sorted((value for value in counts if counts[value] < _FEWEST), key=lambda value: counts[value])
     if len(counts) > _MOST_CLASSES or len(rare) > len(counts) / 2:
         given = Literally(f"{len(counts):,} distinct labels in {total:,} examples")
@@ -108,6 +114,19 @@ def check_learnt(targets: Array, values: Sequence[str], path: str) -> None:
             given, expected = Literally("no examples left to train on"), "some beside those that are held out"
             fix = "Give more examples of it that differ: those with equal texts are held out together."
             raise DataError(f"{path} class {value!r}", given=given, expected=expected, fix=fix)
+
+
+def check_enough(learnt: int, held_out: int, path: str) -> None:
+    """Raise a DataError if there are too few examples to train on, or none is held out."""
+    if learnt < _FEWEST or not held_out:
+        given = Literally(f"{learnt} examples to train on, and {held_out} held out")
+        fix = "Give more examples that differ: those with equal texts are held out together."
+        raise DataError(path, given=given, expected=f"{_FEWEST} and 1 at least", fix=fix)
+
+
+def class_metrics(classes: Sequence[str]) -> tuple[str, ...]:
+    """Return the metrics of a task with classes."""
+    return "accuracy", "macro_f1", *(("matthews",) if len(classes) == 2 else ())
 
 
 def class_numbers(
@@ -147,8 +166,9 @@ def values_of(rows: Rows, column: str) -> Array:
 
 
 def _check_names(names: Sequence[str], values: Sequence[str], rows: Rows, column: str) -> None:
-    if len(set(names)) < len(names) or len(names) < 2:
-        raise UsageError("--labels", given=list(names), expected="two names or more that differ", fix="Correct them.")
+    if len(set(names)) < len(names) or len(names) < 2 or not all(0 < len(name) <= MOST_CHARACTERS for name in names):
+        expected = f"two names or more that differ, of 1 to {MOST_CHARACTERS:,} characters"
+        raise UsageError("--labels", given=list(names), expected=expected, fix="Correct them.")
     class_numbers(rows, column, values, "name all classes with --labels")
 
 

@@ -16,7 +16,14 @@ from export.tasks.examples import DEV_SEED, DEV_SHARE, Examples, held_out, split
 from export.tasks.own.columns import Columns, Rows, columns_of, rows_of
 from export.tasks.own.files import DEV, Found, find
 from export.tasks.own.tables import Table, read_table
-from export.tasks.own.targets import check_learnt, class_numbers, targets_of, values_of
+from export.tasks.own.targets import (
+    check_enough,
+    check_learnt,
+    class_metrics,
+    class_numbers,
+    targets_of,
+    values_of,
+)
 from export.tasks.sentences import TRAIN, SentenceTask, Splits
 
 
@@ -55,8 +62,8 @@ class OwnTextTask(SentenceTask, frozen=True, kw_only=True):
         data = self.own_data.located(data_dir)
         found, tables = _read(data)
         columns = Columns(self.texts, self.target)
-        rows = {name: rows_of(of_split, columns) for name, of_split in tables.items()}
-        self.own_data.check_unchanged(_files(data, found, tables, rows))
+        rows = {name: rows_of(name, of_split, columns) for name, of_split in tables.items()}
+        self.own_data.check_unchanged(_files(data, found, tables, rows), data.path)
         return _splits(rows, self.target, data.values)
 
     def files(self, data_dir: str | Path) -> tuple[DataFile, ...]:
@@ -66,15 +73,12 @@ class OwnTextTask(SentenceTask, frozen=True, kw_only=True):
 
 def text_task(data: OwnData) -> OwnTextTask:
     """Return the task of data that :func:`describe` returned."""
-    metrics: tuple[str, ...] = ("pearson", "spearman")
-    if data.labels:
-        metrics = ("accuracy", "macro_f1", *(("matthews",) if len(data.labels) == 2 else ()))
     return OwnTextTask(
         name=data.name,
         texts=data.texts,
         target=data.label,
         labels=data.labels,
-        metrics=metrics,
+        metrics=class_metrics(data.labels) if data.labels else ("pearson", "spearman"),
         headline="macro_f1" if data.labels else "spearman",
         own_data=data,
     )
@@ -89,7 +93,7 @@ def describe(data: OwnData, choices: Choices) -> OwnData:
     """
     found, tables = _read(data)
     columns = columns_of(tables[TRAIN][0], choices.texts, choices.label)
-    rows = {name: rows_of(of_split, columns) for name, of_split in tables.items()}
+    rows = {name: rows_of(name, of_split, columns) for name, of_split in tables.items()}
     for name in (TRAIN, DEV[0]) if data.dev else (TRAIN,):  # other splits may have none
         if rows[name].labels is None:
             fix = "Give labelled data, or name another column with --label."
@@ -100,6 +104,7 @@ def describe(data: OwnData, choices: Choices) -> OwnData:
     splits = _splits(rows, columns.label, targets.values)
     if targets.values:
         check_learnt(splits.train.targets, targets.values, data.path)
+    check_enough(len(splits.train.texts), len(splits.holdout.texts), data.path)
     return msgspec.structs.replace(
         data,
         texts=columns.texts,
