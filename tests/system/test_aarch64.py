@@ -31,7 +31,10 @@ def index() -> None:
 
 
 @pytest.mark.usefixtures("index")
-@pytest.mark.parametrize("pinned", [True, False], ids=["tested versions", "newest versions"])
+@pytest.mark.parametrize(
+    "pinned",
+    [pytest.param(True, id="tested versions"), pytest.param(False, id="newest versions", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("target", [wheels.JETPACK_6, wheels.JETPACK_7], ids=["JetPack 6", "JetPack 7"])
 def test_all_packages_of_a_jetson_have_wheels(target: wheels.Target, pinned: bool) -> None:
     constraints = wheels.tested_versions(target) if pinned else []
