@@ -35,7 +35,7 @@ class TokenizerConfig(msgspec.Struct, frozen=True):
     model_max_length: float | None = None
 
 
-class Side(msgspec.Struct, frozen=True):
+class Side(msgspec.Struct, frozen=True, omit_defaults=True):
     """A size of images: of both sides, or of the shorter one."""
 
     height: int | None = None

@@ -70,8 +70,9 @@ def pack_model(
     try:
         specs = runner.inputs, runner.outputs
         max_batch_size = _max_batch_size(runner, path, options.max_batch_size)
-        profile = profiles(runner.inputs, model.dimensions, max_batch_size, options.shapes)
+        # Before the profiles, which would ask for the sizes of dynamic images that --image refuses.
         image = image_step(options.image, *specs, path) if options.image else None
+        profile = profiles(runner.inputs, model.dimensions, max_batch_size, options.shapes)
         labels = label_step(options.labels, specs[1], path) if options.labels else None
         begin("golden outputs")
         golden = _golden(runner, path, options.inputs, image, profile, max_batch_size)

@@ -31,7 +31,8 @@ def image_step(
     """
     shape = inputs[0].shape
     channels, size = shape[1:3] if len(shape) == 4 else (0, 0)
-    if len(inputs) > 1 or inputs[0].datatype != "FP32" or channels not in (1, 3) or shape != (-1, channels, size, size):
+    fits = channels in (1, 3) and size >= 1 and shape == (-1, channels, size, size)
+    if len(inputs) > 1 or inputs[0].datatype != "FP32" or not fits:
         raise UsageError(
             f"--image for {model}",
             given=Literally(", ".join(f"{spec.name} {spec.datatype} {list(spec.shape)}" for spec in inputs)),

@@ -9,10 +9,12 @@ from PIL import Image
 from edge.bundles.bundle import Bundle
 from edge.bundles.image import ImagePreprocessor
 from edge.bundles.preprocess import preprocessor
+from edge.datatypes import TensorSpec
 from edge.errors import FewheadsError
 from edge.launch import running_server
 from edge.runtimes.build import load_runner
 from export.imported.image_processor import read_image_processor
+from export.pack.labels import label_step
 from tests.support.commands import shown
 from tests.support.image_model import encoded
 from tests.support.marks import with_transformers
@@ -23,13 +25,13 @@ PROCESSOR = {"size": {"shortest_edge": 12}, "do_center_crop": True, "crop_size":
 PROCESSOR |= {"image_mean": [0.5] * 3, "image_std": [0.25] * 3, "resample": 3}
 
 
-def colours(rows="batch", name="image", outputs=1):
+def colours(rows="batch", name="image", outputs=1, size=(SIZE, SIZE)):
     """A classifier whose logits are the mean brightness of each colour."""
     nodes = [node("ReduceMean", [name], ["means"], axes=[2, 3], keepdims=0)]
     nodes += [node("MatMul", ["means", "weight"], [f"logits{number}"]) for number in range(outputs)]
     ends = [value(f"logits{number}", (rows, 3), FLOAT) for number in range(outputs)]
     weight = constant("weight", 10 * np.eye(3, dtype=np.float32))
-    return model_of(nodes, [value(name, (rows, 3, SIZE, SIZE))], ends, [weight])
+    return model_of(nodes, [value(name, (rows, 3, *size))], ends, [weight])
 
 
 @pytest.fixture
@@ -94,21 +96,53 @@ def test_image_processors_of_convolutional_networks_are_those_of_transformers(tm
     np.testing.assert_allclose(ImagePreprocessor(step).read(encoded(image), "image"), wanted, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("data", "labels"),
+    [
+        (b"\xef\xbb\xbfred\r\ngreen\r\nblue\r\n", LABELS),  # as Excel and Notepad write it
+        ("r\u2028d\ngr\u0085n\nblue".encode(), ("r\u2028d", "gr\u0085n", "blue")),
+        (b"crane\nheron\ncrane\n", ("crane", "heron", "crane")),
+        (b"x" * 4096 + b"\ny\nz", ("x" * 4096, "y", "z")),
+    ],
+    ids=["excel", "separators", "repeated", "longest"],
+)
+def test_labels_are_the_lines_of_a_file(tmp_path, data, labels):
+    output = TensorSpec("logits", "FP32", (-1, 3))
+    assert label_step(write(tmp_path / "labels.txt", data), [output], tmp_path / "model.onnx").labels == labels
+
+
 def test_options_for_images_and_labels_that_do_not_fit(tmp_path, options):
     image, labels = options[:2], options[2:]
     np.savez(tmp_path / "in.npz", image=np.zeros((2, 3, SIZE, SIZE), np.float32))
     short = write(tmp_path / "short.txt", b"red\nblue")
     latin = write(tmp_path / "latin.txt", b"gr\xfcn\nrot")
+    gap = write(tmp_path / "gap.txt", b"red\r\n\r\nblue\r\n")
+    ends = write(tmp_path / "ends.txt", b"red\ngreen\nblue\n\n")
+    long = write(tmp_path / "long.txt", b"red\n" + b"x" * 4097 + b"\nblue")
+    single, many = write(tmp_path / "single.txt", b"red\n"), write(tmp_path / "many.txt", b"x\n" * 4097)
     broken = write(tmp_path / "broken.json", b"{}")
     two = model_of(
         [node("Add", ["x", "z"], ["y"])],
         [value("x", ("batch", 3)), value("z", ("batch", 3))],
         [value("y", ("batch", 3))],
     )
-    one_input = r"expected one FP32 input \[-1, 1 or 3, size, size\].* leave --image out"
+    a_label = "expected a label of 1 to 4096 characters, not only spaces. Write the label of each column in a line"
+    one_input = (
+        r"expected one FP32 input \[-1, 1 or 3, size, size\].* as the only dynamic dimension, or leave --image out"
+    )
     for data, given, message in (
         (two, image, rf"--image for .*: got x FP32 \[-1, 3\], z FP32 \[-1, 3\], {one_input}"),
         (colours(rows=1), image, rf"got image FP32 \[1, 3, 8, 8\], {one_input}"),
+        (
+            colours(size=("height", "width")),
+            image,
+            rf"got image FP32 \[-1, 3, -1, -1\], {one_input}",
+        ),
+        (
+            colours(size=(9, 9)),
+            image,
+            r'processor.json field size: got \{"shortest_edge":12\}, expected 9 x 9 pixels in the end',
+        ),
         (colours(), ["--image", broken], r"broken.json: got .*image_mean.*, expected the JSON of a Hugging Face model"),
         (colours(), ["--labels", short], r"short.txt: got 2 lines, expected as many as one .*'logits0': \[-1, 3\]"),
         (
@@ -117,6 +151,11 @@ def test_options_for_images_and_labels_that_do_not_fit(tmp_path, options):
             r"got 3 lines, expected as many as one .*'logits1': \[-1, 3\]",
         ),
         (colours(), ["--labels", latin], "latin.txt: got .* can't decode .*, expected 2 to 4096 lines of UTF-8. Write"),
+        (colours(), ["--labels", gap], f"gap.txt line 2: got '', {a_label}"),
+        (colours(), ["--labels", ends], f"ends.txt line 4: got '', {a_label}"),
+        (colours(), ["--labels", long], rf"long.txt line 2: got 'xxx.*4099 characters\), {a_label}"),
+        (colours(), ["--labels", single], "single.txt: got 1 lines, expected 2 to 4096 lines of UTF-8. Write"),
+        (colours(), ["--labels", many], "many.txt: got 4097 lines, expected 2 to 4096 lines of UTF-8. Write"),
         (colours(), ["--labels", tmp_path / "no"], "got No such file or directory, expected 2 to 4096 lines"),
         (
             colours(),
