@@ -27,6 +27,11 @@ def are_images(client: Client, model: str, version: str, arguments: Sequence[str
     """Return whether arguments are files for a model that takes images; the server is asked if one may be a file."""
     if not any(one == _STDIN or one.lower().endswith(_ENDINGS) or os.path.isfile(one) for one in arguments):
         return False
+    return takes_images(client, model, version)
+
+
+def takes_images(client: Client, model: str, version: str) -> bool:
+    """Return whether a model takes images, as its server says; False if the server does not know."""
     try:
         return client.preprocess(model, version) == _IMAGE
     except ServerRefused as error:

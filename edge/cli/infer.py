@@ -11,7 +11,7 @@ import click
 import numpy as np
 
 from edge.cli.generation import print_as_it_comes, sampling_options, streams
-from edge.cli.images import are_images, labels_of, read_images, top_options
+from edge.cli.images import are_images, labels_of, read_images, takes_images, top_options
 from edge.cli.options import connection_options
 from edge.cli.output import json_option, print_json, print_table
 from edge.cli.tensors import read_tensors
@@ -157,6 +157,8 @@ def infer(
     with Client(urls, timeout, credentials=credentials) as client:
         specs, outputs = client.metadata(model, model_version)
         images = are_images(client, model, model_version, texts)
+        if not (texts or pairs or tensors):  # an error, whose example fits the model
+            images = takes_images(client, model, model_version)
         inputs = _inputs(model, {spec.name: spec for spec in specs}, [texts, pairs], tensors, images=images)
         options: dict[str, Any] = {"tier": tier, "policy": policy, "max_loops": max_loops, "tolerance": tolerance}
         options |= sampling | top_options(model, [spec.name for spec in outputs], top)
@@ -189,13 +191,17 @@ def _inputs(
         for name, column in zip(names, columns, strict=False):
             inputs[name] = read_images(column) if images else text(column)
     if not inputs:
-        raise UsageError("input", given=Literally("none"), expected="TEXT or --input", fix=_example(model, specs))
+        raise UsageError(
+            "input", given=Literally("none"), expected="TEXT or --input", fix=_example(model, specs, images=images)
+        )
     return inputs
 
 
-def _example(model: str, specs: dict[str, TensorSpec]) -> str:
+def _example(model: str, specs: dict[str, TensorSpec], *, images: bool = False) -> str:
     texts = [name for name, spec in specs.items() if spec.datatype == "BYTES"]
-    if texts == ["expression"]:
+    if images:
+        arguments = "picture.png"
+    elif texts == ["expression"]:
         arguments = '"3 - -4 + 2"'
     elif len(texts) in (1, 2):
         arguments = ('"some text"', '"first text" --text-pair "second text"')[len(texts) - 1]

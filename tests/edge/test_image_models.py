@@ -123,6 +123,7 @@ def test_infer_takes_files_and_shows_the_likeliest_labels(server: dict[str, str]
     assert "expected a file. Give paths" in mistake("infer", *url, NAME, paths[0], tmp_path / "c.png", code=2)
     assert "No such file or directory: 'c.PNG'" in mistake("infer", *url, NAME, "c.PNG", code=2)
     assert "got bytes that begin with b'picture'" in mistake("infer", *url, NAME, "picture", code=7)
+    assert mistake("infer", *url, NAME).endswith(f"expected TEXT or --input. Try: fewheads infer {NAME} picture.png")
     assert "--top: got calculator-oracle with" in mistake("infer", *url, ORACLE, "1", "--top", 1, code=2)
 
 
