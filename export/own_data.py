@@ -69,7 +69,7 @@ class OwnData(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     @property
     def name(self) -> str:
-        """The name of the task: that of the file, or of the directory with a slash, which no other task has."""
+        """The name of the task: that of the file, or of the directory, which gets a slash unless it has an ending."""
         return Path(self.path).name + ("" if Path(self.path).suffix else "/")
 
     @property

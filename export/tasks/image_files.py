@@ -88,7 +88,8 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(f"{path}", given=Literally(error.strerror), expected="an image", fix=_FIX) from None
+        fix = "Remove it, or make it readable."
+        raise DataError(f"{path}", given=Literally(error.strerror), expected="an image", fix=fix) from None
 
 
 def find_images(directory: Path) -> list[Path]:

@@ -102,8 +102,6 @@ def test_the_label_column_decides_between_classes_and_values(tmp_path):
     assert (data.values, data.labels) == (("0", "1"), ("negative", "positive"))
     (name,) = (texts[0] for texts in splits.train.texts[:1])
     assert splits.train.targets[0] == int(name.split()[1]) % 2
-    floats = table("floats.csv", [f"{row % 2}.0" for row in range(100)])
-    assert read(floats, labels=("negative", "positive"))[0].values == ("0", "1")
     assert read(table("words.csv", [row[1] for row in ROWS]), labels=("good", "bad"))[0].values == ("good", "bad")
 
 
@@ -131,6 +129,11 @@ def test_a_directory_with_files_for_each_split_and_a_dev_of_its_own(tmp_path):
     other = write(tmp_path / "other.csv", ("text", "label"), [("other", "bad")])
     _, splits = read(tmp_path / "both", dev=other)
     assert {name: one.texts for name, one in splits.dev.items()} == {"dev": (("other",),)}
+    _, splits = read(tmp_path / "both", dev=tmp_path / "both")
+    assert len(splits.dev["dev"].texts) == 4  # of test.tsv
+    write(tmp_path / "both" / "dev.csv", ("text", "label"), ROWS[:4])
+    with pytest.raises(DataError, match=r"--dev .*both: got the splits dev, test, train, expected one, or one out of"):
+        read(tmp_path / "both", dev=tmp_path / "both")
 
 
 HEAD = "text,label\n"
@@ -171,7 +174,7 @@ GOOD = "".join(f"{text},{label}\n" for text, label in ROWS)
             "x.csv",
             HEAD + "".join(f"text {row},id{row}\n" for row in range(10_000)),
             {},
-            r"got 10,000 distinct labels in 10,000 examples, .*--regression",
+            r"got 10,000 classes in 10,000 examples, expected at most 4,096 classes\. .*--regression",
         ),
         (
             "x.csv",
@@ -186,7 +189,14 @@ GOOD = "".join(f"{text},{label}\n" for text, label in ROWS)
             r"line 3 column label: got '200\.5', expected a number from -10 to 10\. .*, or give --classification",
         ),
         ("x.csv", HEAD + "a,2\n" * 9, {"regression": True}, r"x\.csv column label: got the one value 2"),
-        ("x.csv", HEAD + GOOD, {"labels": ("bad", "fine")}, "line 3 column label: got 'good', .* with --labels"),
+        ("x.csv", HEAD + GOOD, {"labels": ("bad", "fine")}, "line 3 column label: got 'good', .* give --labels all"),
+        (
+            "x.csv",
+            HEAD + "a,0.0\nb,1.0\n" * 9,
+            {"labels": ("bad", "good")},
+            r"line 2 column label: got '0\.0', .* as the column has them, or new names for 0, 1",
+        ),
+        ("x/cat/1.webp", "", {}, r"x: got 1 images in other formats, such as 1\.webp, expected images as \.jpg"),
         ("x.csv", HEAD + GOOD, {"labels": ("bad",)}, r"--labels: got \['bad'\], expected two names or more"),
         ("x.jsonl", '{"text": "a", "label": "b"}\n{"text": \n', {}, r"x\.jsonl line 2: got .* expected a JSON object"),
         (
@@ -209,9 +219,9 @@ GOOD = "".join(f"{text},{label}\n" for text, label in ROWS)
             "x.csv",
             HEAD + "".join(f"the same,{row / 10}\n" for row in range(60)),
             {},
-            r"x\.csv: got \d+ examples to train on, and \d+ held out, expected 5 and 1 at least",
+            r"x\.csv: got \d+ examples to train on, and \d+ distinct targets held out, expected 5 and 3 at least",
         ),
-        ("x.csv", HEAD + "a,0.5\nb,1.5\nc,2.5\n", {}, r"got \d examples to train on, and \d held out, .* equal texts"),
+        ("x.csv", HEAD + "a,0.5\nb,1.5\nc,2.5\n", {}, r"got \d examples to train on, and \d distinct .* equal texts"),
         (
             "x/train-00000-of-00003.csv",
             HEAD + GOOD,
@@ -225,10 +235,21 @@ GOOD = "".join(f"{text},{label}\n" for text, label in ROWS)
 )
 def test_malformed_data(name, content, choices, message, tmp_path):
     path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises((DataError, UsageError), match=message):
         describe(tmp_path / Path(name).parts[0], None, Choices(**choices))
+
+
+def test_texts_and_images_of_two_classes_have_the_same_metrics(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    for number in range(40):
+        folder = tmp_path / "pets" / ("cat", "dog")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number}.png")
+    texts = write(tmp_path / "x.csv", ("text", "label"), ROWS)
+    metrics = {own_task(describe(path, None, Choices())).metrics for path in (tmp_path / "pets", texts)}
+    assert metrics == {("accuracy", "macro_f1", "matthews")}
 
 
 def test_malformed_parquet(tmp_path):
@@ -239,6 +260,12 @@ def test_malformed_parquet(tmp_path):
     nameless = '{"info": {"features": {"label": {"_type": "ClassLabel"}}}}'
     for name, metadata in (("y", "{"), ("z", nameless)):
         parquet.write_table(table.replace_schema_metadata({"huggingface": metadata}), tmp_path / f"{name}.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    latin = pyarrow.StringArray.from_buffers(1, *pyarrow.array([b"caf\xe9"], pyarrow.binary()).buffers()[1:])
+    parquet.write_table(pyarrow.table({"text": latin, "label": ["good"]}), tmp_path / "w.parquet")
+    with pytest.raises(DataError, match=r"w\.parquet column text: got .*utf-8.*, expected UTF-8"):
+        describe(tmp_path / "w.parquet", None, Choices())
+    (tmp_path / "w.parquet").unlink()
     for malformed in sorted(tmp_path.iterdir()):
         with pytest.raises(DataError, match=rf"{malformed.name}: got .* expected a file \.parquet"):
             describe(malformed, None, Choices())

@@ -173,7 +173,7 @@ def test_options_that_do_not_go_together(tuned, tmp_path):
         ((), "TASK: got nothing, expected a task, or --data with a path"),
         (("SST-2", "--data", tuned / "reviews.csv"), "TASK: got 'SST-2', expected nothing beside --data"),
         (("SST-2", "--label", "stars"), "--label: got 'stars', expected --data"),
-        (("SST-2", "--regression"), "--regression: got it, expected --data"),
+        (("SST-2", "--regression"), "--regression: got this option, expected --data"),
         (("--data", tuned / "reviews.csv", *["--text", "review"] * 3), "--text: got .* two for pairs"),
         (("--data", tuned, "--out", tuned / "runs"), "a path inside of the data in"),
         (("--data", tuned / "missing.csv"), r"missing\.csv: got nothing there, expected a table"),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from edge.errors import Literally
-from export.errors import DataError
+from edge.errors import Literally, printable
+from export.errors import DataError, listed
 from export.tasks.own.tables import Table
 
 _TEXTS = ("text", "sentence", "review", "comment", "content", "message", "document", "body", "tweet", "headline")
@@ -25,8 +24,6 @@ _PAIRS = (
 _LABELS = ("label", "target", "score", "class", "category", "sentiment", "rating", "stars")
 #: Splits that have labels.
 _LABELLED = ("train", "dev", "validation", "valid", "val")
-#: A whole number; pandas writes 1.0 in a column with gaps.
-_WHOLE = re.compile(r"(-?\d+)(?:\.0+)?")
 
 
 class Columns(NamedTuple):
@@ -78,7 +75,7 @@ def columns_of(table: Table, texts: Sequence[str], label: str | None) -> Columns
 
 
 def rows_of(split: str, tables: Sequence[Table], columns: Columns) -> Rows:
-    """Return the rows of a split's tables. Numbers such as 1.0 become 1 if all labels are whole numbers.
+    """Return the rows of a split's tables.
 
     Raises:
         DataError: a column is missing, though a test split needs no labels; a cell is empty or no text; or labels are
@@ -91,8 +88,9 @@ def rows_of(split: str, tables: Sequence[Table], columns: Columns) -> Rows:
     unlabelled = all(_unlabelled(table, columns.label) for table in tables)
     without = [table for table in tables if columns.label not in table.columns]
     if without and (split in _LABELLED or not unlabelled):
-        there = Literally(f"the columns {', '.join(without[0].columns)}")
-        expected, fix = f"the label column {columns.label}, as in the training set", "Rename the column that is it."
+        there = Literally(f"the columns {_names(without[0])}")
+        expected = f"the label column {columns.label}, as in the training set"
+        fix = f"Rename the column that holds the labels to {columns.label}."
         if split in _LABELLED[1:]:
             fix += " A split without labels is called test."
         raise DataError(f"{without[0].path}", given=there, expected=expected, fix=fix)
@@ -119,9 +117,6 @@ def rows_of(split: str, tables: Sequence[Table], columns: Columns) -> Rows:
                     expected=f"{expected}, as in {places[0]}",
                     fix=fix,
                 )
-    whole = [_WHOLE.fullmatch(label) for label in labels]
-    if all(whole):
-        labels = [match[1] for match in whole if match]
     return Rows(tuple(texts), None if unlabelled else labels, places)
 
 
@@ -134,8 +129,12 @@ def _only(table: Table, option: str, found: Sequence[str], known: Sequence[str])
 
 def _wrong(table: Table, option: str, given: str, expected: str) -> DataError:
     pair = " (twice for pairs)" if option == "--text" else ""
-    fix = f"It has the columns {', '.join(table.columns)}: name one with {option}{pair}."
+    fix = f"It has the columns {_names(table)}: name one with {option}{pair}."
     return DataError(f"{table.path} {option}", given=Literally(given), expected=expected, fix=fix)
+
+
+def _names(table: Table) -> str:
+    return printable(listed(list(table.columns), 20))
 
 
 def _empty(value: Any) -> bool:

@@ -13,6 +13,7 @@ from edge.errors import Literally
 from export.errors import DataError, listed
 from export.runs import StructT
 from export.tasks.image_files import ENDINGS as IMAGES
+from export.tasks.image_files import OTHER_ENDINGS
 from export.tasks.own.tables import ENDINGS as TABLES
 from export.tasks.own.tables import KNOWN
 from export.tasks.sentences import TRAIN
@@ -42,6 +43,7 @@ def find(path: Path, dev: Path | None) -> Found:
         DataError: there are none of these, a split has files of two formats or lacks one, or its name is taken.
     """
     found = _find(path, "--data")
+    found = found._replace(splits=_with_train(path, found.splits))
     if dev is None:
         return found
     other = _find(dev, "--dev")
@@ -49,7 +51,16 @@ def find(path: Path, dev: Path | None) -> Found:
         given, expected = ("images" if one.images else "tables" for one in (other, found))
         fix = "Give both in the same form."
         raise DataError(f"--dev {dev}", given=Literally(given), expected=f"{expected}, as in --data", fix=fix)
-    return Found(found.images, {TRAIN: found.splits[TRAIN], DEV[0]: other.splits[TRAIN]})
+    return Found(found.images, {TRAIN: found.splits[TRAIN], DEV[0]: other.splits[_measured(dev, other.splits)]})
+
+
+def _measured(dev: Path, splits: Mapping[str, tuple[Path, ...]]) -> str:
+    """Return the one split of ``--dev``, or the one with a name for published metrics."""
+    named = [name for name in splits if len(splits) == 1 or name in DEV]
+    if len(named) != 1:
+        given, fix = Literally(f"the splits {listed(list(splits), 8)}"), "Give the file or directory of one of them."
+        raise DataError(f"--dev {dev}", given=given, expected=f"one, or one out of {', '.join(DEV)}", fix=fix)
+    return named[0]
 
 
 def _find(path: Path, option: str) -> Found:
@@ -58,17 +69,21 @@ def _find(path: Path, option: str) -> Found:
     if path.is_file():
         return Found(False, {TRAIN: (path,)})
     if (path / "dataset_dict.json").is_file():
-        return Found(False, _with_train(path, {name: _saved(path / name) for name in _saved_splits(path)}))
+        return Found(False, {name: _saved(path / name) for name in _saved_splits(path)})
     if (path / "state.json").is_file():
         return Found(False, {TRAIN: _saved(path)})
     tables = _tables(path)
     if tables:
-        return Found(False, _with_train(path, tables))
+        return Found(False, tables)
     folders = {name: (path / name,) for name in (TRAIN, *DEV) if _has_classes(path / name)}
     if folders:
-        return Found(True, _with_train(path, folders))
+        return Found(True, folders)
     if _has_classes(path):
         return Found(True, {TRAIN: (path,)})
+    others = sorted(file.name for file in path.glob("**/*") if file.suffix.lower() in OTHER_ENDINGS)
+    if others:
+        given = Literally(f"{len(others)} images in other formats, such as {others[0]}")
+        raise DataError(f"{path}", given=given, expected=f"images as {', '.join(IMAGES)}", fix="Convert them.")
     names = sorted(entry.name + "/" * entry.is_dir() for entry in path.iterdir())
     given = Literally(listed(names, 8) if names else "an empty directory")
     fix = "Give a file, or a directory with train.csv and dev.csv, or with images as CLASS/NAME.png."

@@ -72,7 +72,7 @@ def describe(data: OwnData, on_image: Callable[[int, int], None]) -> OwnData:
     parts = _parts(folders)
     learnt, holdout = parts.with_holdout()
     check_learnt(learnt.targets, train.classes, data.path)
-    check_enough(len(learnt.targets), len(holdout.targets), data.path)
+    check_enough(learnt.targets, holdout.targets, data.path)
     splits = {TRAIN: learnt, HOLDOUT: holdout, **parts.dev}
     known = {hashes[path] for path in learnt.paths}
     return msgspec.structs.replace(

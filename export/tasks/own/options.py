@@ -40,10 +40,11 @@ class OwnOptions(NamedTuple):
         given = {"--dev": self.dev, "--text": self.texts, "--label": self.label, "--labels": self.labels}
         for option, value in given.items():
             if value:
-                raise UsageError(option, given=str(value), expected=expected, fix=fix)
+                given_words = ", ".join(value) if isinstance(value, tuple) else str(value)
+                raise UsageError(option, given=given_words, expected=expected, fix=fix)
         if self.regression is not None:
             option = "--regression" if self.regression else "--classification"
-            raise UsageError(option, given=Literally("it"), expected=expected, fix=fix)
+            raise UsageError(option, given=Literally("this option"), expected=expected, fix=fix)
 
     def describe(self, data: Path) -> OwnData:
         """Read and check the data, with a bar, and say what was found.

@@ -49,9 +49,13 @@ class Table(NamedTuple):
         return len(next(iter(self.columns.values()), ()))
 
     def values(self, column: str) -> list[Any]:
-        """Return the cells of a column."""
+        """Return the cells of a column; raise a DataError for text that is not UTF-8."""
         found = self.columns[column]
-        return found if isinstance(found, list) else list(found.to_pylist())
+        try:
+            return found if isinstance(found, list) else list(found.to_pylist())
+        except UnicodeDecodeError as error:
+            subject, fix = f"{self.path} column {column}", "Write the file again, with text in UTF-8."
+            raise DataError(subject, given=Literally(error), expected="UTF-8", fix=fix) from None
 
     def place(self, row: int) -> str:
         """Return the file and the line of a row, or its number from 1, for messages."""
@@ -213,4 +217,6 @@ _READERS: Mapping[str, Callable[[Path], Table]] = {
 #: Endings of the tables that users name; those of Arrow are inside of a directory that ``datasets`` saved.
 ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
 #: The formats, for messages.
-KNOWN = "a table (.csv, .tsv, .jsonl or .parquet), a directory that 'datasets' saved, or a folder of images"
+KNOWN = (
+    "a table (.csv, .tsv, .jsonl or .parquet), a directory that 'datasets' saved, or a folder of images (.jpg or .png)"
+)

@@ -95,9 +95,12 @@ def check_classes(counts: Mapping[str, int], subject: str, places: Mapping[str, 
             raise DataError(subject, given=given, expected=f"1 to {MOST_CHARACTERS:,}, as a bundle has", fix=fix)
     rare = sorted((value for value in counts if counts[value] < _FEWEST), key=lambda value: counts[value])
     if len(counts) > _MOST_CLASSES or len(rare) > len(counts) / 2:
-        given = Literally(f"{len(counts):,} distinct labels in {total:,} examples")
-        expected = f"at most {_MOST_CLASSES:,} classes with {_FEWEST} examples or more each"
-        fix = "Give more examples, the column of the classes with --label, or --regression for numbers to predict."
+        given = Literally(f"{len(counts):,} classes in {total:,} examples")
+        expected = f"{_FEWEST} examples or more of each class"
+        if len(counts) > _MOST_CLASSES:
+            expected = f"at most {_MOST_CLASSES:,} classes"
+        column = ", the column of the classes with --label, or --regression for numbers to predict"
+        fix = f"Give more examples{column if places else ''}."
         raise DataError(subject, given=given, expected=expected, fix=fix)
     if rare:
         first = {value: f" ({place})" for value, place in (places or {}).items()}
@@ -112,16 +115,22 @@ def check_learnt(targets: Array, values: Sequence[str], path: str) -> None:
     for value, count in zip(values, np.bincount(targets, minlength=len(values)), strict=True):
         if not count:
             given, expected = Literally("no examples left to train on"), "some beside those that are held out"
-            fix = "Give more examples of it that differ: those with equal texts are held out together."
+            fix = "Give more examples of it that differ: those with equal texts or names are held out together."
             raise DataError(f"{path} class {value!r}", given=given, expected=expected, fix=fix)
 
 
-def check_enough(learnt: int, held_out: int, path: str) -> None:
-    """Raise a DataError if there are too few examples to train on, or none is held out."""
-    if learnt < _FEWEST or not held_out:
-        given = Literally(f"{learnt} examples to train on, and {held_out} held out")
-        fix = "Give more examples that differ: those with equal texts are held out together."
-        raise DataError(path, given=given, expected=f"{_FEWEST} and 1 at least", fix=fix)
+def check_enough(learnt: Array, held_out: Array, path: str, distinct: int = 1) -> None:
+    """Raise a DataError if too few examples are left to train on, or to measure with.
+
+    Args:
+        learnt: targets [n], and those that are held out [m].
+        distinct: least number of distinct targets that are held out: a correlation needs three.
+    """
+    found = len(np.unique(held_out))
+    if len(learnt) < _FEWEST or found < distinct:
+        given = Literally(f"{len(learnt)} examples to train on, and {found} distinct targets held out")
+        fix = "Give more examples that differ: those with equal texts or names are held out together."
+        raise DataError(path, given=given, expected=f"{_FEWEST} and {distinct} at least", fix=fix)
 
 
 def class_metrics(classes: Sequence[str]) -> tuple[str, ...]:
@@ -169,7 +178,7 @@ def _check_names(names: Sequence[str], values: Sequence[str], rows: Rows, column
     if len(set(names)) < len(names) or len(names) < 2 or not all(0 < len(name) <= MOST_CHARACTERS for name in names):
         expected = f"two names or more that differ, of 1 to {MOST_CHARACTERS:,} characters"
         raise UsageError("--labels", given=list(names), expected=expected, fix="Correct them.")
-    class_numbers(rows, column, values, "name all classes with --labels")
+    class_numbers(rows, column, values, "give --labels all classes as the column has them, or new names for 0, 1, …")
 
 
 def _refuse_one(subject: str, rows: Rows) -> None:

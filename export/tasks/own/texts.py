@@ -104,7 +104,7 @@ def describe(data: OwnData, choices: Choices) -> OwnData:
     splits = _splits(rows, columns.label, targets.values)
     if targets.values:
         check_learnt(splits.train.targets, targets.values, data.path)
-    check_enough(len(splits.train.texts), len(splits.holdout.texts), data.path)
+    check_enough(splits.train.targets, splits.holdout.targets, data.path, distinct=1 if targets.values else 3)
     return msgspec.structs.replace(
         data,
         texts=columns.texts,
