@@ -62,9 +62,13 @@ def top_options(model: str, outputs: Sequence[str], top: int | None) -> dict[str
 
 
 def labels_of(ranked: Array) -> list[list[dict[str, Any]]]:
-    """Return label and probability of each row's likeliest classes, from texts VALUE:INDEX:LABEL."""
+    """Return label and probability of each row's likeliest classes, from texts VALUE:INDEX:LABEL.
+
+    Args:
+        ranked: [rows, classes], or [classes] of a model without a batch.
+    """
     rows = []
-    for row in ranked.tolist():
+    for row in np.atleast_2d(ranked).tolist():
         parts = [text.decode(errors="backslashreplace").split(":", 2) for text in row]
         rows.append([{"label": part[-1], "probability": float(part[0])} for part in parts])
     return rows

@@ -22,6 +22,7 @@ from tritonclient.utils import InferenceServerException
 
 from edge.bundles.preprocess import preprocessor
 from edge.cli.doctor import bundle_checks
+from edge.cli.images import labels_of
 from edge.errors import BundleError, DeadlineExceeded, InvalidRequest, Overloaded
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
@@ -212,3 +213,10 @@ async def test_images_that_wait_are_limited(tmp_path: Path) -> None:
         assert [isinstance(answer, Overloaded) for answer in answers] == [False, False, True, True]
         assert f"expected at most {3 * len(LARGE)}" in str(answers[2])
         assert isinstance(await it.infer(images(FILES[0])), pb.ModelInferResponse)
+
+
+def test_labels_of_rows_and_of_a_model_without_a_batch() -> None:
+    ranked = np.array([b"0.75:1:a:b", b"0.25:0:c"], np.object_)
+    row = [{"label": "a:b", "probability": 0.75}, {"label": "c", "probability": 0.25}]
+    assert labels_of(ranked) == [row]
+    assert labels_of(np.stack([ranked, ranked])) == [row, row]
