@@ -28,7 +28,7 @@ from export.outputs import check_run
 from export.report.cli import write_reports
 from export.runs import recorded
 from export.tasks import DATA, NAMES, data_directory, is_imported
-from export.tasks.options import distillation_of, distillation_options, epochs_option, rate_option
+from export.tasks.options import batch_option, distillation_of, distillation_options, epochs_option, rate_option
 from export.tasks.own.options import OwnOptions, own_data_options
 from export.tasks.recipe import MAX_LENGTH, Recipe
 from export.training.watch import watching
@@ -67,7 +67,7 @@ class _TaskName(click.Choice[str]):
 @data_dir_option
 @epochs_option()
 @rate_option
-@click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Examples per step.")
+@batch_option
 @precision_option()
 @device_option
 @click.option(

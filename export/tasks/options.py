@@ -1,4 +1,4 @@
-"""Options of a fine-tuning; their defaults are those of :class:`export.tasks.recipe.Recipe`, in every command."""
+"""Options of a fine-tuning, whose defaults are those of :class:`export.tasks.recipe.Recipe`, but for some epochs."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ def epochs_option(default: int = _RECIPE.epochs) -> Callable[[F], F]:
     return click.option("--epochs", type=click.IntRange(1), default=default, show_default=True, help=text)
 
 
+batch_option = click.option(
+    "--batch", type=click.IntRange(1), default=_RECIPE.batch_size, show_default=True, help="Examples per step."
+)
 rate_option = click.option(
     "--lr",
     type=click.FloatRange(0, min_open=True),
