@@ -16,7 +16,7 @@ from export.calculator.stack import NAMES as STACK_NAMES
 from export.exported import FULL, int8_tier
 from export.outputs import check_bundle, check_name
 from export.runs import RunConfig, read_config, recorded
-from export.tasks import data_of, place_of_data
+from export.tasks import data_inputs, place_of_data
 
 
 class Target(NamedTuple):
@@ -68,7 +68,8 @@ def targets_of(
     else:
         targets = [_classifier(runs, configs, repository / f"{name}-{version}", name, tiers, found)]
     inputs: dict[str, Path | None] = {f"run {run}": run for run in runs}
-    inputs["the data in"] = found and data_of(configs[0], found)
+    if found:
+        inputs.update(place for config in configs for place in data_inputs(config, found).items())
     for number, target in enumerate(targets):
         if target.directory in [other.directory for other in targets[:number]]:
             fix = "Export one of them at a time, with another --version."

@@ -14,7 +14,7 @@ from export.loading import loading_torch
 from export.options import DIRECTORY, replace_option, run_data_dir_option
 from export.outputs import check_file
 from export.runs import recorded
-from export.tasks import data_of, labelled_data
+from export.tasks import data_inputs, labelled_data
 from export.training.watch import counting
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def int8(
     """
     config = recorded(run)
     data_dir = labelled_data(config, data_dir)
-    inputs = {"RUN": run, "the data in": data_of(config, data_dir)}
+    inputs = {"RUN": run, **data_inputs(config, data_dir)}
     if out:
         check_file("--out", out, inputs, replace=replace)
     with loading_torch():

@@ -31,7 +31,7 @@ from export.reduction.options import (
 )
 from export.reduction.strategy import OFFERED, Strategy
 from export.runs import recorded
-from export.tasks import data_of, needed_data
+from export.tasks import data_inputs, needed_data
 from export.tasks.recipe import RESTORING
 
 # torch takes seconds to import, so only the command's body does it.
@@ -118,7 +118,7 @@ def reduce(
         return
     sizes.check_none()
     data_dir = needed_data(config, data_dir, data)
-    inputs = {"RUN": run, "the data in": data_of(config, data_dir), "--latency-table": table}
+    inputs = {"RUN": run, **data_inputs(config, data_dir), "--latency-table": table}
     check_run("--out", out, inputs, replace=replace)
     if plot:
         check_file("--plot", plot, {**inputs, "--out": out}, replace=replace)

@@ -14,7 +14,7 @@ from export.options import DIRECTORY, imported_data_option, replace_option, run_
 from export.outputs import check_file
 from export.reduction.options import calibration_option, reduction_progress, target_option, tokens_option
 from export.runs import recorded
-from export.tasks import data_of, needed_data
+from export.tasks import data_inputs, needed_data
 
 if TYPE_CHECKING:
     from export.reduction.comparison import PlanComparison
@@ -57,7 +57,7 @@ def plan(
     config = recorded(run)
     data_dir = needed_data(config, data_dir, data)
     if plot:
-        check_file("--plot", plot, {"RUN": run, "the data in": data_of(config, data_dir)}, replace=replace)
+        check_file("--plot", plot, {"RUN": run, **data_inputs(config, data_dir)}, replace=replace)
         check_plot(plot)
     with loading_torch():
         from export.reduction.comparison import compare_plans

@@ -17,7 +17,7 @@ from export.measures import print_measures
 from export.options import DIRECTORY, replace_option, run_data_dir_option
 from export.outputs import check_file
 from export.runs import REPORT, recorded
-from export.tasks import data_of, labelled_data
+from export.tasks import data_inputs, labelled_data
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def report(run: Path, out: Path | None, data_dir: Path | None, replace: bool, as
     data_dir = labelled_data(config, data_dir)
     own = run / REPORT
     out = out or own
-    inputs = {"the data in": data_of(config, data_dir), "RUN": None if out.resolve() == own.resolve() else run}
+    inputs = {**data_inputs(config, data_dir), "RUN": None if out.resolve() == own.resolve() else run}
     check_file("--out", out, inputs, replace=replace)
     new_figure(1, 1, without=_WITHOUT)
     with loading_torch():

@@ -16,7 +16,7 @@ from export.loading import loading_torch
 from export.options import DIRECTORY, replace_option, run_data_dir_option
 from export.outputs import check_file
 from export.runs import recorded
-from export.tasks import data_of, labelled_data
+from export.tasks import data_inputs, labelled_data
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def route(
     """
     config = recorded(full)
     data_dir = labelled_data(config, data_dir)
-    inputs = {"FULL_RUN": full, "LEAN_RUN": lean, "the data in": data_of(config, data_dir)}
+    inputs = {"FULL_RUN": full, "LEAN_RUN": lean, **data_inputs(config, data_dir)}
     if out:
         check_file("--out", out, inputs, replace=replace)
     if plot:

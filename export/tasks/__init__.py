@@ -51,11 +51,20 @@ def data_directory(task: str, data_dir: Path) -> Path | None:
     return data_dir / DATA[task].directory if task in DATA else None
 
 
-def data_of(config: RunConfig | None, data_dir: Path) -> Path | None:
-    """Return the path of the data of a run; None if its task reads no files, or is unknown."""
-    if config and config.own_data:
-        return Path(config.own_data.path)
-    return data_directory(config.arguments.get("task", ""), data_dir) if config else None
+def data_inputs(config: RunConfig | None, data_dir: Path) -> dict[str, Path]:
+    """Return the data of a run as inputs of :mod:`export.outputs`; empty if its task reads no files, or is unknown.
+
+    Own data are file and ``--dev``: where the run recorded them and, if they are not there, below ``data_dir``.
+    """
+    if config is None:
+        return {}
+    if config.own_data:
+        recorded = [Path(path) for path in (config.own_data.path, config.own_data.dev) if path]
+        places = [*recorded, *(data_dir / path.name for path in recorded if not path.exists())]
+    else:
+        place = data_directory(config.arguments.get("task", ""), data_dir)
+        places = [place] if place else []
+    return {f"the data in {place}": place for place in places}
 
 
 def is_imported(config: RunConfig | None) -> bool:

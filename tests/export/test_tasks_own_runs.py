@@ -1,6 +1,8 @@
 import csv
 import json
+import shutil
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -10,11 +12,12 @@ from edge.errors import UsageError
 from export.cli import export
 from export.errors import DataError
 from export.experiments.attention.cli import compare
+from export.experiments.int8_cli import int8
 from export.reduction.cli import reduce
 from export.reduction.plan_cli import plan
 from export.report.cli import report
 from export.routing.cli import route
-from export.runs import REPORT, read_config
+from export.runs import CONFIG, REPORT, read_config
 from export.tasks.cli import finetune
 from export.tasks.models import open_model
 from export.tasks.predictions import read_predictions
@@ -166,6 +169,41 @@ def test_images_in_folders(tuned, tmp_path):
     ):
         with pytest.raises((DataError, UsageError), match=message):
             invoke(finetune, *command, *arguments, "--name", "other", "--out", tmp_path)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_own_data_are_not_replaced_where_they_were_recorded_or_are_now(tuned, tmp_path, moved):
+    run, files, held = tmp_path / "run", [tmp_path / "reviews.csv", tmp_path / "dev.csv"], tmp_path / "held"
+
+    def record(*places):
+        path, dev = (str(tmp_path / "gone" / one.name if moved else one) for one in places)
+        own = msgspec.structs.replace(config.own_data, path=path, dev=dev)
+        (run / CONFIG).write_bytes(msgspec.json.encode(msgspec.structs.replace(config, own_data=own)))
+
+    shutil.copytree(tuned / "reviews", run)
+    config = read_config(run)
+    record(*files)
+    for file in files:
+        shutil.copy(tuned / file.name, file)
+    place = ("--data-dir", tmp_path, "--replace")
+    for file in files:
+        kept = file.read_bytes()
+        for command, *arguments in (
+            (report, run, "--out", file),
+            (route, run, run, "--cost-ratio", 0.5, "--out", file),
+            (int8, run, "--out", file),
+            (reduce, run, *CALIBRATION, "--out", tmp_path / "lean", "--plot", file),
+            (plan, run, *CALIBRATION, "--plot", file),
+        ):
+            with pytest.raises(UsageError, match=f"{file}: got the path of the data in {file}, expected a path apart"):
+                invoke(command, *arguments, *place)
+        with pytest.raises(UsageError, match=f"got a path inside of the data in {file}, expected a path apart"):
+            invoke(compare, run, "--out", file / "compared", *place[:2])
+        assert file.read_bytes() == kept
+    held.mkdir()
+    record(files[0], held)
+    with pytest.raises(UsageError, match=f"got a path inside of the data in {held}, expected a path apart"):
+        invoke(export, run, "--repository", held, "--name", "reviews", *place)
 
 
 def test_options_that_do_not_go_together(tuned, tmp_path):

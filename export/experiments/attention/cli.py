@@ -19,7 +19,7 @@ from export.parallel.run import run_all
 from export.parallel.workers import use_gpus
 from export.processor import described
 from export.runs import recorded
-from export.tasks import data_of, labelled_data
+from export.tasks import data_inputs, labelled_data
 from export.tasks.options import epochs_option, rate_option
 from export.tasks.recipe import Recipe
 from export.training.watch import watching
@@ -106,7 +106,7 @@ def compare(
     """
     config = recorded(run)
     data_dir = labelled_data(config, data_dir)
-    apart = {"RUN": run, "the data in": data_of(config, data_dir), **{f"--beside {one}": one for one in beside}}
+    apart = {"RUN": run, **data_inputs(config, data_dir), **{f"--beside {one}": one for one in beside}}
     check_workspace("--out", out, apart, settings="settings.json")
     if plots:
         new_figure(1, 1, without="give --no-plots")
