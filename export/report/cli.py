@@ -90,7 +90,7 @@ def _print(split: Split) -> None:
         ]
         title = (
             f"{split.name}, {split.n} items: always {found.majority!r} has an accuracy of {_share(found.baseline)}; "
-            f"expected calibration error {_share(found.calibration_error)}"
+            f"expected calibration error {found.calibration_error:.3f}"
         )
         columns = ("class", "training set", "items", "predicted", "precision", "recall", "F1")
         print_table(title, columns, rows)

@@ -78,6 +78,7 @@ class Classes(msgspec.Struct, frozen=True):
         baseline: the accuracy of always giving the commonest class of the training set, :attr:`majority`.
         confusion: items by class in the data and then by predicted class.
         calibration_error: the mean distance of probability and accuracy over the bins, the expected calibration error.
+            It has no interval: it is a sum of absolute gaps, which resampling increases.
         errors: wrong answers, the most confident first.
     """
 
@@ -85,7 +86,7 @@ class Classes(msgspec.Struct, frozen=True):
     baseline: Mean
     rows: tuple[ClassRow, ...]
     confusion: tuple[tuple[int, ...], ...]
-    calibration_error: Mean
+    calibration_error: float
     bins: tuple[Bin, ...]
     errors: tuple[Wrong, ...]
 
@@ -191,9 +192,7 @@ def _classes(predictions: Predictions, items: SplitItems, every: Items) -> Class
             for number, label in enumerate(labels)
         ),
         confusion=tuple(map(tuple, confusion.tolist())),
-        calibration_error=Mean(
-            float(calibration_error(confidence, right)), interval(calibration_error, confidence, right)
-        ),
+        calibration_error=calibration_error(confidence, right),
         bins=tuple(
             Bin(int(chosen.sum()), float(confidence[chosen].mean()), _share(right[chosen].sum(), chosen.sum()))
             for bin_ in range(_BINS)
@@ -219,11 +218,10 @@ def _values(predictions: Predictions, items: SplitItems, train: Array) -> Values
     )
 
 
-def calibration_error(confidence: Array, right: Array) -> Array:
-    """Return the expected calibration error, [...], of the largest probabilities and right answers, [..., n] each."""
-    bins, gap = _bins(confidence), right - confidence
-    sums = [np.abs(np.where(bins == one, gap, 0).sum(axis=-1)) for one in range(_BINS)]
-    return np.asarray(sum(sums) / confidence.shape[-1])
+def calibration_error(confidence: Array, right: Array) -> float:
+    """Return the expected calibration error of the largest probabilities and right answers, [n] each."""
+    gaps = np.bincount(_bins(confidence), weights=right - confidence)
+    return float(np.abs(gaps).sum() / len(confidence))
 
 
 def _bins(confidence: Array) -> Array:

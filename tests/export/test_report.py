@@ -3,6 +3,7 @@ import re
 
 import numpy as np
 import pytest
+import scipy.special
 import sklearn.metrics
 
 from edge.errors import UsageError
@@ -21,7 +22,6 @@ def test_the_calibration_error_is_the_mean_gap_of_ten_bins():
     confidence, right = np.array([0.95, 0.95, 0.95, 0.95, 0.62, 1.0]), np.array([1, 1, 0, 0, 1, 1], dtype=bool)
     # |2 - 3.8 + 1 - 1| of the last bin, which has 1.0, and |1 - 0.62|.
     assert calibration_error(confidence, right) == pytest.approx((1.8 + 0.38) / 6)
-    assert calibration_error(np.stack([confidence] * 2), np.stack([right, ~right])).shape == (2,)
 
 
 def test_the_report_of_a_run_on_glue_has_the_numbers_of_its_predictions(place, tmp_path):
@@ -47,7 +47,11 @@ def test_the_report_of_a_run_on_glue_has_the_numbers_of_its_predictions(place, t
     assert sum(one["n"] for one in dev["classes"]["bins"]) == dev["n"] == 40
     assert (holdout["name"], [file["name"] for file in found["files"]]) == ("holdout", ["train.tsv", "dev.tsv"])
     assert [(row["name"], row["rows"]) for row in found["rows"]] == [("train", 324), ("holdout", 36), ("dev", 40)]
+    probabilities = scipy.special.softmax(kept.logits, axis=1).max(axis=1)
+    expected_error = calibration_error(probabilities, kept.answers == kept.targets)
+    assert dev["classes"]["calibration_error"] == pytest.approx(expected_error)
     page = out.read_text()
+    assert f"<p>Expected calibration error over ten bins: {expected_error:.3f}.</p>" in page
     assert found["files"][0]["sha256"] in page
     assert len(re.findall("<svg", page)) == 5  # the curve, and confusion and calibration of both splits
     assert not re.findall(r"<script|(?:src|href)=\"(?!data:|#)", page)
@@ -56,9 +60,7 @@ def test_the_report_of_a_run_on_glue_has_the_numbers_of_its_predictions(place, t
 
 def test_labels_of_any_script_are_escaped_in_figures():
     rows = tuple(ClassRow(label, 1, 1, 1, None, None, 0.0) for label in ("<b>&", "日本", "$x"))
-    drawn = confusion(
-        Classes("日本", Mean(0, (0, 0)), rows, ((1, 0, 0), (0, 1, 0), (0, 1, 0)), Mean(0, (0, 0)), (), ())
-    )
+    drawn = confusion(Classes("日本", Mean(0, (0, 0)), rows, ((1, 0, 0), (0, 1, 0), (0, 1, 0)), 0.0, (), ()))
     assert "&lt;b&gt;&amp;</text>" in drawn
     assert drawn.count("日本</text>") == drawn.count("$x</text>") == 2
 
