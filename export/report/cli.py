@@ -64,7 +64,12 @@ def report(run: Path, out: Path | None, data_dir: Path | None, replace: bool, as
     for split in found.splits:
         _print(split)
     rows = [(one.name, one.rows, one.in_train) for one in found.rows]
-    print_table("Data", ("split", "items", "also in the training set"), rows)
+    title = "Data"
+    if found.trained_on is not None:
+        title += (
+            f": the run was trained on {found.trained_on:,} of the {found.rows[0].rows:,} items of the training split"
+        )
+    print_table(title, ("split", "items", "also in the training split"), rows)
     click.echo(f"The page is {out}.")
 
 
@@ -92,7 +97,7 @@ def _print(split: Split) -> None:
             f"{split.name}, {split.n} items: always {found.majority!r} has an accuracy of {_share(found.baseline)}; "
             f"expected calibration error {found.calibration_error:.3f}"
         )
-        columns = ("class", "training set", "items", "predicted", "precision", "recall", "F1")
+        columns = ("class", "training split", "items", "predicted", "precision", "recall", "F1")
         print_table(title, columns, rows)
     if split.values:
         values = split.values

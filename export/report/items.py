@@ -32,7 +32,7 @@ class SplitItems(NamedTuple):
 
 
 class Items(NamedTuple):
-    """The labels, the targets of the training set, the items of the measured splits, and where they come from."""
+    """The labels, targets of the whole training split, items of the measured splits, and where they come from."""
 
     labels: tuple[str, ...]
     train: Array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,7 +30,7 @@ class ClassRow(msgspec.Struct, frozen=True):
     """A class on a split; shares have Wilson's 95 % intervals.
 
     Attributes:
-        train: examples to learn from.
+        train: examples of it in the training split, of which a run with ``--limit`` learns from some.
         n: items of the class.
         predicted: items that the model takes for it.
         recall: share of ``n`` that is found; None if there are no items.
@@ -75,7 +76,7 @@ class Classes(msgspec.Struct, frozen=True):
     """A classifier on a split.
 
     Attributes:
-        baseline: the accuracy of always giving the commonest class of the training set, :attr:`majority`.
+        baseline: the accuracy of always giving the commonest class of the training split, :attr:`majority`.
         confusion: items by class in the data and then by predicted class.
         calibration_error: the mean distance of probability and accuracy over the bins, the expected calibration error.
             It has no interval: it is a sum of absolute gaps, which resampling increases.
@@ -96,7 +97,7 @@ class Values(msgspec.Struct, frozen=True):
 
     Attributes:
         rmse: root of the mean squared error.
-        baseline: that of always giving the mean of the training set.
+        baseline: that of always giving the mean of the training split.
         bias: mean of prediction minus target.
         points: target and prediction of each item.
         errors: the largest residuals first.
@@ -123,7 +124,8 @@ class Report(msgspec.Struct, frozen=True):
 
     Attributes:
         headline: the metric by which the best epoch was chosen on the hold-out.
-        rows: the splits of the data.
+        rows: the splits of the data, the training split first.
+        trained_on: examples that the run was trained on, at most ``--limit``; None if it was not after its reduction.
         splits: the answers on them.
     """
 
@@ -134,6 +136,7 @@ class Report(msgspec.Struct, frozen=True):
     provenance: Provenance
     files: tuple[DataFile, ...]
     rows: tuple[SplitRows, ...]
+    trained_on: int | None
     splits: tuple[Split, ...]
 
 
@@ -156,8 +159,15 @@ def report_of(run: Path, found: OpenedModel, task: Task, items: Items) -> Report
         found.config.provenance,
         items.files,
         items.rows,
+        _trained_on(found.config.provenance),
         splits,
     )
+
+
+def _trained_on(provenance: Provenance) -> int | None:
+    # As export.tasks.run writes it.
+    found = re.fullmatch(r"fine-tuned from .*, (\d+) examples, .*", provenance.trainer, re.DOTALL)
+    return int(found[1]) if found else None
 
 
 def _split(name: str, predictions: Predictions, items: SplitItems, every: Items) -> Split:

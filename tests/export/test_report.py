@@ -12,6 +12,7 @@ from export.report.cli import report
 from export.report.figures import confusion
 from export.report.numbers import Classes, ClassRow, calibration_error
 from export.runs import REPORT, is_run
+from export.tasks.cli import finetune
 from export.tasks.predictions import read_predictions
 from tests.support.task_data import invoke
 
@@ -55,7 +56,23 @@ def test_the_report_of_a_run_on_glue_has_the_numbers_of_its_predictions(place, t
     assert found["files"][0]["sha256"] in page
     assert len(re.findall("<svg", page)) == 5  # the curve, and confusion and calibration of both splits
     assert not re.findall(r"<script|(?:src|href)=\"(?!data:|#)", page)
-    assert "also in the training set" in invoke(report, run, "--data-dir", place, "--out", out, "--replace")
+    assert "also in the training split" in invoke(report, run, "--data-dir", place, "--out", out, "--replace")
+
+
+def test_a_report_states_on_how_many_items_of_the_training_split_a_run_was_trained(place, tmp_path):
+    run, data, out = tmp_path / "few", ("--data-dir", place), tmp_path / "page.html"
+    tuning = ("--limit", 20, "--epochs", 1, "--max-length", 32, "--name", "few", "--no-report")
+    invoke(finetune, "SST-2", "--model", place / "model", *data, *tuning, "--out", tmp_path)
+    printed = invoke(report, run, *data, "--out", out)
+    stated = "the run was trained on 20 of the 324 items of the training split"
+    assert stated in " ".join(printed.split())
+    assert stated.capitalize() in out.read_text()
+    heads = [line for line in printed.splitlines() if "class" in line and "precision" in line]
+    assert len(heads) == 2
+    assert all("training split" in line for line in heads)
+    assert "training set" not in printed + out.read_text()
+    found = json.loads(invoke(report, place / "SST-2", *data, "--out", out, "--replace", "--json"))
+    assert (found["trained_on"], found["rows"][0]["rows"]) == (324, 324)
 
 
 def test_labels_of_any_script_are_escaped_in_figures():

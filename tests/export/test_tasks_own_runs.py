@@ -63,7 +63,7 @@ def test_a_run_on_own_data_has_a_report_with_escaped_texts_and_duplicates(tuned)
     dev = {one["name"]: one for one in found["rows"]}["dev"]
     assert dev["rows"] == 62
     assert dev["in_train"] >= 1
-    assert f"{dev['in_train']} of 62 items of dev are in the training set, too" in page
+    assert f"{dev['in_train']} of 62 items of dev are in the training split, too" in page
     (wrong,) = [one for one in found["splits"][1]["classes"]["errors"] if "<script>" in one["item"][0]]
     assert (wrong["target"], wrong["prediction"]) == ("dislike", "like")
     assert found["splits"][1]["classes"]["majority"] in ("dislike", "like")
