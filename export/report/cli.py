@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Errors in the table of a split; the page has more.
 _SHOWN = 5
-_WITHOUT = "run the command where it is installed"
+_WITHOUT = "give --json without --out for the numbers alone"
 
 
 @click.command()
@@ -34,7 +34,7 @@ _WITHOUT = "run the command where it is installed"
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The page to write, one HTML file; needs matplotlib.  [default: report.html in RUN]",
+    help="The page to write, one HTML file; needs matplotlib.  [default: report.html in RUN, none with --json]",
 )
 @run_data_dir_option
 @replace_option("an earlier page")
@@ -42,21 +42,23 @@ _WITHOUT = "run the command where it is installed"
 def report(run: Path, out: Path | None, data_dir: Path | None, replace: bool, as_json: bool) -> None:
     """Describe a fine-tuned run: metrics, classes, calibration, errors, training and the origin of its data.
 
-    Writes a page, and prints tables or with --json the same numbers.
+    Writes a page, and prints tables. With --json it prints the same numbers, and writes a page only at --out.
     """
     config = recorded(run)
     data_dir = labelled_data(config, data_dir)
     own = run / REPORT
-    out = out or own
-    inputs = {**data_inputs(config, data_dir), "RUN": None if out.resolve() == own.resolve() else run}
-    check_file("--out", out, inputs, replace=replace)
-    new_figure(1, 1, without=_WITHOUT)
+    out = out or (None if as_json else own)
+    if out:
+        inputs = {**data_inputs(config, data_dir), "RUN": None if out.resolve() == own.resolve() else run}
+        check_file("--out", out, inputs, replace=replace)
+        new_figure(1, 1, without=_WITHOUT)
     with loading_torch():
         from export.report.page import page_of
         from export.report.run import read_report
     with working(f"reporting on {run.name}"):
         found, items = read_report(run, data_dir)
-        write_result(out, page_of(found, items).encode())
+        if out:
+            write_result(out, page_of(found, items).encode())
     if as_json:
         print_json(found)
         return

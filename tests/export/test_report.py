@@ -1,5 +1,6 @@
 import json
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -73,6 +74,20 @@ def test_a_report_states_on_how_many_items_of_the_training_split_a_run_was_train
     assert "training set" not in printed + out.read_text()
     found = json.loads(invoke(report, place / "SST-2", *data, "--out", out, "--replace", "--json"))
     assert (found["trained_on"], found["rows"][0]["rows"]) == (324, 324)
+
+
+def test_numbers_alone_need_no_page_and_no_matplotlib(place, tmp_path, monkeypatch):
+    run = place / "SST-2"
+    kept = (run / REPORT).stat().st_mtime_ns
+    asked = (run, "--data-dir", place, "--json")
+    expected = json.loads(invoke(report, *asked, "--out", tmp_path / "page.html"))
+    for module in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # an import raises ImportError
+    assert json.loads(invoke(report, *asked)) == expected
+    assert (run / REPORT).stat().st_mtime_ns == kept
+    with pytest.raises(UsageError, match=r"got no matplotlib, .* or give --json without --out for the numbers alone"):
+        invoke(report, *asked, "--out", tmp_path / "other.html")
 
 
 def test_labels_of_any_script_are_escaped_in_figures():
