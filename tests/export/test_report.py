@@ -20,6 +20,11 @@ from tests.support.task_data import invoke
 pytest.importorskip("matplotlib")
 
 
+def cells(printed):
+    """Return the cells of the rows of printed tables, without their headings."""
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines() if line.startswith("│")]
+
+
 def test_the_calibration_error_is_the_mean_gap_of_ten_bins():
     confidence, right = np.array([0.95, 0.95, 0.95, 0.95, 0.62, 1.0]), np.array([1, 1, 0, 0, 1, 1], dtype=bool)
     # |2 - 3.8 + 1 - 1| of the last bin, which has 1.0, and |1 - 0.62|.
@@ -57,7 +62,12 @@ def test_the_report_of_a_run_on_glue_has_the_numbers_of_its_predictions(place, t
     assert found["files"][0]["sha256"] in page
     assert len(re.findall("<svg", page)) == 5  # the curve, and confusion and calibration of both splits
     assert not re.findall(r"<script|(?:src|href)=\"(?!data:|#)", page)
-    assert "also in the training split" in invoke(report, run, "--data-dir", place, "--out", out, "--replace")
+    printed = invoke(report, run, "--data-dir", place, "--out", out, "--replace")
+    assert cells(printed[printed.index("\nData") :]) == [
+        ["train", "324", ""],
+        ["holdout", "36", "0"],
+        ["dev", "40", "0"],
+    ]
 
 
 def test_a_report_states_on_how_many_items_of_the_training_split_a_run_was_trained(place, tmp_path):

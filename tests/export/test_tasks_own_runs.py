@@ -1,5 +1,6 @@
 import csv
 import json
+import re
 import shutil
 
 import msgspec
@@ -63,6 +64,8 @@ def test_a_run_on_own_data_has_a_report_with_escaped_texts_and_duplicates(tuned)
     dev = {one["name"]: one for one in found["rows"]}["dev"]
     assert dev["rows"] == 62
     assert dev["in_train"] >= 1
+    printed = invoke(report, run, "--out", tuned / "page.html", "--replace")
+    assert re.search(rf"│ dev +│ +62 │ +{dev['in_train']} │", printed)
     assert f"{dev['in_train']} of 62 items of dev are in the training split, too" in page
     (wrong,) = [one for one in found["splits"][1]["classes"]["errors"] if "<script>" in one["item"][0]]
     assert (wrong["target"], wrong["prediction"]) == ("dislike", "like")
