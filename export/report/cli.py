@@ -104,13 +104,14 @@ def _print(split: Split) -> None:
     if split.values:
         values = split.values
         title = f"{split.name}, {split.n} items: root mean squared error {_share(values.rmse)}"
-        print_table(title, ("always the mean", "bias"), [(_share(values.baseline), _share(values.bias))])
+        print_table(title, ("RMSE of the training mean", "bias"), [(_share(values.baseline), _share(values.bias))])
     found_errors = (split.classes or split.values).errors  # type: ignore[union-attr]
     rows_of_errors = [
         (" | ".join(one.item)[:200], one.target, one.prediction, one.confidence) for one in found_errors[:_SHOWN]
     ]
     heads = ("item", "in the data", "predicted", "probability")
-    print_table("Most confident wrong answers" if split.classes else "Largest residuals", heads, rows_of_errors)
+    worst = "most confident wrong answers" if split.classes else "largest residuals"
+    print_table(f"{split.name}: {worst}", heads, rows_of_errors)
 
 
 def _share(one: Mean | None) -> str | None:

@@ -63,6 +63,10 @@ def test_the_report_of_a_run_on_glue_has_the_numbers_of_its_predictions(place, t
     assert len(re.findall("<svg", page)) == 5  # the curve, and confusion and calibration of both splits
     assert not re.findall(r"<script|(?:src|href)=\"(?!data:|#)", page)
     printed = invoke(report, run, "--data-dir", place, "--out", out, "--replace")
+    assert [line for line in printed.splitlines() if "wrong answers" in line] == [
+        "holdout: most confident wrong answers",
+        "dev: most confident wrong answers",
+    ]
     assert cells(printed[printed.index("\nData") :]) == [
         ["train", "324", ""],
         ["holdout", "36", "0"],

@@ -124,7 +124,13 @@ def test_values_and_pairs(tuned, tmp_path):
     options = (*TUNING, "--max-length", 128, "--out", tmp_path)
     invoke(finetune, "--data", tmp_path / "shared.jsonl", "--model", tuned / "model", *options)
     run = tmp_path / "shared"
-    found = json.loads(invoke(report, run, "--out", tmp_path / "page.html", "--json"))
+    printed = invoke(report, run, "--out", tmp_path / "page.html")
+    assert printed.count("┃ RMSE of the training mean ┃") == 2
+    assert [line for line in printed.splitlines() if "residuals" in line] == [
+        "holdout: largest residuals",
+        "dev: largest residuals",
+    ]
+    found = json.loads(invoke(report, run, "--json"))
     (dev,) = [split["values"] for split in found["splits"] if split["name"] == "dev"]
     kept = read_predictions(run, "dev")
     residuals = kept.answers.astype(np.float64) - kept.targets
