@@ -65,6 +65,7 @@ class RunMetrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         losses: mean loss of each epoch of a fine-tuning.
         scores: on the hold-out, of each epoch of a fine-tuning.
+        trained_on: examples of a fine-tuning.
     """
 
     parameters: int
@@ -74,6 +75,7 @@ class RunMetrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     measures: tuple[Measure, ...]
     losses: tuple[float, ...] = ()
     scores: tuple[float, ...] = ()
+    trained_on: int | None = None
 
 
 def is_run(directory: Path) -> bool:

@@ -67,10 +67,8 @@ def report(run: Path, out: Path | None, data_dir: Path | None, replace: bool, as
         _print(split)
     rows = [(one.name, one.rows, one.in_train) for one in found.rows]
     title = "Data"
-    if found.trained_on is not None:
-        title += (
-            f": the run was trained on {found.trained_on:,} of the {found.rows[0].rows:,} items of the training split"
-        )
+    if (trained_on := found.metrics.trained_on) is not None:
+        title += f": the run was trained on {trained_on:,} of the {found.rows[0].rows:,} items of the training split"
     print_table(title, ("split", "items", "also in the training split"), rows)
     click.echo(f"The page is {out}.")
 

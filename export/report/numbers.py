@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,7 +124,6 @@ class Report(msgspec.Struct, frozen=True):
     Attributes:
         headline: the metric by which the best epoch was chosen on the hold-out.
         rows: the splits of the data, the training split first.
-        trained_on: examples that the run was trained on, at most ``--limit``; None if it was not after its reduction.
         splits: the answers on them.
     """
 
@@ -136,7 +134,6 @@ class Report(msgspec.Struct, frozen=True):
     provenance: Provenance
     files: tuple[DataFile, ...]
     rows: tuple[SplitRows, ...]
-    trained_on: int | None
     splits: tuple[Split, ...]
 
 
@@ -159,15 +156,8 @@ def report_of(run: Path, found: OpenedModel, task: Task, items: Items) -> Report
         found.config.provenance,
         items.files,
         items.rows,
-        _trained_on(found.config.provenance),
         splits,
     )
-
-
-def _trained_on(provenance: Provenance) -> int | None:
-    # As export.tasks.run writes it.
-    found = re.fullmatch(r"fine-tuned from .*, (\d+) examples, .*", provenance.trainer, re.DOTALL)
-    return int(found[1]) if found else None
 
 
 def _split(name: str, predictions: Predictions, items: SplitItems, every: Items) -> Split:

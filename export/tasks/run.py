@@ -130,6 +130,7 @@ def finetune_run(
         data_dir=data_dir,
         speedup=found.config.speedup if found.config else None,  # training leaves the shape as it is
         precision=recipe.precision,
+        trained_on=len(data.train.targets),
         further=files.finished(),
     )
     files.remove()
@@ -154,6 +155,7 @@ def save_run(
     data_dir: str | Path | None = None,
     speedup: Speedup | None = None,
     precision: Precision | None = None,
+    trained_on: int | None = None,
     further: Mapping[str, bytes] | None = None,
 ) -> RunMetrics:
     """Measure a model by its predictions and write its run directory.
@@ -169,6 +171,7 @@ def save_run(
         tuple(measure for name, split in predictions.items() for measure in split.measures(task.metrics, name)),
         tuned.losses,
         tuned.scores,
+        trained_on,
     )
     contents = {PREDICTIONS: encode_predictions(predictions), **(further or {})}
     if isinstance(reader, Tokenizer):

@@ -87,7 +87,7 @@ def test_a_report_states_on_how_many_items_of_the_training_split_a_run_was_train
     assert all("training split" in line for line in heads)
     assert "training set" not in printed + out.read_text()
     found = json.loads(invoke(report, place / "SST-2", *data, "--out", out, "--replace", "--json"))
-    assert (found["trained_on"], found["rows"][0]["rows"]) == (324, 324)
+    assert (found["metrics"]["trained_on"], found["rows"][0]["rows"]) == (324, 324)
 
 
 def test_numbers_alone_need_no_page_and_no_matplotlib(place, tmp_path, monkeypatch):
