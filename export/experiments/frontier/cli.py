@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import msgspec
@@ -18,7 +18,6 @@ from export.loading import loading_torch
 from export.options import DIRECTORY, data_dir_option, device_option, out_option, plots_option, precision_option
 from export.outputs import check_workspace
 from export.parallel.options import jobs_option, ray_option
-from export.parallel.workers import use_gpus
 from export.reduction.options import LATENCIES
 from export.tasks import AVERAGED, data_directory
 
@@ -93,9 +92,9 @@ def frontier(
         lengths = dict.fromkeys(("epochs", "teacher_epochs", "reduced_epochs"), epochs)
         changes = {"seeds": seeds, "limit": limit, **lengths}
         given = {name: value for name, value in changes.items() if value}
-        gpu = use_gpus(device, ray)
-        planned = _planned(path, given, tasks, precision, model, data_dir, "cuda" if gpu else "cpu")
-        families = _measured(planned, model, data_dir, out, _Where(gpu, jobs, ray))
+        where = _Where(device, jobs, ray)
+        planned = _planned(path, given, tasks, precision, model, data_dir, where)
+        families = _measured(planned, model, data_dir, out, where)
     with working("summing up"):
         found = _summed_up(families)
         _write(found, out, plots=plots)
@@ -119,17 +118,18 @@ def _planned(
     precision: Precision,
     model: Path,
     data_dir: Path,
-    device: Literal["cpu", "cuda"],
+    where: _Where,
 ) -> list[FamilySettings]:
     with loading_torch("loading torch and data"):
         from export.experiments.frontier.settings import FROZEN, families_of, read_settings
+        from export.parallel.workers import use_gpus
 
         settings = msgspec.structs.replace(read_settings(path or FROZEN, changes, tasks), precision=precision)
-        return families_of(settings, model, data_dir, device)
+        return families_of(settings, model, data_dir, "cuda" if use_gpus(where.device, where.ray) else "cpu")
 
 
 class _Where(NamedTuple):
-    gpu: bool
+    device: DeviceName
     jobs: int | None
     ray: str | None
 
@@ -159,7 +159,7 @@ def _measured(families: list[FamilySettings], model: Path, data_dir: Path, out: 
         logs=out / "logs",
         workers=where.jobs,
         ray=where.ray,
-        gpu=where.gpu,
+        gpu=families[0].device == "cuda",
     )
     for family, directory in zip(families, directories, strict=True):
         if (directory / TIMED).exists():
