@@ -1,0 +1,190 @@
+"""What clients make the server hold: connections, calls and bytes, counted before the server holds them.
+
+One :class:`Quota` counts for all ports of a process. Each connection has a :class:`Share` of it, and pays for its calls
+and headers, for its messages from the announcement of their size to the end of their call, and for answers that its
+client has not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+from collections import Counter
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+log = logging.getLogger(__name__)
+
+#: The files that the process needs beside its connections: models, libraries, logs.
+_OTHER_FILES: Final = 256
+_SWEEP_SECONDS: Final = 1.0
+#: A client that sends or reads this much in each second, after the first ten, is never too slow.
+_LEAST_BYTES_PER_SECOND: Final = 16 * 1024
+_PATIENCE_SECONDS: Final = 10.0
+
+
+class Refusal(NamedTuple):
+    """Why clients of a port were refused or disconnected."""
+
+    port: str
+    reason: str
+
+
+def patience_seconds(size_bytes: int) -> float:
+    """Return the time in which a client has to send or to read this much in all."""
+    return _PATIENCE_SECONDS + size_bytes / _LEAST_BYTES_PER_SECOND
+
+
+class Quota:
+    """The limits of a process on what all its clients make it hold. Only the event loop uses it.
+
+    If a client's share would exceed ``max_connection_bytes``, what it asks for is refused. If all shares would exceed
+    ``max_bytes``, the connection with the largest one is closed, so that a client with a small share is served.
+
+    Attributes:
+        held_bytes: the sum of all shares.
+        refusals: how often clients were refused or disconnected; threads may read a copy.
+    """
+
+    def __init__(self, max_bytes: int, max_connection_bytes: int, max_connections: int | None = None) -> None:
+        self.max_bytes = max_bytes
+        self.max_connection_bytes = max_connection_bytes
+        self.max_connections = free_files() if max_connections is None else max_connections
+        self.held_bytes = 0
+        self.refusals: Counter[Refusal] = Counter()
+        self._shares: dict[Share, None] = {}  # in the order of their connections
+        self._sweeping: asyncio.TimerHandle | None = None
+
+    @property
+    def connections(self) -> int:
+        """The number of open connections, including those that shake hands."""
+        return len(self._shares)
+
+    def connect(self, port: str, max_connections: int, close: Callable[[], object]) -> Share | None:
+        """Return the share of a new connection of a port, which ``close`` disconnects; None if there is no room.
+
+        The oldest connection that has not completed a call yet makes room for a new one.
+        """
+        of_port = [share for share in self._shares if share.port == port]
+        if len(of_port) >= max_connections or len(self._shares) >= self.max_connections:
+            new = next((share for share in of_port if not share.proven), None)
+            if new is None:
+                self.refusals[Refusal(port, "connections")] += 1
+                return None
+            new.end("connections")
+        share = Share(self, port, close)
+        self._shares[share] = None
+        if self._sweeping is None:
+            self._sweeping = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
+        return share
+
+    def _make_room(self, asking: Share, size: int) -> bool:
+        while self.held_bytes + size > self.max_bytes:
+            largest = max(self._shares, key=lambda share: share.held_bytes)
+            if largest.held_bytes <= asking.held_bytes + size:
+                return False
+            largest.end("memory")
+        return True
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for share in list(self._shares):
+            late = next((what for what, limit in share.limits.items() if limit < now), None)
+            if late:
+                share.end(late)
+        self._sweeping = loop.call_later(_SWEEP_SECONDS, self._sweep) if self._shares else None
+
+
+class Share:
+    """What one connection makes the server hold.
+
+    Attributes:
+        held_bytes: its bytes now.
+        proven: whether one of its calls was accepted, so that it does not make room for new connections.
+        limits: what its client has to do, and until which time of the event loop.
+        closed: whether the connection has ended.
+    """
+
+    __slots__ = ("_close", "_quota", "closed", "held_bytes", "limits", "port", "proven")
+
+    def __init__(self, quota: Quota, port: str, close: Callable[[], object]) -> None:
+        self._quota = quota
+        self._close = close
+        self.port = port
+        self.held_bytes = 0
+        self.proven = False
+        self.closed = False
+        self.limits: dict[str, float] = {}
+
+    def closed_by(self, close: Callable[[], object]) -> None:
+        """Set what disconnects the client."""
+        self._close = close
+
+    def hold(self, size: int, reason: str = "memory") -> bool:
+        """Count bytes that the server is about to hold; False, and nothing is counted, if it must not hold them."""
+        quota = self._quota
+        if self.closed:
+            return False
+        if self.held_bytes + size > quota.max_connection_bytes or (
+            quota.held_bytes + size > quota.max_bytes and not quota._make_room(self, size)
+        ):
+            self.refused(reason)
+            return False
+        self.held_bytes += size
+        quota.held_bytes += size
+        return True
+
+    def release(self, size: int) -> None:
+        """Count bytes that the server holds no longer."""
+        if not self.closed:  # else everything was released
+            self.held_bytes -= size
+            self._quota.held_bytes -= size
+
+    def expect(self, what: str, size_bytes: int = 0) -> None:
+        """Give the client the time for this many bytes in all to do something; else it is disconnected."""
+        if what not in self.limits and not self.closed:
+            self.limits[what] = asyncio.get_running_loop().time() + patience_seconds(size_bytes)
+
+    def met(self, what: str) -> None:
+        """The client has done what was expected."""
+        self.limits.pop(what, None)
+
+    def refused(self, reason: str) -> None:
+        """Count a refusal."""
+        self._quota.refusals[Refusal(self.port, reason)] += 1
+
+    def end(self, reason: str) -> None:
+        """Disconnect the client, and count why."""
+        log.debug("disconnected a client of %s: %s", self.port, reason)
+        self.refused(reason)
+        close = self._close
+        self.close()
+        close()
+
+    def close(self) -> None:
+        """Release everything: the connection has ended. Only the first call has an effect."""
+        if not self.closed:
+            self.closed = True
+            del self._quota._shares[self]
+            self._quota.held_bytes -= self.held_bytes
+            self.held_bytes = 0
+            self.limits.clear()
+            self._close = _nothing  # it refers to the connection, which refers to this
+
+
+def _nothing() -> None:
+    pass
+
+
+def free_files() -> int:
+    """Raise the process's limit of open files as far as it may, and return how many connections it leaves room for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 4096 if hard == resource.RLIM_INFINITY else min(hard, 4096)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    open_now = len(os.listdir("/proc/self/fd"))
+    return max(soft - open_now - _OTHER_FILES, 16) if soft != resource.RLIM_INFINITY else 4096
