@@ -21,7 +21,8 @@ GENERATED = "edge/pb/"
 ORDER = (
     *("errors", "protocol", "datatypes", "files", "child", "instruments", "pb", "runner", "bundles", "runtimes"),
     *("security", "connections", "profiling", "programs", "scheduling", "repository", "health", "serving", "telemetry"),
-    *("rpc", "grpcio", "http2", "rest", "client", "settings", "assembly", "server", "launch", "load", "cli", "__main__"),
+    *("rpc", "grpcio", "http2", "rest", "client", "settings", "assembly", "server", "launch"),
+    *("load", "cli", "__main__"),
 )
 
 
