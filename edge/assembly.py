@@ -6,8 +6,9 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from edge.connections.quota import Quota
 from edge.errors import Literally, UsageError
 from edge.grpcio.server import GrpcServer
 from edge.health.health import Health
@@ -48,6 +49,11 @@ if TYPE_CHECKING:
     from edge.rest.paths import RestApi
     from edge.rest.server import RestServer
     from edge.telemetry.http import HttpServer
+
+#: What all clients may make the server hold is at least twice this.
+_LEAST_KEPT_BYTES: Final = 64 * 1024**2
+#: What one client may make it hold beside the largest message.
+_CALLS_BYTES: Final = 16 * 1024**2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +130,9 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
     telemetry = Telemetry(sources)
     transport = choose_transport(settings.transport)
     calls = min(max(Limits.max_concurrent_streams, 4 * settings.max_queue_size), MAX_STREAMS)
-    grpc = _grpc_server(transport.name)(
+    kept = 2 * max(settings.max_message_bytes, _LEAST_KEPT_BYTES)
+    quota = Quota(kept, settings.max_message_bytes + _CALLS_BYTES)
+    grpc = _grpc_server(transport.name, quota)(
         InferenceServicer(inference, metadata, streams, changes, access),
         TelemetryServicer(telemetry, access),
         Limits(max_message_bytes=settings.max_message_bytes, max_concurrent_streams=calls),
@@ -182,12 +190,12 @@ def _scheduler(settings: Settings) -> Scheduler:
     )
 
 
-def _grpc_server(transport: str) -> type[GrpcServer | Http2Server]:
+def _grpc_server(transport: str, quota: Quota) -> Callable[..., GrpcServer | Http2Server]:
     if transport == "grpcio":
         return GrpcServer
     from edge.http2.server import Http2Server  # its library is an extra
 
-    return Http2Server
+    return partial(Http2Server, quota=quota)
 
 
 def _rest_classes() -> tuple[type[RestApi], type[RestServer]]:

@@ -47,7 +47,7 @@ def serving(
     """
     command = [*python, "-m", "edge", "serve", str(repository), "--grpc-port=0", "--metrics-port=0", "--json"]
     command += [f"--target={target}", *([f"--cache={cache}"] if cache else []), *arguments]
-    # gRPC's core logs bytes of clients as they are. A reader that failed to decode them would let the pipe fill up.
+    # A library may log bytes of clients as they are. A reader that failed to decode them would let the pipe fill up.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
     log: deque[str] = deque(maxlen=_LOG_LINES)
     assert process.stdout is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 from collections.abc import Callable, Coroutine
 from dataclasses import fields
 from functools import partial
@@ -73,6 +74,8 @@ def serve(metrics_port: int, no_metrics: bool, as_json: bool, **options: Any) ->
     """
     settings = Settings(metrics_port=None if no_metrics else metrics_port, **options)
     choose_to_run(settings.target)  # fail here, not once for each bundle
+    # Otherwise gRPC's core logs what clients send with GOAWAY, as it is. It reads this when it is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from edge import server  # imports the transports, which `--help` does not need
 
     gc.freeze()  # modules live as long as the process, so collections can skip them

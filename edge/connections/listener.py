@@ -83,7 +83,7 @@ class Listener:
                 accepted.close()
                 continue
             task = loop.create_task(self._establish(accepted, share))
-            share.closed_by(task.cancel)
+            share.follow(task.cancel)
             self._establishing.add(task)
             task.add_done_callback(self._establishing.discard)
 

@@ -95,6 +95,8 @@ class Quota:
             late = next((what for what, limit in share.limits.items() if limit < now), None)
             if late:
                 share.end(late)
+            else:
+                share._sweep(now)
         self._sweeping = loop.call_later(_SWEEP_SECONDS, self._sweep) if self._shares else None
 
 
@@ -108,20 +110,22 @@ class Share:
         closed: whether the connection has ended.
     """
 
-    __slots__ = ("_close", "_quota", "closed", "held_bytes", "limits", "port", "proven")
+    __slots__ = ("_close", "_quota", "_sweep", "closed", "held_bytes", "limits", "port", "proven")
 
     def __init__(self, quota: Quota, port: str, close: Callable[[], object]) -> None:
         self._quota = quota
         self._close = close
+        self._sweep: Callable[[float], object] = _nothing
         self.port = port
         self.held_bytes = 0
         self.proven = False
         self.closed = False
         self.limits: dict[str, float] = {}
 
-    def closed_by(self, close: Callable[[], object]) -> None:
-        """Set what disconnects the client."""
+    def follow(self, close: Callable[[], object], sweep: Callable[[float], object] | None = None) -> None:
+        """Set what disconnects the client, and what each second checks its calls at this time of the event loop."""
         self._close = close
+        self._sweep = sweep or _nothing
 
     def hold(self, size: int, reason: str = "memory") -> bool:
         """Count bytes that the server is about to hold; False, and nothing is counted, if it must not hold them."""
@@ -172,10 +176,10 @@ class Share:
             self._quota.held_bytes -= self.held_bytes
             self.held_bytes = 0
             self.limits.clear()
-            self._close = _nothing  # it refers to the connection, which refers to this
+            self._close = self._sweep = _nothing  # they refer to the connection, which refers to this
 
 
-def _nothing() -> None:
+def _nothing(*_: object) -> None:
     pass
 
 

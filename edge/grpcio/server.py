@@ -25,8 +25,8 @@ class GrpcServer(Endpoint):
         certificates: ServerCertificates | None = None,
     ) -> None:
         self._certificates = certificates
-        self._server = grpc.aio.server(options=limits.options())
-        super().__init__(self._server, inference, telemetry, access)
+        self._server = grpc.aio.server(options=limits.options(), maximum_concurrent_rpcs=limits.max_calls)
+        super().__init__(self._server, inference, telemetry, limits, access)
 
     async def start(self, host: str, port: int) -> None:
         """Listen. Only telemetry is SERVING at first."""

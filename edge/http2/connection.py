@@ -13,11 +13,14 @@ from typing import Final, cast
 import grpc
 import ngh2
 
+from edge.connections.paced import PacedReader
+from edge.connections.quota import Share
 from edge.http2.connection_limits import ConnectionLimits
 from edge.http2.messages import IDENTITY, Refused, prefix
 from edge.http2.metadata import OK_TRAILERS, RESPONSE, Field, Head, Metadata, NotGrpc, read_head, trailers
 from edge.http2.routes import Route
 from edge.http2.rpc import Rpc
+from edge.http2.unread import UnreadAnswers
 from edge.rpc.limits import Limits
 
 log = logging.getLogger(__name__)
@@ -36,8 +39,11 @@ _CHUNK_BYTES: Final = 256 * 1024
 _WAITING_BYTES: Final = 64 * 1024
 #: A message above this size is sent without a copy behind its prefix.
 _COPIED_BYTES: Final = 16 * 1024
+#: What an open call costs in memory, beside its header fields and its messages.
+_CALL_BYTES: Final = 8 * 1024
 _NOT_FOUND = "the server has no such method"
-_NO_HEAD: Final = Head("", None, IDENTITY)
+_TOO_MUCH = "connection: got more open calls, headers and messages than it may hold, expected fewer. Try again later."
+_NO_HEAD: Final = Head("", None, IDENTITY, 0)
 
 #: A call may use a stream or connection that has just ended.
 _if_open = suppress(ngh2.NGH2Error)
@@ -49,8 +55,9 @@ Find = Callable[[str, Sequence[Field]], Route | None]
 class Connection(asyncio.Protocol):
     """One connection, in ``connections`` while it is open. Only the event loop uses it."""
 
-    def __init__(self, find: Find, limits: Limits, connections: set[Connection]) -> None:
+    def __init__(self, find: Find, limits: Limits, connections: set[Connection], share: Share) -> None:
         self._find = find
+        self._share = share
         self._limits = limits
         self._connections = connections
         self._http2 = ngh2.Connection(ngh2.Role.SERVER, _configuration(limits.max_metadata_bytes))
@@ -60,6 +67,7 @@ class Connection(asyncio.Protocol):
         self._last_head = _NO_HEAD
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._answered_early: set[int] = set()  # streams whose response has ended and whose request has not
+        self._unread = UnreadAnswers(share)
         self._open = False
         self._paused = False
         self._flushing = False
@@ -69,16 +77,18 @@ class Connection(asyncio.Protocol):
     # Callbacks of asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start the connection, unless it exceeds the limits."""
+        """Start the connection."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transport does not inherit from it
+        self._share.follow(self._transport.abort, self._sweep)
+        self._reader = PacedReader(self._transport, self._parse)
         self._open = True
         self._time_limits = ConnectionLimits(self._limits, self._transport.abort, self.refuse)
+        if self._share.closed:  # while it shook hands
+            self._break("a new connection took its place")
+            return
         secured = self._transport.get_extra_info("ssl_object")
         if secured and secured.selected_alpn_protocol() != "h2":
             self._break("its client did not agree on HTTP/2")
-            return
-        if len(self._connections) >= self._limits.max_connections:
-            self._break("there are too many of them")
             return
         self._connections.add(self)
         self._http2.initiate_connection(
@@ -92,7 +102,10 @@ class Connection(asyncio.Protocol):
         self._flush()
 
     def data_received(self, data: bytes) -> None:
-        """Process bytes from the client."""
+        """Process bytes from the client, in turns with other connections."""
+        self._reader.data_received(data)
+
+    def _parse(self, data: bytes) -> None:
         if not self._open:
             return
         self._receiving = True
@@ -104,13 +117,17 @@ class Connection(asyncio.Protocol):
             return
         finally:
             self._receiving = False
-        # Later: waking the client for each of many responses would take more processor time than the responses.
-        if self._http2.want_write or not self._http2.want_read:
+        if not self._http2.want_read:
+            self._flush()  # nghttp2 refuses what follows, and says so now
+        elif self._http2.want_write:
+            # Later: waking the client for each of many responses would take more processor time than the responses.
             self._flush_soon()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Cancel every call."""
+        """Cancel every call, and free everything: what refers to this connection lets go of it."""
         self._open = False
+        self._reader.close()
+        self._share.close()
         self._time_limits.close()
         self._connections.discard(self)
         self._wake()
@@ -157,6 +174,22 @@ class Connection(asyncio.Protocol):
         """Close the connection at once."""
         self._transport.abort()
 
+    # The share of the quota.
+
+    def hold(self, size: int) -> bool:
+        """Count bytes of a call before they are held; False if they must not be."""
+        return self._share.hold(size)
+
+    def let_go(self, size: int) -> None:
+        """Count bytes of a call that are held no longer."""
+        self._share.release(size)
+
+    def _sweep(self, now: float) -> None:
+        for rpc in self._time_limits.late_requests(now, self._rpcs):
+            self._share.refused("slow request")
+            rpc.too_slow()
+        self._unread.sweep(now)
+
     # Requests of calls.
 
     @cached_property
@@ -176,6 +209,9 @@ class Connection(asyncio.Protocol):
 
     def send(self, stream_id: int, message: bytes) -> None:
         """Send a message."""
+        if not self._unread.take(len(message)):
+            self._share.end("unread answers")  # the handlers of streams wait for room, so these are very large ones
+            return
         with _if_open:
             if stream_id not in self._begun:
                 self._begun.add(stream_id)
@@ -186,7 +222,14 @@ class Connection(asyncio.Protocol):
 
     def respond(self, stream_id: int, message: bytes) -> None:
         """Send the only message of a call and the status OK."""
+        if not self._unread.take(len(message)):
+            details = (
+                f"response: got {len(message)} bytes beside unread ones, expected fewer. Read responses as they come."
+            )
+            self.finish(stream_id, grpc.StatusCode.RESOURCE_EXHAUSTED, details, ())
+            return
         self._time_limits.response_sent()
+        self._share.proven = True
         try:
             self._http2.send_response(stream_id, RESPONSE)
             self._queue(stream_id, message)
@@ -200,7 +243,11 @@ class Connection(asyncio.Protocol):
 
     def finish(self, stream_id: int, code: grpc.StatusCode, details: str, metadata: Metadata) -> None:
         """Send the status of a call."""
-        fields = OK_TRAILERS if code is grpc.StatusCode.OK else trailers(code, details, metadata)
+        if code is grpc.StatusCode.OK:
+            self._share.proven = True
+            fields = OK_TRAILERS
+        else:
+            fields = trailers(code, details, metadata)
         with _if_open:
             if stream_id in self._begun:
                 self._http2.send_trailers(stream_id, fields)
@@ -251,17 +298,22 @@ class Connection(asyncio.Protocol):
         route: Route | None = None
         refused: Refused | NotGrpc | None = None
         try:
+            charged = _CALL_BYTES
             if fields != self._last_fields:  # most clients send the same fields in each call
                 self._last_head, self._last_fields = read_head(fields, self._limits.max_metadata_bytes), fields
-            head = self._last_head
+                charged += self._last_head.size_bytes
+            if not self._share.hold(charged):
+                charged = 0
+                raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, _TOO_MUCH)
+            head, fields = self._last_head, self._last_fields
             route = context.run(self._find, head.path, fields)
             if route is None:
                 refused = Refused(grpc.StatusCode.UNIMPLEMENTED, _NOT_FOUND)
         except (Refused, NotGrpc) as error:
-            head, refused = _NO_HEAD, error
+            head, refused, fields, charged = _NO_HEAD, error, (), 0
         if not self._rpcs:
             self._time_limits.set_busy(True)
-        rpc = Rpc(self, stream_id, route, head, fields, self._limits.max_message_bytes, context)
+        rpc = Rpc(self, stream_id, route, head, fields, charged, context)
         self._rpcs[stream_id] = rpc
         if head.timeout == 0:
             rpc.expire()
@@ -290,6 +342,7 @@ class Connection(asyncio.Protocol):
         self._answered_early.discard(stream_id)
         if rpc := self._rpcs.pop(stream_id, None):
             rpc.close()
+            self._share.release(rpc.charged)
         if not self._rpcs:
             self._time_limits.set_busy(False)
         self._release(stream_id)
@@ -309,6 +362,8 @@ class Connection(asyncio.Protocol):
                 data = b"" if self._paused else self._http2.data_to_send(_CHUNK_BYTES)
                 if data:
                     self._transport.write(data)
+                if data or self._paused:
+                    self._unread.sent(len(data), self._http2.queued_body_size())
                 reset = self._answered_early and not self._paused and self._reset_answered()
                 events = self._http2.events()
                 if events:

@@ -1,15 +1,17 @@
-"""Per-connection handshake, idle and ping limits."""
+"""Limits of a connection that concern time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from edge.connections.quota import patience_seconds
+from edge.http2.rpc import Rpc
 from edge.rpc.limits import Limits
 
 
 class ConnectionLimits:
-    """Enforces the limits of one connection that concern time: handshake, idleness and pings."""
+    """Enforces the limits of one connection that concern time: handshake, idleness, pings and slow requests."""
 
     def __init__(self, limits: Limits, on_slow_handshake: Callable[[], None], on_idle: Callable[[], None]) -> None:
         self._limits = limits
@@ -21,6 +23,7 @@ class ConnectionLimits:
         self._idle_since = 0.0
         self._last_ping = -limits.min_ping_seconds
         self._strikes = 0
+        self._unfinished: dict[int, float] = {}  # when the streams whose request is not complete were first seen
 
     def handshake_done(self) -> None:
         """Stop the handshake timer and start the idle timer. Only the first call has an effect."""
@@ -47,9 +50,20 @@ class ConnectionLimits:
         self._last_ping = now
         return self._strikes > self._limits.max_ping_strikes
 
+    def late_requests(self, now: float, rpcs: Mapping[int, Rpc]) -> list[Rpc]:
+        """Return the calls whose request is still not complete; called about once a second."""
+        unfinished = {stream_id: rpc for stream_id, rpc in rpcs.items() if rpc.unfinished}
+        self._unfinished = {stream_id: self._unfinished.get(stream_id, now) for stream_id in unfinished}
+        return [
+            rpc
+            for stream_id, rpc in unfinished.items()
+            if now - self._unfinished[stream_id] > patience_seconds(rpc.received_bytes)
+        ]
+
     def close(self) -> None:
-        """Stop the timer."""
+        """Stop the timer, and forget the connection, which refers to this."""
         self._timer.cancel()
+        self._on_idle = _nothing
 
     def _check_idle(self) -> None:
         left = self._limits.idle_seconds
@@ -59,3 +73,7 @@ class ConnectionLimits:
             self._on_idle()
         else:
             self._timer = self._loop.call_later(left, self._check_idle)
+
+
+def _nothing() -> None:
+    pass

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
+from collections.abc import Callable
+from typing import NamedTuple
 
 import grpc
 
+from edge.rpc.parsing import WINDOW_BITS, too_large
+
 PREFIX_BYTES = 5
-#: The ``wbits`` argument of zlib for each ``grpc-encoding`` that a client may use.
-_WINDOW_BITS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
 IDENTITY = b"identity"
-ENCODINGS = (IDENTITY, *sorted(_WINDOW_BITS))
+ENCODINGS = (IDENTITY, *sorted(WINDOW_BITS))
+#: A message up to this size is part of what its call costs.
+SMALL_BYTES = 1024
+#: A message that inflates to this much takes about a millisecond; more is inflated in such pieces in a thread.
+_INLINE_BYTES = 256 * 1024
+_PIECE_BYTES = 4 * 1024**2
 
 
 class Refused(Exception):
@@ -21,61 +29,106 @@ class Refused(Exception):
         self.code, self.details = code, details
 
 
+def no_room(size: int) -> Refused:
+    """Return the refusal of bytes that the quota does not admit."""
+    details = f"message: got {size} bytes beside those that the server holds already, expected fewer. Try again later."
+    return Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, details)
+
+
 def prefix(message: bytes) -> bytes:
     """Return the 5 bytes that precede an uncompressed message."""
     return b"\0" + len(message).to_bytes(4, "big")
 
 
+class Packed(NamedTuple):
+    """A compressed message, and the limit for its contents."""
+
+    data: bytes
+    encoding: bytes
+    max_bytes: int
+
+    async def inflated(self, hold: Callable[[int], bool]) -> bytes:
+        """Decompress it, what is large beside the event loop; ``hold`` admits each piece.
+
+        Raises:
+            Refused: it is no stream of its encoding, or exceeds a limit.
+        """
+        inflater = zlib.decompressobj(WINDOW_BITS[self.encoding])
+        try:
+            piece = inflater.decompress(self.data, _INLINE_BYTES)
+            pieces, size = [piece], len(piece)
+            # A piece that is full may not be the last one, even if all data are consumed.
+            while not inflater.eof and piece and (inflater.unconsumed_tail or size % _INLINE_BYTES == 0):
+                if not hold(_PIECE_BYTES):
+                    raise no_room(size + _PIECE_BYTES)
+                piece = await asyncio.to_thread(inflater.decompress, inflater.unconsumed_tail, _PIECE_BYTES)
+                pieces.append(piece)
+                size += len(piece)
+                if size > self.max_bytes:
+                    raise _too_large("more, uncompressed", self.max_bytes)
+        except zlib.error:
+            pieces, size = [], -1
+        if size > self.max_bytes:
+            raise _too_large("more, uncompressed", self.max_bytes)
+        if size < 0 or not inflater.eof or inflater.unused_data:
+            details = f"message: expected exactly one {self.encoding.decode()} stream. Compress it again."
+            raise Refused(grpc.StatusCode.INTERNAL, details)
+        return b"".join(pieces)
+
+
 class Messages:
     """Reassembles the messages of one stream, whose ``grpc-encoding`` is ``encoding``.
 
-    A message whose prefix announces more than the limit is refused before any of it is buffered, and decompression
-    stops at the limit.
+    A message whose prefix announces more than the limit, or more than ``hold`` admits, is refused before any of it is
+    buffered.
     """
 
-    __slots__ = ("_compressed", "_encoding", "_length", "_max_bytes", "_parts", "_size")
+    __slots__ = ("_buffer", "_compressed", "_encoding", "_hold", "_length", "_max_bytes")
 
-    def __init__(self, max_bytes: int, encoding: bytes = IDENTITY) -> None:
+    def __init__(self, max_bytes: int, encoding: bytes, hold: Callable[[int], bool]) -> None:
         self._max_bytes = max_bytes
         self._encoding = encoding
-        self._parts: list[bytes] = []
-        self._size = 0
+        self._hold = hold
+        self._buffer = bytearray()  # pieces would cost more than their bytes where a client sends small ones
         self._length = -1  # of the current message; -1 until its prefix is complete
         self._compressed = False
 
     @property
     def begun(self) -> bool:
         """Whether an incomplete message is buffered."""
-        return self._size > 0 or self._length >= 0
+        return bool(self._buffer) or self._length >= 0
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """Return the messages that these bytes complete, decompressed."""
-        if not self._size and self._length < 0 and len(data) >= PREFIX_BYTES:  # most messages arrive in one piece
-            self._begin(data)
+    @property
+    def size(self) -> int:
+        """The bytes of the incomplete message."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> list[bytes | Packed]:
+        """Return the messages that these bytes complete."""
+        if not self.begun and len(data) >= PREFIX_BYTES:  # most messages arrive in one piece
+            self._begin(data, 0)
             if len(data) - PREFIX_BYTES == self._length:
                 return [self._end(data[PREFIX_BYTES:])]
-            self._length = -1
-        self._parts.append(data)
-        self._size += len(data)
-        messages = []
-        while self._size >= (PREFIX_BYTES if self._length < 0 else self._length):
-            joined = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-            at = 0
-            while True:  # over all complete messages, without copying the rest for each
-                if self._length < 0:
-                    if len(joined) - at < PREFIX_BYTES:
-                        break
-                    self._begin(joined, at)
-                    at += PREFIX_BYTES
-                if len(joined) - at < self._length:
+            data = data[PREFIX_BYTES:]
+        self._buffer += data
+        messages: list[bytes | Packed] = []
+        at = 0
+        while True:  # over all complete messages, without moving the rest for each
+            if self._length < 0:
+                if len(self._buffer) - at < PREFIX_BYTES:
                     break
-                at += (length := self._length)
-                messages.append(self._end(joined[at - length : at]))
-            self._parts = [joined[at:]] if at < len(joined) else []
-            self._size = len(joined) - at
+                self._begin(self._buffer, at)
+                at += PREFIX_BYTES
+            if len(self._buffer) - at < self._length:
+                break
+            with memoryview(self._buffer) as view:
+                message = view[at : at + self._length].tobytes()
+            at += self._length
+            messages.append(self._end(message))
+        del self._buffer[:at]
         return messages
 
-    def _begin(self, data: bytes, at: int = 0) -> None:
+    def _begin(self, data: bytes | bytearray, at: int) -> None:
         flag, length = data[at], int.from_bytes(data[at + 1 : at + PREFIX_BYTES], "big")
         if flag > 1:
             raise Refused(grpc.StatusCode.INTERNAL, f"compressed flag: got {flag}, expected 0 or 1")
@@ -83,26 +136,16 @@ class Messages:
             details = "compressed flag: got 1 without grpc-encoding, expected 0. Send grpc-encoding with the call."
             raise Refused(grpc.StatusCode.INTERNAL, details)
         if length > self._max_bytes:
-            raise self._too_large(f"{length} bytes")
+            raise _too_large(f"{length} bytes", self._max_bytes)
+        if length > SMALL_BYTES and not self._hold(length):
+            raise no_room(length)
         self._compressed, self._length = bool(flag), length
 
-    def _end(self, message: bytes) -> bytes:
+    def _end(self, message: bytes) -> bytes | Packed:
         self._length = -1
-        return self._inflated(message) if self._compressed else message
+        return Packed(message, self._encoding, self._max_bytes) if self._compressed else message
 
-    def _inflated(self, message: bytes) -> bytes:
-        inflater = zlib.decompressobj(_WINDOW_BITS[self._encoding])
-        try:
-            inflated = inflater.decompress(message, self._max_bytes + 1)
-        except zlib.error:
-            inflated = b""
-        if len(inflated) > self._max_bytes:
-            raise self._too_large("more, uncompressed")
-        if not inflater.eof or inflater.unused_data:
-            details = f"message: expected exactly one {self._encoding.decode()} stream. Compress it again."
-            raise Refused(grpc.StatusCode.INTERNAL, details)
-        return inflated
 
-    def _too_large(self, given: str) -> Refused:
-        details = f"message: got {given}, expected at most {self._max_bytes} bytes. Split it, or raise "
-        return Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{details}--max-message-bytes.")
+def _too_large(given: str, max_bytes: int) -> Refused:
+    status = too_large(given, max_bytes)
+    return Refused(status.code, status.details)

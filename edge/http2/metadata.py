@@ -25,6 +25,8 @@ OK_TRAILERS: tuple[Field, ...] = ((b"grpc-status", b"0"),)
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 #: Overhead that counts toward the size of each field (RFC 9113, 6.5.2).
 _FIELD_BYTES = 32
+#: The same in memory: two objects of bytes and a tuple.
+_FIELD_OBJECT_BYTES = 160
 #: Fields of the transport, which are not part of the metadata.
 _OWN = frozenset((b"te", b"content-type", b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding"))
 #: Characters that ``grpc-message`` carries unescaped: printable ASCII except the percent sign.
@@ -45,6 +47,7 @@ class Head(NamedTuple):
     path: str  # of the method, as in /package.Service/Method
     timeout: float | None  # in seconds
     encoding: bytes  # of its messages
+    size_bytes: int  # of its fields in memory
 
 
 def read_head(fields: Sequence[Field], max_bytes: int) -> Head:
@@ -54,7 +57,8 @@ def read_head(fields: Sequence[Field], max_bytes: int) -> Head:
         NotGrpc: the method is not POST, or the content type is not gRPC's.
         Refused: the fields exceed the limit, or the encoding or the timeout is invalid.
     """
-    size = sum([len(name) + len(value) for name, value in fields]) + _FIELD_BYTES * len(fields)
+    text = sum([len(name) + len(value) for name, value in fields])
+    size = text + _FIELD_BYTES * len(fields)
     if size > max_bytes:
         details = f"metadata: got {size} bytes, expected at most {max_bytes}. Send fewer or shorter fields."
         raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, details)
@@ -71,7 +75,8 @@ def read_head(fields: Sequence[Field], max_bytes: int) -> Head:
         raise Refused(grpc.StatusCode.UNIMPLEMENTED, details)
     timeout = named.get(b"grpc-timeout")
     path = named[b":path"].decode("ascii", "replace")
-    return Head(path, None if timeout is None else _seconds(timeout), encoding)
+    seconds = None if timeout is None else _seconds(timeout)
+    return Head(path, seconds, encoding, text + _FIELD_OBJECT_BYTES * len(fields))
 
 
 def _seconds(timeout: bytes) -> float:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import grpc
 
 from edge.http2.metadata import Field, read_metadata
+from edge.rpc.limits import Limits
 
 
 class Direct(NamedTuple):
@@ -23,16 +24,18 @@ class Direct(NamedTuple):
 
 
 class Route(NamedTuple):
-    """A ``grpc.RpcMethodHandler``, and the direct method that replaces it if there is one."""
+    """A ``grpc.RpcMethodHandler``, the limit for its requests, and the direct method that replaces it, if any."""
 
     handler: Any
+    max_bytes: int = 0
     direct: Direct | None = None
 
 
 class Routes:
     """The methods of a server, ``direct`` by path. ``by_path`` says that one look-up for each path is enough."""
 
-    def __init__(self, by_path: bool, direct: Mapping[str, Direct] | None = None) -> None:
+    def __init__(self, limits: Limits, by_path: bool, direct: Mapping[str, Direct] | None = None) -> None:
+        self._limits = limits
         self._by_path = by_path
         self._direct = direct or {}
         self._handlers: list[grpc.GenericRpcHandler] = []
@@ -52,7 +55,8 @@ class Routes:
             if handler is None:
                 return None
             # A refusal is a handler of another kind, which nothing may replace.
-            route = Route(handler, self._direct.get(path) if handler.unary_unary else None)
+            direct = self._direct.get(path) if handler.unary_unary else None
+            route = Route(handler, self._limits.max_request_bytes(path), direct)
             if self._by_path:
                 self._found[path] = route
         return route

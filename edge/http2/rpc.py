@@ -15,15 +15,17 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from edge import errors
-from edge.http2.messages import Messages, Refused
+from edge.http2.messages import SMALL_BYTES, Messages, Packed, Refused, no_room
 from edge.http2.metadata import Field, Head, Metadata, read_metadata
 from edge.http2.routes import Route
-from edge.rpc.methods import UNPARSEABLE, Status
+from edge.rpc.parsing import UNPARSEABLE, Status
 
 log = logging.getLogger(__name__)
 
 #: A request up to this size is acknowledged at the end of its call, with the response.
 _LATE_BYTES = 16 * 1024
+#: What a message of a stream costs beside its bytes, until its handler reads it.
+_MESSAGE_BYTES = 64
 _OK = grpc.StatusCode.OK
 _INTERNAL = grpc.StatusCode.INTERNAL
 
@@ -33,6 +35,8 @@ class _Wire(Protocol):
 
     @property
     def peer(self) -> str: ...
+    def hold(self, size: int) -> bool: ...
+    def let_go(self, size: int) -> None: ...
     def acknowledge(self, stream_id: int, size: int) -> None: ...
     def send(self, stream_id: int, message: bytes) -> None: ...
     def respond(self, stream_id: int, message: bytes) -> None: ...
@@ -49,7 +53,7 @@ class Rpc:
 
     __slots__ = (
         *("_call", "_context", "_deadline", "_direct", "_fields", "_handler", "_inbox", "_messages", "_reader"),
-        *("_task", "_timer", "_wire", "done", "held", "request_ended", "stream_id"),
+        *("_task", "_timer", "_wire", "charged", "done", "held", "request_ended", "stream_id"),
     )
 
     def __init__(
@@ -59,20 +63,21 @@ class Rpc:
         route: Route | None,
         head: Head,
         fields: Iterable[Field],
-        max_message_bytes: int,
+        charged: int,
         context: Context,
     ) -> None:
         self.stream_id = stream_id
+        self.charged = charged  # bytes of the connection's share
         self.held = 0  # bytes received and not yet acknowledged
         self.request_ended = False
         self.done = route is None  # the status is sent, or the stream is closed
         self._wire = wire
         self._context = context
-        self._handler, self._direct = route or Route(None)
+        self._handler, max_bytes, self._direct = route or Route(None)
         self._call: Any = None
         self._fields = fields
-        self._messages = Messages(max_message_bytes, head.encoding)
-        self._inbox: deque[bytes] = deque()
+        self._messages = Messages(max_bytes, head.encoding, self._hold)
+        self._inbox: deque[bytes | Packed] = deque()
         self._reader: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._deadline = None if head.timeout is None else time.monotonic() + head.timeout
@@ -84,6 +89,20 @@ class Rpc:
 
     # Called by the connection.
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether a request that should come at once has not arrived."""
+        return not (self.done or self.request_ended or self._handler.request_streaming)
+
+    @property
+    def received_bytes(self) -> int:
+        """The bytes of its incomplete message."""
+        return self._messages.size
+
+    def too_slow(self) -> None:
+        """End the call, because its request does not arrive."""
+        self._cut(grpc.StatusCode.DEADLINE_EXCEEDED, "the request did not arrive in time. Send it faster.")
+
     def receive(self, data: bytes, ended: bool) -> None:
         """Process bytes of the request; ``ended`` says whether they are the last."""
         self.held += len(data)
@@ -91,7 +110,10 @@ class Rpc:
             return  # without acknowledgement, so that flow control stops a client that goes on
         try:
             if data:
-                self._inbox.extend(self._messages.feed(data))
+                messages = self._messages.feed(data)
+                if self._handler.request_streaming and messages and not self._hold(sum(map(_extra, messages))):
+                    raise no_room(len(data))
+                self._inbox.extend(messages)
             if ended and self._messages.begun:
                 raise Refused(_INTERNAL, "the request ends in the middle of a message")
             self.request_ended = ended
@@ -156,7 +178,14 @@ class Rpc:
         message = self._inbox.popleft()
         if not self._inbox:
             self._acknowledge()
-        return self._handler.request_deserializer(message)
+        before = self.charged
+        try:
+            data = await message.inflated(self._hold) if isinstance(message, Packed) else message
+        except Refused as refused:
+            return Status(refused.code, refused.details)
+        finally:
+            self._let_go(self.charged - before + _size(message) + _extra(message))
+        return self._handler.request_deserializer(data)
 
     async def write(self, response: Any) -> None:
         """Send a response, and wait until there is room for the next."""
@@ -176,8 +205,24 @@ class Rpc:
     # Execution of the handler.
 
     def _answer(self) -> None:
+        message = self._inbox.popleft()
+        if isinstance(message, Packed):
+            self._task = asyncio.get_running_loop().create_task(self._answer_packed(message))
+        else:
+            self._answer_message(message)
+
+    async def _answer_packed(self, packed: Packed) -> None:
         try:
-            request = self._handler.request_deserializer(self._inbox.popleft())
+            message = await packed.inflated(self._hold)
+        except Refused as refused:
+            self._finish(refused.code, refused.details)
+        else:
+            self._task = None
+            self._answer_message(message)
+
+    def _answer_message(self, message: bytes) -> None:
+        try:
+            request = self._handler.request_deserializer(message)
             if self._direct:
                 self._call = self._context.run(self._direct.start, request, self, self._respond_once)
             else:
@@ -266,7 +311,29 @@ class Rpc:
             self._timer.cancel()
             self._timer = None
 
+    def _hold(self, size: int) -> bool:
+        held = self._wire.hold(size)
+        if held:
+            self.charged += size
+        return held
+
+    def _let_go(self, size: int) -> None:
+        self.charged -= size
+        self._wire.let_go(size)
+
     def _acknowledge(self) -> None:
         if self.held:
             self._wire.acknowledge(self.stream_id, self.held)
             self.held = 0
+
+
+def _size(message: bytes | Packed) -> int:
+    """Return what was held for a message when its size was announced."""
+    size = len(message.data if isinstance(message, Packed) else message)
+    return size if size > SMALL_BYTES else 0
+
+
+def _extra(message: bytes | Packed) -> int:
+    """Return what a message of a stream costs beside that."""
+    size = len(message.data if isinstance(message, Packed) else message)
+    return _MESSAGE_BYTES if size > SMALL_BYTES else _MESSAGE_BYTES + size

@@ -6,6 +6,8 @@ import asyncio
 import ssl
 import time
 
+from edge.connections.listener import Listener
+from edge.connections.quota import Quota, Share
 from edge.http2.connection import Connection
 from edge.http2.routes import Direct, Routes
 from edge.protocol import INFERENCE
@@ -32,14 +34,15 @@ class Http2Server(Endpoint):
         telemetry: TelemetryServicer,
         limits: Limits,
         *,
+        quota: Quota,
         access: Access | None = None,
         certificates: ServerCertificates | None = None,
     ) -> None:
         direct = Direct(inference.start_model_infer, inference.cancel_model_infer)
-        routes = Routes(by_path=access is None, direct={f"/{INFERENCE}/ModelInfer": direct})
-        super().__init__(routes, inference, telemetry, access)
+        routes = Routes(limits, by_path=access is None, direct={f"/{INFERENCE}/ModelInfer": direct})
+        super().__init__(routes, inference, telemetry, limits, access)
         context = certificates.follow(lambda now: now.http2) if certificates else None
-        self._port = Port(routes, limits, context)
+        self._port = Port(routes, limits, quota, context)
 
     async def start(self, host: str, port: int) -> None:
         """Listen. Only telemetry is SERVING at first."""
@@ -57,29 +60,22 @@ class Http2Server(Endpoint):
 class Port:
     """A listening port. It is opened, used and drained inside one running event loop."""
 
-    def __init__(self, routes: Routes, limits: Limits, context: ssl.SSLContext | None = None) -> None:
-        self._routes = routes
-        self._limits = limits
-        self._context = context
+    def __init__(self, routes: Routes, limits: Limits, quota: Quota, context: ssl.SSLContext | None = None) -> None:
         self._connections: set[Connection] = set()
+
+        def protocol(share: Share) -> Connection:
+            return Connection(routes.find, limits, self._connections, share)
+
+        self._listener = Listener("grpc", quota, limits.max_connections, protocol, context, limits.handshake_seconds)
 
     async def open(self, host: str, port: int) -> int:
         """Listen, and return the port number; port 0 takes any free one."""
-        seconds = self._limits.handshake_seconds if self._context else None
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(self._routes.find, self._limits, self._connections),
-            host,
-            port,
-            ssl=self._context,
-            ssl_handshake_timeout=seconds,
-        )
-        bound: int = self._server.sockets[0].getsockname()[1]
-        return bound
+        return await self._listener.open(host, port)
 
     async def drain(self, grace_seconds: float) -> None:
         """Refuse new calls, cancel the accepted ones that do not end within the grace, then close every connection."""
         limit = time.monotonic() + grace_seconds
-        self._server.close()
+        await self._listener.close()
         for connection in list(self._connections):
             connection.refuse_soon()
         if self._connections:

@@ -5,21 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
+from grpc_health.v1 import health
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from edge.errors import Literally, PermissionDenied, Unauthenticated, UsageError
 from edge.pb.pool import POOL
 from edge.protocol import INFERENCE, TELEMETRY
 from edge.rpc.health_servicer import HealthServicer
 from edge.rpc.inference_servicer import InferenceServicer
+from edge.rpc.limits import Limits
 from edge.rpc.methods import authorization, handlers, status_of
 from edge.rpc.telemetry_servicer import TelemetryServicer
 from edge.security.access import CALLER, Access
-
-# Reflection describes what is in our pool; these two services register themselves in the default one.
-for _file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
-    POOL.AddSerializedFile(_file.serialized_pb)
 
 
 def port_is_taken(option: str, host: str, port: int, reason: str) -> UsageError:
@@ -36,7 +33,12 @@ class Endpoint:
     """
 
     def __init__(
-        self, server: Any, inference: InferenceServicer, telemetry: TelemetryServicer, access: Access | None
+        self,
+        server: Any,
+        inference: InferenceServicer,
+        telemetry: TelemetryServicer,
+        limits: Limits,
+        access: Access | None,
     ) -> None:
         self.port = 0  # until the server listens
         self._telemetry = telemetry
@@ -44,9 +46,9 @@ class Endpoint:
         self.set_health = self._health.set
         for name in ("", INFERENCE, TELEMETRY):  # only telemetry serves from the start
             self.set_health(name, name == TELEMETRY)
-        services = _Services((handlers(INFERENCE, inference), handlers(TELEMETRY, telemetry)))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, services)
-        names = (INFERENCE, TELEMETRY, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        servicers = {INFERENCE: inference, TELEMETRY: telemetry, health.SERVICE_NAME: self._health}
+        services = _Services(handlers(name, servicer, limits) for name, servicer in servicers.items())
+        names = (*servicers, reflection.SERVICE_NAME)
         reflecting = reflection.aio.ReflectionServicer(names, pool=POOL)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflecting, services)
         server.add_generic_rpc_handlers([_Authorizing(each, access) for each in services] if access else services)

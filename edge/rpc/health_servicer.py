@@ -10,12 +10,19 @@ import asyncio
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health, health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
 
-_STATUS = health_pb2.HealthCheckResponse
+from edge.pb.pool import POOL
+
+# These two services register themselves in protobuf's default pool. Ours has what reflection describes.
+for _file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
+    POOL.AddSerializedFile(_file.serialized_pb)
+_STATUS: Any = GetMessageClass(POOL.FindServiceByName(health.SERVICE_NAME).methods_by_name["Check"].output_type)
 
 
-class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+class HealthServicer:
     """Reports health and its changes. It belongs to one event loop."""
 
     def __init__(self) -> None:
@@ -35,15 +42,13 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self._statuses = dict.fromkeys(self._statuses, _STATUS.NOT_SERVING)
         self._wake()
 
-    async def Check(
-        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> health_pb2.HealthCheckResponse:
+    async def Check(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         """Return the health of a name; an unknown name is NOT_FOUND."""
         if request.service not in self._statuses:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no service or model {request.service[:64]!r}")
         return _STATUS(status=self._statuses[request.service])
 
-    async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def Watch(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Send the health of a name now and at each change; an unknown name may become known."""
         last: int | None = None
         while True:

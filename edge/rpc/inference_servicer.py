@@ -12,7 +12,8 @@ from urllib.parse import unquote
 import grpc
 
 from edge.pb import inference_pb2 as pb
-from edge.rpc.methods import UNPARSEABLE, Status, authorization, status_of
+from edge.rpc.methods import authorization, status_of
+from edge.rpc.parsing import Status
 from edge.security.access import CALLER, Access
 from edge.security.rate import client_of
 from edge.security.scopes import INFER_STREAM
@@ -83,13 +84,13 @@ class InferenceServicer:
 
     def start_model_infer(
         self,
-        request: pb.ModelInferRequest | None,
+        request: pb.ModelInferRequest | Status,
         context: _Context,
         end: Callable[[pb.ModelInferResponse | Status], None],
     ) -> Call | None:
-        """Start ModelInfer as :class:`edge.http2.routes.Direct`; the request is None if it does not parse."""
-        if request is None:
-            end(Status(grpc.StatusCode.INTERNAL, UNPARSEABLE))
+        """Start ModelInfer as :class:`edge.http2.routes.Direct`; the request is a status if its bytes were refused."""
+        if isinstance(request, Status):
+            end(request)
             return None
         self._introduce(context)
 
@@ -103,8 +104,8 @@ class InferenceServicer:
 
         async def read() -> pb.ModelInferRequest | None:
             request = await context.read()
-            if request is None:
-                raise Unparseable
+            if isinstance(request, Status):
+                raise Unparseable(request)
             if self._access:
                 self._access.authorize(authorization(context.invocation_metadata()), INFER_STREAM)
             return None if request is grpc.aio.EOF else request
@@ -112,11 +113,11 @@ class InferenceServicer:
         try:
             await self._streams.answer(read, context.write, _deadline(context))
             return
-        except Unparseable:
-            code, details = grpc.StatusCode.INTERNAL, UNPARSEABLE
+        except Unparseable as error:
+            status = error.args[0]
         except Draining:
-            code, details = grpc.StatusCode.UNAVAILABLE, DRAINING
-        await context.abort(code, details)  # outside of the except clause, so that no cycle holds the request
+            status = Status(grpc.StatusCode.UNAVAILABLE, DRAINING)
+        await context.abort(*status)  # outside of the except clause, so that no cycle holds the request
 
     def _introduce(self, context: _Context) -> None:
         """Name the caller for its rate limit, unless its token has, and keep its trace context for traces."""

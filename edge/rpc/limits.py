@@ -1,33 +1,60 @@
-"""Connection limits of the gRPC endpoint, as gRPC's own options."""
+"""Limits of the gRPC endpoint: connections, calls and messages, also as gRPC's own options."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
+from grpc_health.v1 import health
+from grpc_reflection.v1alpha import reflection
+
+from edge.protocol import INFERENCE, TELEMETRY
+
 #: HTTP/2 counts streams in 31 bits.
 MAX_STREAMS: Final = 2**31 - 1
+#: Requests of services that need no token, or carry names alone.
+_SERVICE_BYTES: Final = {
+    health.SERVICE_NAME: 4 * 1024,
+    reflection.SERVICE_NAME: 4 * 1024,
+    TELEMETRY: 4 * 1024,
+    INFERENCE: 64 * 1024,
+}
+#: Requests that may be larger: those with tensors, up to ``max_message_bytes``, and a load with its parameters.
+_TENSOR_METHODS: Final = (f"/{INFERENCE}/ModelInfer", f"/{INFERENCE}/ModelStreamInfer")
+_METHOD_BYTES: Final = {f"/{INFERENCE}/RepositoryModelLoad": 1024**2}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """Limits of connections and messages."""
 
-    max_message_bytes: int = 64 * 1024**2  # of a request
+    max_message_bytes: int = 64 * 1024**2  # of a request with tensors
     max_metadata_bytes: int = 8192  # headers of a call; a stock client sends about 300 bytes
-    max_connections: int = 512  # further ones are closed; each uses a file, of which a process has 1024 by default
+    max_connections: int = 512  # further ones are closed
     # Calls on one connection; further ones are UNAVAILABLE. The queue, far smaller, refuses with a specific status.
     max_concurrent_streams: int = 4096
+    max_calls: int = 16384  # on all connections of grpcio; nghttp2 counts what they hold
     handshake_seconds: float = 10.0  # of TLS and HTTP/2
     idle_seconds: float = 1800.0  # a connection without calls closes after this time
     min_ping_seconds: float = 1.0  # faster pings are strikes; stock clients send one every 10 s, if configured
     max_ping_strikes: int = 10  # more since the server last sent data or headers end the connection
+
+    def max_request_bytes(self, path: str) -> int:
+        """Return the limit for a request of the method with this path."""
+        if path in _TENSOR_METHODS:
+            return self.max_message_bytes
+        service = path[1:].partition("/")[0]
+        return min(
+            _METHOD_BYTES.get(path) or _SERVICE_BYTES.get(service, self.max_message_bytes), self.max_message_bytes
+        )
 
     def options(self) -> list[tuple[str, int]]:
         """Return the options of a gRPC server."""
         return [
             ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.max_send_message_length", -1),
+            # The server decompresses messages itself, up to the limit of their method.
+            ("grpc.per_message_decompression", 0),
             # Both, because between the soft and the hard limit gRPC refuses calls at random.
             ("grpc.max_metadata_size", self.max_metadata_bytes),
             ("grpc.absolute_max_metadata_size", self.max_metadata_bytes),

@@ -6,15 +6,18 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import wraps
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from edge.errors import INTERNAL, Overloaded, RequestError
+from edge.pb import inference_pb2 as pb
 from edge.pb.pool import POOL
 from edge.protocol import RETRY_AFTER_MS
+from edge.rpc.limits import Limits
+from edge.rpc.parsing import UNPARSEABLE, Status, encoding_of, inflate, structure_problem, too_large
 from edge.serving.statuses import STATUSES
 
 log = logging.getLogger(__name__)
@@ -22,10 +25,10 @@ log = logging.getLogger(__name__)
 STATUS_CODES: dict[type[RequestError], grpc.StatusCode] = {
     kind: getattr(grpc.StatusCode, status.grpc) for kind, status in STATUSES.items()
 }
-UNPARSEABLE = (
-    "request message: got bytes that do not parse, expected the protobuf of this method. "
-    "Send the type that the .proto file names for it."
-)
+#: Requests up to this size are parsed as they are: what they expand to is small.
+_SMALL_BYTES = 64 * 1024
+#: The first bytes of gzip and of deflate; only grpcio leaves them to be decompressed here.
+_PACKED = (0x1F, 0x78)
 #: Makes a handler, by whether the client streams and whether the server does.
 _MAKERS = {
     (False, False): grpc.unary_unary_rpc_method_handler,
@@ -33,14 +36,6 @@ _MAKERS = {
     (True, True): grpc.stream_stream_rpc_method_handler,
 }
 _Method = Callable[[Any, "grpc.aio.ServicerContext[Any, Any]"], Awaitable[Any]]
-
-
-class Status(NamedTuple):
-    """The end of a failed call: code, message and trailing metadata."""
-
-    code: grpc.StatusCode
-    details: str
-    trailers: tuple[tuple[str, str], ...] = ()
 
 
 def authorization(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
@@ -60,7 +55,7 @@ def status_of(error: BaseException, method: str) -> Status:
     return Status(grpc.StatusCode.INTERNAL, INTERNAL)
 
 
-def handlers(service: str, servicer: object) -> grpc.GenericRpcHandler:
+def handlers(service: str, servicer: object, limits: Limits) -> grpc.GenericRpcHandler:
     """Register a servicer's methods, coroutines with the names in the ``.proto``.
 
     The generated registration would report an unparseable message as UNKNOWN, with the text of the exception.
@@ -70,7 +65,9 @@ def handlers(service: str, servicer: object) -> grpc.GenericRpcHandler:
         {
             method.name: _MAKERS[method.client_streaming, method.server_streaming](
                 _with_status(getattr(servicer, method.name), method.name),
-                request_deserializer=_parser(GetMessageClass(method.input_type)),
+                request_deserializer=_parser(
+                    GetMessageClass(method.input_type), limits.max_request_bytes(f"/{service}/{method.name}")
+                ),
                 response_serializer=GetMessageClass(method.output_type).SerializeToString,
             )
             for method in POOL.FindServiceByName(service).methods
@@ -81,8 +78,8 @@ def handlers(service: str, servicer: object) -> grpc.GenericRpcHandler:
 def _with_status(method: _Method, name: str) -> _Method:
     @wraps(method)
     async def handler(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        if request is None:
-            return await context.abort(grpc.StatusCode.INTERNAL, UNPARSEABLE)
+        if isinstance(request, Status):  # its bytes were refused
+            return await context.abort(*request)
         try:
             return await method(request, context)
         except (grpc.aio.AbortError, asyncio.CancelledError):
@@ -97,11 +94,26 @@ def _with_status(method: _Method, name: str) -> _Method:
     return handler
 
 
-def _parser(message: type[Message]) -> Callable[[bytes], Message | None]:
-    def parse(data: bytes) -> Message | None:
+def _parser(message: type[Message], max_bytes: int) -> Callable[[bytes], Any]:
+    """Return a function from a request's bytes to its message, or to the Status that refuses it.
+
+    An error in a deserializer would end the call as UNKNOWN.
+    """
+    has_tensors = message.DESCRIPTOR.full_name == pb.ModelInferRequest.DESCRIPTOR.full_name
+
+    def parse(data: bytes) -> Any:
+        if data and data[0] in _PACKED and (encoding := encoding_of(data)):
+            inflated = inflate(data, encoding, max_bytes)
+            if isinstance(inflated, Status):
+                return inflated
+            data = data if inflated is None else inflated
+        if len(data) > max_bytes:
+            return too_large(f"{len(data)} bytes", max_bytes)
+        if len(data) > _SMALL_BYTES and has_tensors and (problem := structure_problem(data)):
+            return Status(grpc.StatusCode.INVALID_ARGUMENT, problem)
         try:
             return message.FromString(data)
         except DecodeError:
-            return None  # the handler ends the call; an error here would be UNKNOWN
+            return Status(grpc.StatusCode.INTERNAL, UNPARSEABLE)
 
     return parse

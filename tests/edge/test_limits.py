@@ -64,9 +64,12 @@ async def test_idle_connection_closes_and_the_client_reconnects(transport: str) 
 
 async def test_number_of_connections_is_limited(transport: str) -> None:
     async with echo(Limits(max_connections=4), transport) as port, AsyncExitStack() as stack:
-        clients = [(await stack.enter_async_context(RawClient(port))).greet() for _ in range(6)]
-        await asyncio.sleep(0.5)
-        assert sum(bool(client.frames) for client in clients) == 4
+        clients = []
+        for _ in range(6):
+            clients.append((await stack.enter_async_context(RawClient(port))).greet())
+            clients[-1].call(1, "Echo")
+            await asyncio.sleep(0.2)
+        assert [bool(client.frames) for client in clients] == [True] * 4 + [False] * 2
 
 
 async def pinged(port: int, count: int, pause: float = 0.0) -> RawClient:

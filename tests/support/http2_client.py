@@ -11,6 +11,7 @@ import grpc
 from hpack import Decoder, Encoder
 from hyperframe import frame as h2
 
+from edge.connections.quota import Quota
 from edge.http2.messages import prefix
 from edge.http2.routes import Direct, Routes
 from edge.http2.server import Port
@@ -102,11 +103,14 @@ def _coroutine(direct: Direct) -> Callable[[bytes, Any], Awaitable[Any]]:
 
 
 @asynccontextmanager
-async def serving(subject: Subject, limits: Limits | None = None, drain_seconds: float = 0.0) -> AsyncIterator[int]:
+async def serving(
+    subject: Subject, limits: Limits | None = None, drain_seconds: float = 0.0, quota: Quota | None = None
+) -> AsyncIterator[int]:
     directs = subject.unary() if subject.direct else {}
-    routes = Routes(by_path=True, direct={f"/test.Test/{name}": direct for name, direct in directs.items()})
+    limits = limits or Limits()
+    routes = Routes(limits, by_path=True, direct={f"/test.Test/{name}": direct for name, direct in directs.items()})
     routes.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Test", subject.methods()),))
-    port = Port(routes, limits or Limits())
+    port = Port(routes, limits, quota or Quota(2**27, 2**27))
     try:
         yield await port.open("127.0.0.1", 0)
     finally:
