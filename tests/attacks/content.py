@@ -1,0 +1,101 @@
+"""Attacks with the content of requests, by clients with a token."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Any
+
+import grpc
+
+from edge.pb import inference_pb2 as pb
+from tests.attacks.measure import attack
+from tests.attacks.target import Target
+from tests.support import image_model
+from tests.support.busy_model import busy
+from tests.support.sample_requests import good
+
+#: For one call: a server that takes longer has fallen.
+SECONDS = 20
+
+
+def send(target: Target, method: str, *messages: Any, token: str = "infer") -> list[grpc.StatusCode]:
+    """Send all messages, serialized or not, at once, and return their statuses."""
+    contents = [each if isinstance(each, bytes) else each.SerializeToString() for each in messages]
+    with target.channel() as channel:
+        rpc = target.rpc(channel, method)
+        futures = [rpc.future(content, timeout=SECONDS, metadata=target.bearer(token)) for content in contents]
+        return [future.code() for future in futures]
+
+
+@attack()
+def unknown_parameters(target: Target) -> None:
+    """5.5 MB of names of parameters that resemble known ones."""
+    request = good()
+    for number in range(250_000):
+        request.parameters[f"timeou{number:06d}"].int64_param = 1
+    send(target, "ModelInfer", request)
+
+
+@attack()
+def large_ids_that_wait(target: Target) -> None:
+    """Twelve requests that wait behind others, with ids of 60 MB."""
+    runs = [busy(3_000) for _ in range(3)]
+    waiting = busy(1)
+    waiting.id = "i" * 60_000_000
+    with target.channel() as first, target.channel() as second:
+        ahead = [target.rpc(first, "ModelInfer").future(r.SerializeToString(), metadata=target.bearer()) for r in runs]
+        content = waiting.SerializeToString()
+        behind = [target.rpc(second, "ModelInfer").future(content, metadata=target.bearer()) for _ in range(12)]
+        for future in behind:
+            future.code()
+        for future in ahead:
+            future.cancel()
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def _image(picture: bytes) -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest(model_name=image_model.NAME)
+    request.inputs.add(name="image", datatype="BYTES", shape=(1, 1)).contents.bytes_contents.append(picture)
+    return request
+
+
+def _png_with(chunks: bytes) -> pb.ModelInferRequest:
+    """Return a request with a PNG that has these chunks behind its head."""
+    plain = image_model.encoded(image_model.bright(200, 10))
+    return _image(plain[:33] + chunks + plain[33:])
+
+
+@attack()
+def pictures_of_many_profiles(target: Target) -> None:
+    """Four PNGs of 15,000 compressed colour profiles of 1 MB each."""
+    profile = _chunk(b"iCCP", b"p\0\0" + zlib.compress(bytes(1_000_000)))
+    send(target, "ModelInfer", *[_png_with(profile * 15_000)] * 4)
+
+
+@attack()
+def pictures_of_many_chunks(target: Target) -> None:
+    """Two PNGs of 1.4 million empty chunks."""
+    send(target, "ModelInfer", *[_png_with(_chunk(b"aaAa", b"") * 1_400_000)] * 2)
+
+
+@attack()
+def long_names(target: Target) -> str | None:
+    """Models and heads with names of 60 MB: each gets a status about its name."""
+    name = "n" * 60_000_000
+    request = good()
+    request.model_name = name
+    head = good()
+    head.parameters["head"].string_param = name
+    statuses = send(target, "ModelReady", pb.ModelReadyRequest(name=name)) + send(target, "ModelInfer", request, head)
+    expected = {
+        grpc.StatusCode.OK,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+    }
+    lost = sorted(status.name for status in set(statuses) - expected)
+    return f"status {', '.join(lost)}" if lost else None

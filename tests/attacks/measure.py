@@ -1,0 +1,172 @@
+"""What an attack does to a server, and whether the server held.
+
+*Held* means that the waits of a well-behaved client stay below :data:`WORST_MS` and none of its calls fails, that the
+server's memory stays below :data:`MOST_RSS_MB` and its log grows by less than :data:`MOST_LOG_MB`, that waits,
+processor and open files are as before within :data:`RECOVERY_SECONDS` of the attack's end, and that the server then
+ends with exit code 0.
+
+A slow or busy machine lengthens the limit for waits by the factor by which it is slower than the machine on which the
+limit was set: a loop of :data:`_STEPS` steps takes :data:`_REFERENCE_SECONDS` there, and the factor is never below 1.
+The loop runs before each attack, when nothing else of the test runs.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from tests.attacks.target import Target
+from tests.attacks.witness import DOORS, Call
+
+WORST_MS, MOST_RSS_MB, MOST_LOG_MB, RECOVERY_SECONDS = 600, 600, 1, 5.0
+_STEPS, _REFERENCE_SECONDS = 300_000, 0.02
+#: A well-behaved client is as before if its median wait is at most this many times the one before the attack.
+_CALM, _CALM_MS = 4, 10
+#: How much of one core the server may use, and how many more files than before it may hold open, once it is calm.
+_CALM_CORE, _CALM_FILES = 0.6, 8
+#: For each verdict on calmness.
+_WINDOW_SECONDS = 0.3
+_MB = 1e6
+
+Run = Callable[[Target], str | None]
+
+
+@dataclass(frozen=True)
+class Attack:
+    """An attack: a function that returns what the attacker gained, if anything.
+
+    Attributes:
+        transports: those whose code it meets.
+        arguments: of the server, beside the usual ones.
+        spares: the doors that others may find closed meanwhile, such as that whose connections it takes up.
+    """
+
+    name: str
+    run: Run
+    transports: tuple[str, ...] = ("nghttp2", "grpcio")
+    arguments: tuple[str, ...] = ()
+    tls: bool = False
+    spares: tuple[str, ...] = ()
+
+
+#: All attacks by name, in the order of their definition.
+ATTACKS: dict[str, Attack] = {}
+
+
+def attack(**options: Any) -> Callable[[Run], Run]:
+    """Add a function to :data:`ATTACKS`; ``options`` are the attributes of its :class:`Attack`."""
+
+    def add(run: Run) -> Run:
+        name = run.__name__.replace("_", "-")
+        assert name not in ATTACKS
+        ATTACKS[name] = Attack(name, run, **options)
+        return run
+
+    return add
+
+
+@dataclass
+class Measured:
+    """The measurements of one attack; ``problems`` is empty if the server held."""
+
+    attack: str
+    transport: str
+    worst_ms: float = 0.0
+    median_ms: float = 0.0
+    rss_mb: float = 0.0
+    log_mb: float = 0.0
+    recovery_s: float = 0.0
+    seconds: float = 0.0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> str:
+        return "; ".join(self.problems) or "held"
+
+
+def slowness() -> float:
+    """Return the factor by which this machine is slower than the reference, at least 1."""
+    start = time.perf_counter()
+    for _ in range(_STEPS):
+        pass
+    return max(1.0, (time.perf_counter() - start) / _REFERENCE_SECONDS)
+
+
+def measure(target: Target, attack: Attack) -> Measured:
+    """Attack a calm server, and wait until it is calm again."""
+    result = Measured(attack.name, target.transport)
+    limit_ms = WORST_MS * slowness()
+    doors = [door for door in DOORS if door not in attack.spares]
+    _wait(lambda: _is_seen(target), RECOVERY_SECONDS)
+    before = time.monotonic()
+    time.sleep(_WINDOW_SECONDS)
+    quiet = statistics.median(call.seconds for call in _calls(target, ["grpc"], before))
+    first = target.readings[-1]
+    start = time.monotonic()
+    gained: str | None = None
+    with suppress(OSError, grpc.RpcError):  # the server closed the connection, as it should
+        gained = attack.run(target)
+    end = time.monotonic()
+    calm = _wait(lambda: _is_calm(target, doors, quiet, first.files), RECOVERY_SECONDS)
+    now = time.monotonic()
+    calls = _calls(target, doors, start)
+    pending = max(now - _last_end(target, door) - DOORS[door] for door in doors)
+    result.worst_ms = 1000 * max([pending, *(call.seconds for call in calls)])
+    result.median_ms = 1000 * statistics.median(
+        [call.seconds for call in calls if call.door == "grpc"] or [now - start]
+    )
+    readings = [reading for reading in target.readings if reading.at >= start] or [first]
+    result.rss_mb = max(reading.rss_bytes for reading in readings) / _MB
+    result.log_mb = (readings[-1].log_bytes - first.log_bytes) / _MB
+    result.recovery_s, result.seconds = now - end, end - start
+    failed = {f"{call.door}: {call.error}" for call in calls if call.error}
+    result.problems = [
+        *([gained] if gained else []),
+        *([f"a wait of {result.worst_ms:.0f} ms"] if result.worst_ms > limit_ms else []),
+        *(f"a failed call ({error})" for error in sorted(failed)[:2]),
+        *([f"{result.rss_mb:.0f} MB"] if result.rss_mb > MOST_RSS_MB else []),
+        *([f"{result.log_mb:.0f} MB of log"] if result.log_mb > MOST_LOG_MB else []),
+        *([] if calm else ["not calm again"]),
+        *([] if target.alive else ["the server is gone"]),
+    ]
+    return result
+
+
+def _is_seen(target: Target) -> bool:
+    """Whether the witness has seen every door."""
+    return bool(target.readings) and all(target.calls.get(door) for door in DOORS)
+
+
+def _calls(target: Target, doors: list[str], since: float) -> list[Call]:
+    """Return the calls that ended since then."""
+    return [call for door in doors for call in target.calls[door] if call.start + call.seconds >= since]
+
+
+def _last_end(target: Target, door: str) -> float:
+    last = target.calls[door][-1]
+    return last.start + last.seconds
+
+
+def _is_calm(target: Target, doors: list[str], quiet: float, files: int) -> bool:
+    now = time.monotonic()
+    since = now - _WINDOW_SECONDS
+    waits = [call.seconds for call in target.calls["grpc"][-100:] if call.start >= since]
+    readings = [reading for reading in target.readings[-50:] if reading.at >= since]
+    if len(waits) < 5 or len(readings) < 5 or any(now - _last_end(target, door) > 1.0 for door in doors):
+        return False
+    used = (readings[-1].cpu_seconds - readings[0].cpu_seconds) / (readings[-1].at - readings[0].at)
+    is_quick = statistics.median(waits) <= max(_CALM * quiet, _CALM_MS / 1000)
+    return is_quick and used <= _CALM_CORE and readings[-1].files <= files + _CALM_FILES
+
+
+def _wait(reached: Callable[[], bool], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not (found := reached()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return found

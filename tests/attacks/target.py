@@ -1,0 +1,169 @@
+"""A server to attack, with its repository and tokens, and its witness."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+import msgspec
+
+from edge.pb import inference_pb2 as pb
+from edge.protocol import INFERENCE
+from edge.server import Ready
+from tests.attacks.witness import HOST, Call, Reading, Watched
+from tests.support import image_model, text_model
+from tests.support.letters_model import write_letters_bundle
+from tests.support.models import ORACLE_BUNDLE
+from tests.support.sample_requests import good
+from tests.support.secured_servers import Authority, tokens_file
+from tests.support.server_models import write_busy_bundle
+
+#: The files that a process may open by default.
+FILES = 1024
+SECONDS = 60
+TOKENS = ("infer", "control", "metrics")
+
+
+class Home(NamedTuple):
+    """The files of all servers: bundles, tokens, certificates."""
+
+    directory: Path
+    tokens: dict[str, str]
+    authority: Authority
+
+
+def make_home(directory: Path) -> Home:
+    """Write a repository of toys with the limits of our exports, tokens and a certificate."""
+    repository = directory / "repository"
+    repository.mkdir()
+    (repository / ORACLE_BUNDLE.name).symlink_to(ORACLE_BUNDLE, target_is_directory=True)
+    image_model.write_image_bundle(repository / "halves-1")
+    write_letters_bundle(repository / "letters-1")
+    write_busy_bundle(repository)
+    manifest = msgspec.structs.replace(
+        text_model.manifest(), preprocess=msgspec.structs.replace(text_model.tokenizer_step(16), max_text_bytes=16384)
+    )
+    text_model.write_bundle(repository / "sentiment-1", manifest, text_model.files())
+    tokens = tokens_file(directory / "tokens", **{scope: (scope,) for scope in TOKENS})
+    authority = Authority(directory / "authority")
+    authority.issue()
+    return Home(directory, tokens, authority)
+
+
+class Target:
+    """A running server, and what its witness has seen.
+
+    Attributes:
+        calls: of the well-behaved client, by door, in the order of their ends.
+    """
+
+    def __init__(self, home: Home, transport: str, *arguments: str, tls: bool = False) -> None:
+        self.home, self.transport, self.tls = home, transport, tls
+        self.log = home.directory / f"{transport}.log"
+        options = ["--grpc-port=0", "--http-port=0", "--metrics-port=0", "--json", "--target=onnxruntime"]
+        options += [f"--transport={transport}", f"--tokens={home.directory / 'tokens'}", *arguments]
+        options += [f"--cache={home.directory / 'cache'}"]
+        if tls:
+            options += [f"--tls-{part}={home.authority.file.parent / f'server.{end}'}" for part, end in _TLS]
+        command = ["sh", "-c", f'ulimit -Sn {FILES}; exec "$@"', "sh", sys.executable, "-m", "edge", "serve"]
+        with open(self.log, "wb") as log:
+            self._process = subprocess.Popen(
+                [*command, str(home.directory / "repository"), *options], stdout=subprocess.PIPE, stderr=log
+            )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, self.log.read_text(errors="replace")
+        self.ready = msgspec.json.decode(line, type=Ready)
+        assert not self.ready.unavailable, self.ready.unavailable
+        self.calls: dict[str, list[Call]] = {}
+        self.readings: list[Reading] = []
+        self._watch()
+
+    @property
+    def grpc_port(self) -> int:
+        return self.ready.grpc_port
+
+    @property
+    def http_port(self) -> int:
+        assert self.ready.http_port
+        return self.ready.http_port
+
+    @property
+    def metrics_port(self) -> int:
+        assert self.ready.metrics_port
+        return self.ready.metrics_port
+
+    def bearer(self, token: str = "infer") -> tuple[tuple[str, str], ...]:
+        return (("authorization", f"Bearer {self.home.tokens[token]}"),)
+
+    def channel(self) -> grpc.Channel:
+        """Return a channel without limits, with a connection of its own."""
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
+        options += [("grpc.max_receive_message_length", -1)]
+        return grpc.insecure_channel(f"{HOST}:{self.grpc_port}", options)
+
+    def rpc(self, channel: grpc.Channel, method: str, service: str = INFERENCE) -> Any:
+        """Return a unary method that takes and returns bytes."""
+        return channel.unary_unary(f"/{service}/{method}")
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def stop(self) -> str:
+        """End the server as systemd does; return what was wrong with its end."""
+        start = time.monotonic()
+        try:
+            self._process.send_signal(signal.SIGTERM)
+            code: int | str = self._process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            code = f"none for {SECONDS} s"
+        finally:
+            self._process.kill()
+            self._process.communicate()
+            self._witness.kill()
+            self._witness.communicate()
+            self._reading.join()
+        return "" if code == 0 else f"exit code {code} after {time.monotonic() - start:.0f} s"
+
+    def _watch(self) -> None:
+        request = pb.ModelInferRequest(model_name=image_model.NAME)
+        picture = image_model.encoded(image_model.bright(200, 10))
+        request.inputs.add(name="image", datatype="BYTES", shape=(1, 1)).contents.bytes_contents.append(picture)
+        watched = Watched(
+            self._process.pid,
+            str(self.log),
+            self.grpc_port,
+            self.http_port,
+            self.metrics_port,
+            self.home.tokens["infer"],
+            self.home.tokens["metrics"],
+            good().SerializeToString(),
+            request.SerializeToString(),
+            str(self.home.authority.file) if self.tls else "",
+        )
+        command = [sys.executable, "-m", "tests.attacks.witness"]
+        self._witness = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._witness.stdin is not None
+        self._witness.stdin.write(msgspec.json.encode(watched) + b"\n")
+        self._witness.stdin.flush()
+        self._reading = threading.Thread(target=self._listen, daemon=True)
+        self._reading.start()
+
+    def _listen(self) -> None:
+        assert self._witness.stdout is not None
+        for line in self._witness.stdout:
+            seen = msgspec.json.decode(line, type=Call | Reading)
+            if isinstance(seen, Call):
+                self.calls.setdefault(seen.door, []).append(seen)
+            else:
+                self.readings.append(seen)
+
+
+_TLS = (("certificate", "pem"), ("key", "key"))
