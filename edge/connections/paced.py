@@ -9,8 +9,9 @@ from typing import Final
 
 #: The time that the bytes of one connection may take in a turn of the event loop.
 _TURN_SECONDS: Final = 0.002
-#: Bytes that are parsed before the time is read again.
-_SLICE_BYTES: Final = 16 * 1024
+#: Bytes that are parsed before the time is read again: at first, and where they are parsed fast, as those of tensors.
+_SLICE_BYTES: Final = 4 * 1024
+_MAX_SLICE_BYTES: Final = 64 * 1024
 
 
 class PacedReader:
@@ -44,18 +45,21 @@ class PacedReader:
         self._parse = _ignore  # a method of the connection, which refers to this
 
     def _take(self, data: bytes) -> None:
-        end = perf_counter() + _TURN_SECONDS
+        began = now = perf_counter()
         view = memoryview(data)
-        at = 0
+        at, size = 0, _SLICE_BYTES
         while at < len(data) and not self._closed:
-            self._parse(bytes(view[at : at + _SLICE_BYTES]))
-            at += _SLICE_BYTES
-            if at < len(data) and perf_counter() > end:
-                if not self._rest:
-                    self._transport.pause_reading()
+            self._parse(bytes(view[at : at + size]))
+            at += size
+            before, now = now, perf_counter()
+            if at < len(data) and now - began > _TURN_SECONDS:
                 self._rest = data[at:]
-                self._loop.call_soon(self._continue)
+                if not self._transport.is_closing():
+                    self._transport.pause_reading()
+                    self._loop.call_soon(self._continue)
                 return
+            if now - before < _TURN_SECONDS / 8:
+                size = min(2 * size, _MAX_SLICE_BYTES)
         self._rest = b""
 
     def _continue(self) -> None:
@@ -63,7 +67,7 @@ class PacedReader:
             return
         data, self._rest = self._rest, b""
         self._take(data)
-        if not self._rest and not self._closed:
+        if not self._rest and not self._transport.is_closing():
             self._transport.resume_reading()
 
 
