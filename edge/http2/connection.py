@@ -19,7 +19,7 @@ from edge.http2.connection_limits import ConnectionLimits
 from edge.http2.messages import IDENTITY, Refused, prefix
 from edge.http2.metadata import OK_TRAILERS, RESPONSE, Field, Head, Metadata, NotGrpc, read_head, trailers
 from edge.http2.routes import Route
-from edge.http2.rpc import Rpc
+from edge.http2.rpc import UNREAD, Rpc
 from edge.http2.unread import UnreadAnswers
 from edge.rpc.limits import Limits
 
@@ -207,11 +207,10 @@ class Connection(asyncio.Protocol):
         if self._http2.want_write:
             self._flush_soon()
 
-    def send(self, stream_id: int, message: bytes) -> None:
-        """Send a message."""
+    def send(self, stream_id: int, message: bytes) -> bool:
+        """Send a message; False if the client has too many unread ones."""
         if not self._unread.take(len(message)):
-            self._share.end("unread answers")  # the handlers of streams wait for room, so these are very large ones
-            return
+            return False
         with _if_open:
             if stream_id not in self._begun:
                 self._begun.add(stream_id)
@@ -219,14 +218,12 @@ class Connection(asyncio.Protocol):
                 self._time_limits.response_sent()
             self._queue(stream_id, message)
             self._flush_soon()
+        return True
 
     def respond(self, stream_id: int, message: bytes) -> None:
         """Send the only message of a call and the status OK."""
         if not self._unread.take(len(message)):
-            details = (
-                f"response: got {len(message)} bytes beside unread ones, expected fewer. Read responses as they come."
-            )
-            self.finish(stream_id, grpc.StatusCode.RESOURCE_EXHAUSTED, details, ())
+            self.finish(stream_id, *UNREAD, ())
             return
         self._time_limits.response_sent()
         self._share.proven = True

@@ -79,16 +79,14 @@ class Packed(NamedTuple):
 class Messages:
     """Reassembles the messages of one stream, whose ``grpc-encoding`` is ``encoding``.
 
-    A message whose prefix announces more than the limit, or more than ``hold`` admits, is refused before any of it is
-    buffered.
+    A message whose prefix announces more than the limit is refused before any of it is buffered.
     """
 
-    __slots__ = ("_buffer", "_compressed", "_encoding", "_hold", "_length", "_max_bytes")
+    __slots__ = ("_buffer", "_compressed", "_encoding", "_length", "_max_bytes")
 
-    def __init__(self, max_bytes: int, encoding: bytes, hold: Callable[[int], bool]) -> None:
+    def __init__(self, max_bytes: int, encoding: bytes = IDENTITY) -> None:
         self._max_bytes = max_bytes
         self._encoding = encoding
-        self._hold = hold
         self._buffer = bytearray()  # pieces would cost more than their bytes where a client sends small ones
         self._length = -1  # of the current message; -1 until its prefix is complete
         self._compressed = False
@@ -103,10 +101,10 @@ class Messages:
         """The bytes of the incomplete message."""
         return len(self._buffer)
 
-    def feed(self, data: bytes) -> list[bytes | Packed]:
-        """Return the messages that these bytes complete."""
+    def feed(self, data: bytes, hold: Callable[[int], bool]) -> list[bytes | Packed]:
+        """Return the messages that these bytes complete; ``hold`` admits each that is not small, or it is refused."""
         if not self.begun and len(data) >= PREFIX_BYTES:  # most messages arrive in one piece
-            self._begin(data, 0)
+            self._begin(data, 0, hold)
             if len(data) - PREFIX_BYTES == self._length:
                 return [self._end(data[PREFIX_BYTES:])]
             data = data[PREFIX_BYTES:]
@@ -117,7 +115,7 @@ class Messages:
             if self._length < 0:
                 if len(self._buffer) - at < PREFIX_BYTES:
                     break
-                self._begin(self._buffer, at)
+                self._begin(self._buffer, at, hold)
                 at += PREFIX_BYTES
             if len(self._buffer) - at < self._length:
                 break
@@ -128,7 +126,7 @@ class Messages:
         del self._buffer[:at]
         return messages
 
-    def _begin(self, data: bytes | bytearray, at: int) -> None:
+    def _begin(self, data: bytes | bytearray, at: int, hold: Callable[[int], bool]) -> None:
         flag, length = data[at], int.from_bytes(data[at + 1 : at + PREFIX_BYTES], "big")
         if flag > 1:
             raise Refused(grpc.StatusCode.INTERNAL, f"compressed flag: got {flag}, expected 0 or 1")
@@ -137,7 +135,7 @@ class Messages:
             raise Refused(grpc.StatusCode.INTERNAL, details)
         if length > self._max_bytes:
             raise _too_large(f"{length} bytes", self._max_bytes)
-        if length > SMALL_BYTES and not self._hold(length):
+        if length > SMALL_BYTES and not hold(length):
             raise no_room(length)
         self._compressed, self._length = bool(flag), length
 

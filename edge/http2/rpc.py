@@ -26,6 +26,11 @@ log = logging.getLogger(__name__)
 _LATE_BYTES = 16 * 1024
 #: What a message of a stream costs beside its bytes, until its handler reads it.
 _MESSAGE_BYTES = 64
+#: The end of a call whose client does not read what it is sent.
+UNREAD = (
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "response: got one that exceeds what the connection may have unread, expected less. Read responses as they come.",
+)
 _OK = grpc.StatusCode.OK
 _INTERNAL = grpc.StatusCode.INTERNAL
 
@@ -38,7 +43,7 @@ class _Wire(Protocol):
     def hold(self, size: int) -> bool: ...
     def let_go(self, size: int) -> None: ...
     def acknowledge(self, stream_id: int, size: int) -> None: ...
-    def send(self, stream_id: int, message: bytes) -> None: ...
+    def send(self, stream_id: int, message: bytes) -> bool: ...
     def respond(self, stream_id: int, message: bytes) -> None: ...
     def finish(self, stream_id: int, code: grpc.StatusCode, details: str, metadata: Metadata) -> None: ...
     def room(self, stream_id: int) -> Awaitable[None] | None: ...
@@ -76,7 +81,7 @@ class Rpc:
         self._handler, max_bytes, self._direct = route or Route(None)
         self._call: Any = None
         self._fields = fields
-        self._messages = Messages(max_bytes, head.encoding, self._hold)
+        self._messages = Messages(max_bytes, head.encoding)
         self._inbox: deque[bytes | Packed] = deque()
         self._reader: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -110,7 +115,7 @@ class Rpc:
             return  # without acknowledgement, so that flow control stops a client that goes on
         try:
             if data:
-                messages = self._messages.feed(data)
+                messages = self._messages.feed(data, self._hold)
                 if self._handler.request_streaming and messages and not self._hold(sum(map(_extra, messages))):
                     raise no_room(len(data))
                 self._inbox.extend(messages)
@@ -189,7 +194,7 @@ class Rpc:
 
     async def write(self, response: Any) -> None:
         """Send a response, and wait until there is room for the next."""
-        self._wire.send(self.stream_id, self._handler.response_serializer(response))
+        self._send(response)
         while not self.done and (room := self._wire.room(self.stream_id)):
             await room
 
@@ -256,11 +261,15 @@ class Rpc:
                 response = await handler.unary_unary(request, self)
                 del request
                 if not self.done:
-                    self._wire.send(self.stream_id, handler.response_serializer(response))
+                    self._send(response)
         except (Exception, asyncio.CancelledError) as error:
             self._fail(error)
         else:
             self._finish(_OK, "")
+
+    def _send(self, response: Any) -> None:
+        if not self._wire.send(self.stream_id, self._handler.response_serializer(response)):
+            self._cut(*UNREAD)
 
     async def _respond(self, answering: Any) -> None:
         """Await a handler that writes, or write the responses that it yields."""

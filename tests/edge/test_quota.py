@@ -1,0 +1,324 @@
+"""What connections may make the server hold, and how they take turns."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import gzip
+import time
+import weakref
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from hyperframe.frame import DataFrame, SettingsFrame
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge.connections import quota as quota_module
+from edge.connections.listener import Listener
+from edge.connections.paced import PacedReader
+from edge.connections.quota import Quota, Refusal, Share
+from edge.http2.connection import Connection
+from edge.http2.messages import prefix
+from edge.pb import inference_pb2 as pb
+from edge.pb import inference_pb2_grpc
+from edge.rpc.parsing import structure_problem
+from tests.support.http2_client import RawClient, Subject, serving
+
+SECONDS = 10.0
+
+
+class Ended(list[str]):
+    """The connections that a quota disconnected."""
+
+    def connect(self, quota: Quota, name: str, most: int = 100) -> Share | None:
+        return quota.connect("grpc", most, lambda: self.append(name))
+
+
+steps = st.lists(st.tuples(st.integers(0, 4), st.integers(-40, 120)), max_size=60)
+
+
+@given(steps)
+@settings(deadline=None, max_examples=200)
+def test_shares_never_exceed_the_quota(steps: list[tuple[int, int]]) -> None:
+    """The largest share gives way, never a smaller one, and what was refused is not counted."""
+
+    async def run() -> None:
+        quota, ended = Quota(300, 150), Ended()
+        shares = [ended.connect(quota, str(number)) for number in range(5)]
+        for number, size in steps:
+            share = shares[number]
+            assert share is not None
+            before = {str(i): each.held_bytes for i, each in enumerate(shares) if each and not each.closed}
+            count = len(ended)
+            if size < 0:
+                share.release(min(-size, share.held_bytes))
+            elif share.hold(size):
+                assert share.held_bytes == before[str(number)] + size
+            elif not share.closed:
+                assert share.held_bytes == before[str(number)]
+            for name in ended[count:]:
+                assert before[name] == max(before.values()) > before[str(number)]
+                del before[name]
+            assert quota.held_bytes == sum(each.held_bytes for each in shares if each) <= 300
+            assert all(each.held_bytes <= 150 for each in shares if each)
+        for share in shares:
+            if share:
+                share.close()
+        assert (quota.held_bytes, quota.connections) == (0, 0)
+
+    asyncio.run(run())
+
+
+async def test_a_new_connection_takes_the_place_of_the_oldest_that_was_never_answered() -> None:
+    quota, ended = Quota(100, 100), Ended()
+    first, second, third = (ended.connect(quota, name, 3) for name in "abc")
+    assert first
+    assert second
+    assert third
+    first.proven = True
+    assert ended.connect(quota, "d", 3)
+    assert ended == ["b"]
+    assert quota.connect("metrics", 3, lambda: None)  # another port has its own limit
+    for share in list(quota._shares):
+        share.proven = True
+    assert ended.connect(quota, "e", 3) is None
+    assert quota.refusals == {Refusal("grpc", "connections"): 2}
+
+
+async def test_bytes_keep_their_order_while_others_take_turns() -> None:
+    """A client whose bytes take long to parse delays neither itself nor others."""
+    parsed = bytearray()
+    seconds = 0.001
+
+    class Slow(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, asyncio.Transport)
+            self.transport = transport
+            self.reader = PacedReader(transport, self.parse)
+
+        def data_received(self, data: bytes) -> None:
+            if data == b"?":
+                self.transport.write(b"%d" % len(parsed))
+            else:
+                self.reader.data_received(data)
+
+        def parse(self, data: bytes) -> None:
+            end = time.perf_counter() + seconds
+            while time.perf_counter() < end:
+                pass
+            parsed.extend(data)
+
+        def connection_lost(self, error: Exception | None) -> None:
+            self.reader.close()
+
+    server = await asyncio.get_running_loop().create_server(Slow, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    sent = bytes(range(256)) * 1024
+    _, busy = await asyncio.open_connection("127.0.0.1", port)
+    reader, other = await asyncio.open_connection("127.0.0.1", port)
+    busy.write(sent)
+    seen = set()
+    while len(parsed) < len(sent):
+        other.write(b"?")
+        seen.add(await asyncio.wait_for(reader.read(100), SECONDS))
+    assert parsed == sent
+    assert len(seen) > 3  # the other client was answered in between
+    for writer in (busy, other):
+        writer.close()
+    server.close()
+
+
+@asynccontextmanager
+async def limited(max_bytes: int = 2**27) -> AsyncIterator[tuple[Quota, int]]:
+    quota = Quota(max_bytes, max_bytes)
+    async with serving(Subject(), quota=quota) as port:
+        yield quota, port
+
+
+async def test_calls_and_their_headers_count_until_they_end() -> None:
+    async with limited(2**20) as (quota, port), RawClient(port) as client:
+        await client.greet().agreed()
+        for number in range(200):
+            client.send(client.head(2 * number + 1, "Echo", x=f"{number}" * 1000))
+        assert (await client.answer(399)).status == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+        assert 0 < quota.held_bytes <= 2**20
+        assert quota.refusals[Refusal("grpc", "memory")] > 50
+        client.send(*(DataFrame(2 * number + 1, b"\0\0\0\0\0", flags=["END_STREAM"]) for number in range(20)))
+        assert (await client.answer(1)).status == 0
+        async with RawClient(port) as other:
+            other.greet().call(1, "Echo")
+            assert (await other.answer()).status == 0
+    assert quota.held_bytes == 0
+
+
+async def test_announced_message_counts_before_it_arrives() -> None:
+    async with limited(2**20) as (quota, port), RawClient(port) as client:
+        await client.greet().agreed()
+        announced = (900_000).to_bytes(4, "big")
+        for stream_id in (1, 3):
+            client.send(client.head(stream_id, "Echo"), DataFrame(stream_id, b"\0" + announced))
+        answer = await client.answer(3)
+        assert answer.status == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+        assert "message: got 900000 bytes beside those that the server holds" in answer.fields["grpc-message"]
+        assert quota.held_bytes > 900_000
+        client.send(client.head(5, "Echo"), DataFrame(5, b"\0\0\0\0\0", flags=["END_STREAM"]))
+        assert (await client.answer(5)).status == 0
+
+
+async def test_inflated_message_counts() -> None:
+    async with limited(10 * 2**20) as (quota, port), RawClient(port) as client:
+        await client.greet().agreed()
+        for stream_id, size, status in ((1, 2**20, 0), (3, 2**24, grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])):
+            packed = gzip.compress(bytes(size))
+            head = client.head(stream_id, "Metadata", grpc_encoding="gzip")
+            data = b"\1" + prefix(packed)[1:] + packed
+            pieces = [DataFrame(stream_id, data[at : at + 2**14]) for at in range(0, len(data), 2**14)]
+            client.send(head, *pieces, DataFrame(stream_id, flags=["END_STREAM"]))
+            assert (await client.answer(stream_id)).status == status
+        assert quota.held_bytes < 2**20
+
+
+async def test_unread_answers_are_refused_and_their_client_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that opens no window gets an answer or two of a million bytes, then refusals, and then is closed."""
+    monkeypatch.setattr(quota_module, "_SWEEP_SECONDS", 0.05)
+    monkeypatch.setattr(quota_module, "_PATIENCE_SECONDS", -48.0)  # with that of readers two seconds
+    async with limited(2_500_000) as (quota, port), RawClient(port) as client:
+        client.greet().send(SettingsFrame(0, settings={SettingsFrame.INITIAL_WINDOW_SIZE: 0}))
+        await client.agreed()
+        for number in range(5):
+            client.call(2 * number + 1, "Blow")
+        answer = await client.answer(9)
+        assert answer.status == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+        assert "Read responses as they come." in answer.fields["grpc-message"]
+        assert quota.held_bytes >= 2_000_000
+        await asyncio.wait_for(client.end(), SECONDS)
+        assert client.closed
+        assert quota.refusals[Refusal("grpc", "slow reader")] == 1
+        assert quota.held_bytes == 0
+
+
+async def test_request_that_does_not_arrive_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quota_module, "_SWEEP_SECONDS", 0.05)
+    monkeypatch.setattr(quota_module, "_PATIENCE_SECONDS", 0.2)
+    async with limited() as (quota, port), RawClient(port) as client:
+        await client.greet().agreed()
+        client.send(client.head(1, "Echo"), DataFrame(1, b"\0\0\0"))
+        client.call(3, "Wait")  # its handler takes its time, which is another matter
+        client.send(client.head(5, "Chat"))  # a stream may wait for its first request
+        answer = await client.answer(1)
+        assert answer.status == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+        assert "did not arrive in time" in answer.fields["grpc-message"]
+        await asyncio.sleep(0.3)
+        client.send(DataFrame(5, b"\0\0\0\0\1x", flags=["END_STREAM"]))
+        assert (await client.answer(5)).messages == [b"x"]
+        assert quota.refusals == {Refusal("grpc", "slow request"): 1}
+
+
+async def test_closed_connection_is_freed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the garbage collector, which may not run for minutes; it would keep unread answers."""
+    made: list[weakref.ref[Connection]] = []
+    original = Connection.__init__
+
+    def init(self: Connection, *arguments: object) -> None:
+        original(self, *arguments)  # type: ignore[arg-type]
+        made.append(weakref.ref(self))
+
+    monkeypatch.setattr(Connection, "__init__", init)
+    async with limited() as (_, port):
+        gc.collect()
+        gc.disable()
+        try:
+            async with RawClient(port) as client:
+                await client.greet().agreed()
+                client.call(1, "Echo")
+                await client.answer(1)
+                client.send(client.head(3, "Chat"))
+                for stream_id, method in ((5, "Wait"), (7, "Blow")):
+                    client.call(stream_id, method)
+                await client.until(lambda: 7 in client.answers)
+            for _ in range(50):
+                await asyncio.sleep(0.02)
+                if made[0]() is None:
+                    break
+            assert [each() for each in made] == [None]
+        finally:
+            gc.enable()
+
+
+async def test_port_survives_a_lack_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accepting fails while the process has no file, and goes on afterwards."""
+    import resource
+
+    made: list[Share] = []
+
+    def protocol(share: Share) -> asyncio.Protocol:
+        made.append(share)
+        return asyncio.Protocol()
+
+    listener = Listener("http", Quota(100, 100, 100), 10, protocol)
+    port = await listener.open("127.0.0.1", 0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    try:
+        with suppress(OSError):
+            while True:
+                files.append(open("/dev/null"))  # noqa: SIM115 (they are held open)
+        files.pop().close()
+        _, writer = await asyncio.open_connection("127.0.0.1", port)  # it takes the last file
+        await asyncio.sleep(0.2)
+        assert not made
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for file in files:
+            file.close()
+    await asyncio.sleep(0.3)
+    assert len(made) == 1
+    writer.close()
+    await listener.close()
+
+
+ON_EVERY_TRANSPORT = True
+
+
+@pytest.mark.parametrize(
+    "compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip, grpc.Compression.Deflate]
+)
+def test_size_of_a_request_is_limited_by_its_method(channel: grpc.Channel, compression: grpc.Compression) -> None:
+    health, inference = health_pb2_grpc.HealthStub(channel), inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+    options = {"compression": compression, "timeout": SECONDS}
+    checks = {
+        4096: (health.Check, health_pb2.HealthCheckRequest),
+        64 * 1024: (inference.ModelReady, pb.ModelReadyRequest),
+    }
+    for limit, (method, message) in checks.items():
+        field = message.DESCRIPTOR.fields[0].name
+        try:
+            method(message(**{field: "x" * (limit - 10)}), **options)
+        except grpc.RpcError as error:
+            assert error.code() is grpc.StatusCode.NOT_FOUND  # noqa: PT017 (only one of the two raises)
+        with pytest.raises(grpc.RpcError, match=f"expected at most {limit} bytes. Split it") as caught:
+            method(message(**{field: "x" * limit}), **options)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_structure_of_a_large_request_is_limited() -> None:
+    """Empty elements take up to fifty times their bytes once they are parsed."""
+    tensor = pb.ModelInferRequest.InferInputTensor
+    raw = pb.ModelInferRequest(model_name="m", inputs=[tensor()], raw_input_contents=[bytes(30_000_000)])
+    typed = tensor(contents=pb.InferTensorContents(fp32_contents=[0.0] * 1_000_000))
+    large = tensor(contents=pb.InferTensorContents(bytes_contents=[b""] * 2_500_000))
+    assert structure_problem(raw.SerializeToString()) == ""
+    assert structure_problem(pb.ModelInferRequest(inputs=[typed]).SerializeToString()) == ""
+    beside = structure_problem(pb.ModelInferRequest(inputs=[large]).SerializeToString())
+    assert beside.endswith(
+        "bytes beside raw tensors, expected at most 4194304. Put large tensors into raw_input_contents."
+    )
+    for many in (b"\x2a\0" * 5000, b"\x3a\0" * 5000):  # inputs, raw contents
+        assert "got more than 4096 fields" in structure_problem(many)
+    for cut in (b"\x2a", b"\x2a\xff", b"\x2a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"):
+        assert structure_problem(cut) == "" or "beside" in structure_problem(cut)
