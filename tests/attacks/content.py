@@ -99,3 +99,35 @@ def long_names(target: Target) -> str | None:
     }
     lost = sorted(status.name for status in set(statuses) - expected)
     return f"status {', '.join(lost)}" if lost else None
+
+
+@attack()
+def pictures_of_many_tags(target: Target) -> None:
+    """Two PNGs whose EXIF has 65,535 broken entries each, of which a decoder may warn."""
+    entries = b"".join(struct.pack("<HHII", number, 2, 1 << 20, 1 << 20) for number in range(65_535))
+    exif = b"II*\0\x08\0\0\0" + struct.pack("<H", 65_535) + entries
+    send(target, "ModelInfer", *[_png_with(_chunk(b"eXIf", exif))] * 2)
+
+
+@attack()
+def long_texts(target: Target) -> None:
+    """16 requests of 32 texts of 16 KB each, to tokenize."""
+    request = pb.ModelInferRequest(model_name="sentiment")
+    data = [b"good bad " * 1_800] * 32
+    request.inputs.add(name="text", datatype="BYTES", shape=(32, 1)).contents.bytes_contents.extend(data)
+    send(target, "ModelInfer", *[request] * 16)
+
+
+@attack()
+def texts_that_are_too_many(target: Target) -> None:
+    """Four requests of 15 million empty texts, in 60 MB."""
+    request = pb.ModelInferRequest(model_name="sentiment")
+    request.inputs.add(name="text", datatype="BYTES", shape=(15_000_000, 1))
+    request.raw_input_contents.append(bytes(60_000_000))
+    send(target, "ModelInfer", *[request] * 4)
+
+
+@attack(arguments=("--model-control=explicit", "--load-model=*"))
+def long_names_to_load(target: Target) -> None:
+    """A load of a model with a name of 30 MB."""
+    send(target, "RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="n" * 30_000_000), token="control")
