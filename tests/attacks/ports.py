@@ -153,7 +153,7 @@ def exhausted_files(target: Target) -> None:
     """More idle connections to the HTTP port than the process may open files; the other ports answer."""
     with ExitStack() as stack:
         _connections(target, "http", FILES + 100, stack)
-        time.sleep(0.3)
+        time.sleep(1.0)
 
 
 def _stalled_handshakes(target: Target, door: str) -> str | None:
