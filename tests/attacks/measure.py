@@ -108,9 +108,8 @@ def measure(target: Target, attack: Attack) -> Measured:
     limit_ms = WORST_MS * slowness()
     doors = [door for door in DOORS if door not in attack.spares]
     _wait(lambda: _is_seen(target), RECOVERY_SECONDS)
-    before = time.monotonic()
     time.sleep(_WINDOW_SECONDS)
-    quiet = statistics.median(call.seconds for call in _calls(target, ["grpc"], before))
+    quiet = statistics.median(call.seconds for call in target.calls["grpc"][-20:])
     first = target.readings[-1]
     start = time.monotonic()
     gained: str | None = None
@@ -120,12 +119,12 @@ def measure(target: Target, attack: Attack) -> Measured:
     calm = _wait(lambda: _is_calm(target, doors, quiet, first.files), RECOVERY_SECONDS)
     now = time.monotonic()
     calls = _calls(target, doors, start)
-    # A call that has not ended yet.
-    pending = max(now - _last_end(target, door) - DOORS[door] for door in doors)
-    result.worst_ms = 1000 * max([0.0, pending, *(call.seconds for call in calls)])
-    result.median_ms = 1000 * statistics.median(
-        [call.seconds for call in calls if call.door == "grpc"] or [now - start]
-    )
+    waits = {door: [call.seconds for call in calls if call.door == door] for door in doors}
+    # A call that has not ended yet counts, too.
+    worst = {door: max([now - _last_end(target, door) - DOORS[door], *waits[door]]) for door in doors}
+    slowest = max(worst, key=lambda door: worst[door])
+    result.worst_ms = 1000 * worst[slowest]
+    result.median_ms = 1000 * statistics.median(waits["grpc"] or [now - start])
     readings = [reading for reading in target.readings if reading.at >= start] or [first]
     result.rss_mb = max(reading.rss_bytes for reading in readings) / _MB
     result.kept_mb = (readings[-1].rss_bytes - first.rss_bytes) / _MB
@@ -134,7 +133,7 @@ def measure(target: Target, attack: Attack) -> Measured:
     failed = {f"{call.door}: {call.error}" for call in calls if call.error}
     result.problems = [
         *([gained] if gained else []),
-        *([f"a wait of {result.worst_ms:.0f} ms"] if result.worst_ms > limit_ms else []),
+        *([f"{slowest}: a wait of {result.worst_ms:.0f} ms"] if result.worst_ms > limit_ms else []),
         *(f"a failed call ({error})" for error in sorted(failed)[:2]),
         *([f"{result.rss_mb:.0f} MB"] if result.rss_mb > MOST_RSS_MB else []),
         *([f"{result.log_mb:.0f} MB of log"] if result.log_mb > MOST_LOG_MB else []),
