@@ -30,27 +30,33 @@ def send(target: Target, method: str, *messages: Any, token: str = "infer") -> l
 
 @attack()
 def unknown_parameters(target: Target) -> None:
-    """5.5 MB of names of parameters that resemble known ones."""
-    request = good()
-    for number in range(250_000):
-        request.parameters[f"timeou{number:06d}"].int64_param = 1
-    send(target, "ModelInfer", request)
+    """5.5 MB of names of parameters that resemble known ones, and 16 requests of 4,000 names."""
+    requests = []
+    for count in (250_000, *[4_000] * 16):
+        requests.append(good())
+        for number in range(count):
+            requests[-1].parameters[f"timeou{number:06d}"].int64_param = 1
+    send(target, "ModelInfer", *requests)
 
 
 @attack()
 def large_ids_that_wait(target: Target) -> None:
-    """Twelve requests that wait behind others, with ids of 60 MB."""
-    runs = [busy(3_000) for _ in range(3)]
+    """Requests that wait behind others, with ids of 60 MB and of 4 MB, 720 MB in all."""
     waiting = busy(1)
-    waiting.id = "i" * 60_000_000
+    contents = []
+    for size, count in ((60_000_000, 4), (4_000_000, 120)):
+        waiting.id = "i" * size
+        contents += [waiting.SerializeToString()] * count
     with target.channel() as first, target.channel() as second:
-        ahead = [target.rpc(first, "ModelInfer").future(r.SerializeToString(), metadata=target.bearer()) for r in runs]
-        content = waiting.SerializeToString()
-        behind = [target.rpc(second, "ModelInfer").future(content, metadata=target.bearer()) for _ in range(12)]
-        for future in behind:
+        ahead = [_start(target, first, busy(2_000).SerializeToString()) for _ in range(3)]
+        for future in [_start(target, second, content) for content in contents]:
             future.code()
         for future in ahead:
             future.cancel()
+
+
+def _start(target: Target, channel: grpc.Channel, content: bytes) -> Any:
+    return target.rpc(channel, "ModelInfer").future(content, timeout=SECONDS, metadata=target.bearer())
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
@@ -59,7 +65,8 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 def _image(picture: bytes) -> pb.ModelInferRequest:
     request = pb.ModelInferRequest(model_name=image_model.NAME)
-    request.inputs.add(name="image", datatype="BYTES", shape=(1, 1)).contents.bytes_contents.append(picture)
+    request.inputs.add(name="image", datatype="BYTES", shape=(1, 1))
+    request.raw_input_contents.append(struct.pack("<I", len(picture)) + picture)
     return request
 
 
@@ -84,18 +91,45 @@ def pictures_of_many_chunks(target: Target) -> None:
 
 @attack()
 def long_names(target: Target) -> str | None:
-    """Models and heads with names of 60 MB: each gets a status about its name."""
-    name = "n" * 60_000_000
-    request = good()
-    request.model_name = name
-    head = good()
-    head.parameters["head"].string_param = name
-    statuses = send(target, "ModelReady", pb.ModelReadyRequest(name=name)) + send(target, "ModelInfer", request, head)
-    expected = {
-        grpc.StatusCode.OK,
-        grpc.StatusCode.NOT_FOUND,
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-    }
-    lost = sorted(status.name for status in set(statuses) - expected)
+    """Models and heads with names of 60 MB, and of 3 MB, which more methods take: each gets a status about its name."""
+    statuses = []
+    for name in ("n" * 60_000_000, "n" * 3_000_000):
+        model, head = good(), good()
+        model.model_name = head.parameters["head"].string_param = name
+        statuses += send(target, "ModelReady", pb.ModelReadyRequest(name=name))
+        statuses += send(target, "ModelInfer", model, head)
+    expected = {grpc.StatusCode.OK, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT}
+    lost = sorted(status.name for status in set(statuses) - expected - {grpc.StatusCode.RESOURCE_EXHAUSTED})
     return f"status {', '.join(lost)}" if lost else None
+
+
+@attack()
+def pictures_of_many_tags(target: Target) -> None:
+    """Two PNGs whose EXIF has 65,535 broken entries each, of which a decoder may warn."""
+    entries = b"".join(struct.pack("<HHII", number, 2, 1 << 20, 1 << 20) for number in range(65_535))
+    exif = b"II*\0\x08\0\0\0" + struct.pack("<H", 65_535) + entries
+    send(target, "ModelInfer", *[_png_with(_chunk(b"eXIf", exif))] * 2)
+
+
+@attack()
+def long_texts(target: Target) -> None:
+    """16 requests of 32 texts of 16 KB each, to tokenize."""
+    request = pb.ModelInferRequest(model_name="sentiment")
+    data = [b"good bad " * 1_800] * 32
+    request.inputs.add(name="text", datatype="BYTES", shape=(32, 1)).contents.bytes_contents.extend(data)
+    send(target, "ModelInfer", *[request] * 16)
+
+
+@attack()
+def texts_that_are_too_many(target: Target) -> None:
+    """Four requests of 15 million empty texts, in 60 MB."""
+    request = pb.ModelInferRequest(model_name="sentiment")
+    request.inputs.add(name="text", datatype="BYTES", shape=(15_000_000, 1))
+    request.raw_input_contents.append(bytes(60_000_000))
+    send(target, "ModelInfer", *[request] * 4)
+
+
+@attack(arguments=("--model-control=explicit", "--load-model=*"))
+def long_names_to_load(target: Target) -> None:
+    """A load of a model with a name of 30 MB."""
+    send(target, "RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="n" * 30_000_000), token="control")

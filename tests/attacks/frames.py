@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 import zlib
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 
 from grpc_health.v1 import health_pb2
+from hpack import Encoder
 from hyperframe import frame as h2
 
 from edge.pb import inference_pb2 as pb
-from tests.attacks.measure import attack
+from tests.attacks.measure import ATTACKS, Attack, Run, attack
 from tests.attacks.target import Target
-from tests.attacks.wire import HEALTH, INFER, Peer, flood, message
+from tests.attacks.wire import HEALTH, INFER, Peer, connect, flood, http_request, message, stay, until
 from tests.support.http2_client import raw
 from tests.support.sample_requests import good
 
@@ -67,7 +68,7 @@ def forged_log_lines(target: Target) -> str | None:
     """The debug data of GOAWAY with line ends and escapes, which a library may write to the log."""
     line = b"\n\x1b[31m2026-01-01 ERROR forged: all models are lost"
     data = (line * (16_000 // len(line)))[:16_000]
-    flood(target.grpc_port, h2.GoAwayFrame(0, error_code=2, additional_data=data).serialize() * 20)
+    flood(target.grpc_port, h2.GoAwayFrame(0, error_code=2, additional_data=data).serialize() * 20, 0.3)
     if b"ERROR forged" in target.log.read_bytes()[-10_000_000:]:
         return "a forged line in the log"
     return None
@@ -111,3 +112,124 @@ def unread_answers(target: Target) -> None:
                 peer.agree()
                 for _ in range(8):
                     peer.call(INFER, content, *target.bearer())
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> Run:
+    data = raw(kind, flags, stream, payload) * 2_000
+    return lambda target: flood(target.grpc_port, data)
+
+
+def _headers(flags: int) -> bytes:
+    fields = [(":method", "POST"), (":scheme", "http"), (":path", INFER), (":authority", "test")]
+    return raw(1, flags, 1, Encoder().encode([*fields, ("te", "trailers"), ("content-type", "application/grpc")]))
+
+
+_OPENED, _ENDED = _headers(4), _headers(5)
+_FLOODS: dict[str, Run] = {
+    "settings": _frame(4, 0, 0, b"\0\x04\0\0\xff\xff" * 100),
+    "pings": _frame(6, 0, 0, bytes(8)),
+    "priorities": _frame(2, 0, 1, b"\0\0\0\x03\x10"),
+    "empty-data": lambda target: flood(target.grpc_port, _OPENED + raw(0, 0, 1, b"") * 50_000),
+    "window-updates-of-nothing": lambda target: flood(target.grpc_port, _OPENED + raw(8, 0, 1, bytes(4)) * 5_000),
+    "window-overflows": _frame(8, 0, 0, b"\x7f\xff\xff\xff"),
+    "continuations": lambda target: flood(target.grpc_port, _headers(0) + raw(9, 0, 1, b"\x40\x01x\x01y") * 20_000),
+    "padding": lambda target: flood(target.grpc_port, _OPENED + raw(0, 8, 1, b"\xff" + bytes(255)) * 200),
+    "data-after-the-end": lambda target: flood(target.grpc_port, _ENDED + raw(0, 0, 1, bytes(10)) * 20_000),
+    "unknown-frames": _frame(0x42, 0xFF, 7, bytes(100)),
+}
+for _name, _run in _FLOODS.items():
+    ATTACKS[f"flood-of-{_name}"] = Attack(f"flood-of-{_name}", _run)
+
+
+def _flood_of_calls(target: Target, *, trailers: bool) -> None:
+    content = message(good().SerializeToString())
+    with ExitStack() as connections:
+        peers = [connections.enter_context(Peer(target.grpc_port)) for _ in range(4)]
+        for peer in peers:
+            peer.agree()
+            written = bytearray()
+            while len(written) < (1_300_000 if target.transport == "nghttp2" else 60_000):  # grpcio's first window
+                stream, head = peer.head(INFER, *target.bearer())
+                written += head + raw(0, 0 if trailers else 1, stream, content)
+                if trailers:
+                    written += raw(1, 5, stream, peer.encode(("x", "y")))
+            peer.write(bytes(written))
+        for peer in peers:
+            peer.stay(0.3)
+
+
+@attack()
+def flood_of_calls(target: Target) -> None:
+    """5 MB of small calls on 4 connections, each in one write."""
+    _flood_of_calls(target, trailers=False)
+
+
+@attack()
+def flood_of_trailers(target: Target) -> None:
+    """The same, with trailers behind each request."""
+    _flood_of_calls(target, trailers=True)
+
+
+def _unfinished(target: Target, path: str, *fields: tuple[str, str]) -> None:
+    """Announce messages of 60 MB on many streams, send as much of them as the windows allow, and hang up."""
+    part = b"\0" + (60_000_000).to_bytes(4, "big") + bytes(250_000)
+    with ExitStack() as connections:
+        for _ in zip(range(16), until(1.5), strict=False):
+            with suppress(OSError):
+                peer = connections.enter_context(Peer(target.grpc_port))
+                peer.agree()
+                for _ in range(200):
+                    stream, head = peer.head(path, *fields)
+                    peer.write(head)
+                    peer.send(stream, part, end=False)
+
+
+@attack()
+def unfinished_messages(target: Target) -> None:
+    """16 connections of 50 MB each in messages that do not end."""
+    _unfinished(target, INFER, *target.bearer())
+
+
+@attack()
+def unfinished_messages_without_token(target: Target) -> None:
+    """The same to the health check."""
+    _unfinished(target, f"/{HEALTH}/Check")
+
+
+@attack()
+def idle_connections(target: Target) -> None:
+    """1,000 connections that only open."""
+    with ExitStack() as connections:
+        for _ in zip(range(1_000), until(1.0), strict=False):
+            with suppress(OSError):
+                connections.enter_context(Peer(target.grpc_port))
+        time.sleep(0.3)
+
+
+@attack()
+def other_protocols(target: Target) -> str | None:
+    """HTTP/1.1, an upgrade to HTTP/2, TLS, and nonsense."""
+    upgrade = ["Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__"]
+    starts = (
+        http_request("GET /v2"),
+        http_request("GET /v2", upgrade),
+        b"\x16\x03\x01\x02\0\x01" + bytes(600),
+        b"\0" * 999,
+    )
+    for start in starts:
+        with suppress(OSError), closing(connect(target.grpc_port)) as connection:
+            connection.sendall(start)
+            if b"200 OK" in stay(connection, 0.1):
+                return f"an answer to {start[:20]!r}"
+    return None
+
+
+@attack()
+def wrong_content_length(target: Target) -> None:
+    """Calls whose content-length is smaller or larger than what follows."""
+    for length in ("1", "10000000"):
+        with suppress(OSError), Peer(target.grpc_port) as peer:
+            peer.agree()
+            for _ in range(500):
+                peer.call(INFER, good().SerializeToString(), ("content-length", length), *target.bearer())
+            peer.stay(0.1)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -44,6 +45,7 @@ class Attack:
     Attributes:
         transports: those whose code it meets.
         arguments: of the server, beside the usual ones.
+        bundles: adds bundles to the server's repository.
         spares: the doors that others may find closed meanwhile, such as that whose connections it takes up.
     """
 
@@ -51,6 +53,7 @@ class Attack:
     run: Run
     transports: tuple[str, ...] = ("nghttp2", "grpcio")
     arguments: tuple[str, ...] = ()
+    bundles: Callable[[Path], object] | None = None
     tls: bool = False
     spares: tuple[str, ...] = ()
 
@@ -80,6 +83,7 @@ class Measured:
     worst_ms: float = 0.0
     median_ms: float = 0.0
     rss_mb: float = 0.0
+    kept_mb: float = 0.0
     log_mb: float = 0.0
     recovery_s: float = 0.0
     seconds: float = 0.0
@@ -104,9 +108,8 @@ def measure(target: Target, attack: Attack) -> Measured:
     limit_ms = WORST_MS * slowness()
     doors = [door for door in DOORS if door not in attack.spares]
     _wait(lambda: _is_seen(target), RECOVERY_SECONDS)
-    before = time.monotonic()
     time.sleep(_WINDOW_SECONDS)
-    quiet = statistics.median(call.seconds for call in _calls(target, ["grpc"], before))
+    quiet = statistics.median(call.seconds for call in target.calls["grpc"][-20:])
     first = target.readings[-1]
     start = time.monotonic()
     gained: str | None = None
@@ -116,19 +119,21 @@ def measure(target: Target, attack: Attack) -> Measured:
     calm = _wait(lambda: _is_calm(target, doors, quiet, first.files), RECOVERY_SECONDS)
     now = time.monotonic()
     calls = _calls(target, doors, start)
-    pending = max(now - _last_end(target, door) - DOORS[door] for door in doors)
-    result.worst_ms = 1000 * max([pending, *(call.seconds for call in calls)])
-    result.median_ms = 1000 * statistics.median(
-        [call.seconds for call in calls if call.door == "grpc"] or [now - start]
-    )
+    waits = {door: [call.seconds for call in calls if call.door == door] for door in doors}
+    # A call that has not ended yet counts, too.
+    worst = {door: max([now - _last_end(target, door) - DOORS[door], *waits[door]]) for door in doors}
+    slowest = max(worst, key=lambda door: worst[door])
+    result.worst_ms = 1000 * worst[slowest]
+    result.median_ms = 1000 * statistics.median(waits["grpc"] or [now - start])
     readings = [reading for reading in target.readings if reading.at >= start] or [first]
     result.rss_mb = max(reading.rss_bytes for reading in readings) / _MB
+    result.kept_mb = (readings[-1].rss_bytes - first.rss_bytes) / _MB
     result.log_mb = (readings[-1].log_bytes - first.log_bytes) / _MB
     result.recovery_s, result.seconds = now - end, end - start
     failed = {f"{call.door}: {call.error}" for call in calls if call.error}
     result.problems = [
         *([gained] if gained else []),
-        *([f"a wait of {result.worst_ms:.0f} ms"] if result.worst_ms > limit_ms else []),
+        *([f"{slowest}: a wait of {result.worst_ms:.0f} ms"] if result.worst_ms > limit_ms else []),
         *(f"a failed call ({error})" for error in sorted(failed)[:2]),
         *([f"{result.rss_mb:.0f} MB"] if result.rss_mb > MOST_RSS_MB else []),
         *([f"{result.log_mb:.0f} MB of log"] if result.log_mb > MOST_LOG_MB else []),

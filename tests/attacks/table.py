@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.attacks import content, frames, rest  # noqa: F401 - each adds its attacks
+from tests.attacks import content, files, frames, ports, rest  # noqa: F401 - each adds its attacks
 from tests.attacks.measure import ATTACKS, Attack, Measured, measure
-from tests.attacks.target import Home, Target
+from tests.attacks.target import Home, NotStarted, Target
 
 #: A server that has kept this much more memory is replaced, so that each attack meets a fresh one.
-_KEPT_BYTES = 100_000_000
+_MOST_KEPT_MB = 100
 
 
 class Servers:
@@ -29,19 +29,23 @@ class Servers:
         return result
 
     def _measure(self, attack: Attack, transport: str) -> Measured:
-        key = (transport, attack.tls, *attack.arguments)
-        if key != self._key:
-            problem = self.stop()
-            assert not problem, problem
-            self._target = Target(self._home, transport, *attack.arguments, tls=attack.tls)
-            self._key = key
-        assert self._target is not None
-        before = self._target.readings[-1].rss_bytes if self._target.readings else 0
-        result = measure(self._target, attack)
-        kept = self._target.readings[-1].rss_bytes - before if before else 0
-        if result.problems or kept > _KEPT_BYTES:
+        try:
+            target = self._target_of(attack, transport)
+        except NotStarted as error:
+            return Measured(attack.name, transport, problems=[f"no start: {error}"])
+        result = measure(target, attack)
+        if result.problems or result.kept_mb > _MOST_KEPT_MB:
             result.problems += filter(None, [self.stop()])
         return result
+
+    def _target_of(self, attack: Attack, transport: str) -> Target:
+        key = (transport, attack.tls, attack.bundles, *attack.arguments)
+        if self._target is None or key != self._key:
+            problem = self.stop()
+            assert not problem, problem
+            self._target = Target(self._home, transport, *attack.arguments, tls=attack.tls, bundles=attack.bundles)
+            self._key = key
+        return self._target
 
     def stop(self) -> str:
         """End the running server, and return what was wrong with its end."""
@@ -64,4 +68,4 @@ def servers(home: Home) -> Iterator[Servers]:
 def rows() -> list[tuple[str, Attack]]:
     """Return each attack with each of its transports; those that share a server are together."""
     found = [(transport, attack) for attack in ATTACKS.values() for transport in attack.transports]
-    return sorted(found, key=lambda row: (row[0] != "nghttp2", row[1].tls, row[1].arguments))
+    return sorted(found, key=lambda row: (row[0] != "nghttp2", row[1].tls, row[1].arguments, bool(row[1].bundles)))

@@ -5,14 +5,18 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
 import msgspec
 
+from edge.bundles.bundle import write_bundle
+from edge.bundles.manifest import Profile
 from edge.pb import inference_pb2 as pb
 from edge.protocol import INFERENCE
 from edge.server import Ready
@@ -46,14 +50,22 @@ def make_home(directory: Path) -> Home:
     image_model.write_image_bundle(repository / "halves-1")
     write_letters_bundle(repository / "letters-1")
     write_busy_bundle(repository)
+    shape = Profile(min=(1, 1), opt=(1, 8), max=(32, 16))
     manifest = msgspec.structs.replace(
-        text_model.manifest(), preprocess=msgspec.structs.replace(text_model.tokenizer_step(16), max_text_bytes=16384)
+        text_model.manifest(),
+        preprocess=msgspec.structs.replace(text_model.tokenizer_step(16), max_text_bytes=16 * 1024),
+        profile={"input_ids": shape, "attention_mask": shape},
+        max_batch_size=32,
     )
-    text_model.write_bundle(repository / "sentiment-1", manifest, text_model.files())
+    write_bundle(repository / "sentiment-1", manifest, text_model.files())
     tokens = tokens_file(directory / "tokens", **{scope: (scope,) for scope in TOKENS})
     authority = Authority(directory / "authority")
     authority.issue()
     return Home(directory, tokens, authority)
+
+
+class NotStarted(Exception):
+    """A server ended before it took requests; with the last line of its log."""
 
 
 class Target:
@@ -63,24 +75,39 @@ class Target:
         calls: of the well-behaved client, by door, in the order of their ends.
     """
 
-    def __init__(self, home: Home, transport: str, *arguments: str, tls: bool = False) -> None:
+    def __init__(
+        self,
+        home: Home,
+        transport: str,
+        *arguments: str,
+        tls: bool = False,
+        bundles: Callable[[Path], object] | None = None,
+    ) -> None:
         self.home, self.transport, self.tls = home, transport, tls
         self.log = home.directory / f"{transport}.log"
+        self.repository = home.directory / "repository"
+        if bundles:
+            self.repository = Path(tempfile.mkdtemp(dir=home.directory))
+            for bundle in (home.directory / "repository").iterdir():
+                (self.repository / bundle.name).symlink_to(bundle, target_is_directory=True)
+            bundles(self.repository)
         options = ["--grpc-port=0", "--http-port=0", "--metrics-port=0", "--json", "--target=onnxruntime"]
         options += [f"--transport={transport}", f"--tokens={home.directory / 'tokens'}", *arguments]
         options += [f"--cache={home.directory / 'cache'}"]
         if tls:
             options += [f"--tls-{part}={home.authority.file.parent / f'server.{end}'}" for part, end in _TLS]
-        command = ["sh", "-c", f'ulimit -Sn {FILES}; exec "$@"', "sh", sys.executable, "-m", "edge", "serve"]
+        command = ["sh", "-c", f'ulimit -n {FILES}; exec "$@"', "sh", sys.executable, "-m", "edge", "serve"]
         with open(self.log, "wb") as log:
             self._process = subprocess.Popen(
-                [*command, str(home.directory / "repository"), *options], stdout=subprocess.PIPE, stderr=log
+                [*command, str(self.repository), *options], stdout=subprocess.PIPE, stderr=log
             )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line, self.log.read_text(errors="replace")
+        if not line:
+            self._process.wait()
+            raise NotStarted(self.log.read_text(errors="replace").strip().rpartition("\n")[2])
         self.ready = msgspec.json.decode(line, type=Ready)
-        assert not self.ready.unavailable, self.ready.unavailable
+        assert bundles or not self.ready.unavailable, self.ready.unavailable
         self.calls: dict[str, list[Call]] = {}
         self.readings: list[Reading] = []
         self._watch()
