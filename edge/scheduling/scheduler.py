@@ -194,8 +194,8 @@ class Scheduler:
     def _wake(self) -> None:
         """Let an idle worker look at the queue, which it then does again when the next request may run.
 
-        This has to follow each change of the queue, and the end of the idleness of a worker that looked at it. To remove
-        a request changes when the others may run, too: what is left may be of a preferred size.
+        Call it after each change of the queue, and when a worker that looked at it is idle no more. What a removal
+        leaves may be of a preferred size, and run earlier than before.
         """
         if self._idle and len(self.queue):
             self._idle[-1].inbox.put([])
