@@ -5,6 +5,7 @@ Requests join and leave between two steps. Keys and values stay on the device; l
 
 from __future__ import annotations
 
+import logging
 import time
 import weakref
 from collections import deque
@@ -30,6 +31,8 @@ from edge.runner import DecoderTensors, DeviceDecoder, Runner
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+log = logging.getLogger(__name__)
 
 #: Facts of each row: when its first and its last token so far were chosen, by ``time.perf_counter_ns()``, and the
 #: number of tokens of its prompt.
@@ -238,7 +241,10 @@ def _by_token(rows: Sequence[GeneratedText]) -> dict[str, Array]:
 
 
 def _append(rows: Sequence[GeneratedText], logits: Array) -> None:
-    """Append a token to each row, from logits [rows, vocabulary], which heads move; without finite ones a row fails."""
+    """Append a token to each row, from logits [rows, vocabulary], which heads move; a row without finite ones fails.
+
+    Any error fails the rows that it is of, and leaves the others alone.
+    """
     headed: dict[Mover, list[int]] = {}
     for place, row in enumerate(rows):
         if row.head:
@@ -247,9 +253,9 @@ def _append(rows: Sequence[GeneratedText], logits: Array) -> None:
         alphas = np.array([[rows[place].alpha] for place in places], np.float32)
         try:
             logits[places] = head.move(logits[places], alphas)
-        except RunnerError as error:  # of these rows alone
+        except Exception as error:  # of these rows alone
             for place in places:
-                rows[place].error = error
+                rows[place].error = _error_of(error)
     for place, row in enumerate(rows):
         if len(row.tokens) < row.min_tokens:
             logits[place, row.end_tokens] = -np.inf
@@ -260,14 +266,25 @@ def _append(rows: Sequence[GeneratedText], logits: Array) -> None:
         if row.error:
             continue
         if finite[place]:
-            chosen = token if row.greedy else row.choose(logits[place])
-            if row.logprobs is not None:
-                row.logprobs.append(log_probability(logits[place], chosen))
-            row.append(chosen, now_ns)
+            try:
+                chosen = token if row.greedy else row.choose(logits[place])
+                if row.logprobs is not None:
+                    row.logprobs.append(log_probability(logits[place], chosen))
+                row.append(chosen, now_ns)
+            except Exception as error:
+                row.error = _error_of(error)
         else:
             given, fix = Literally("logits that are not finite"), "Usual causes are FP16 and a broken export."
             subject = f"head with alpha {row.alpha:g}" if row.head else "decoder"
             row.error = RunnerError(subject, given=given, expected="finite logits to choose a token from", fix=fix)
+
+
+def _error_of(error: Exception) -> RunnerError:
+    if isinstance(error, RunnerError):
+        return error
+    log.error("a text failed", exc_info=error)
+    given, fix = Literally(type(error).__name__), "See the log of the server, and export the model again."
+    return RunnerError("text", given=given, expected="a next token and what it adds", fix=fix)
 
 
 def generator(bundle: Bundle, config: GenerateProgram, runners: Mapping[str, Runner]) -> Generate:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from edge.bundles.programs import GenerateProgram
 from edge.errors import RunnerError
@@ -14,17 +14,55 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
+#: Tokens that may be the first bytes of a character of four.
+_MOST_INCOMPLETE: Final = 3
+#: If more tokens add nothing to a text, some of them are no part of a character. Each further one takes longer.
+_MOST_WAITING: Final = 12
+
+
 class Pieces:
-    """The pieces of a text, token by token."""
+    """The pieces of a text, token by token.
+
+    Together they are what the tokenizer makes of all tokens. Where bytes are no character, they have replacement
+    characters and may keep the characters beside them, which the tokenizer would replace, too.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        from tokenizers.decoders import DecodeStream
-
-        self._tokenizer, self._stream = tokenizer, DecodeStream(skip_special_tokens=True)
+        self._tokenizer = tokenizer
+        self._begin()
 
     def add(self, token: int) -> str:
         """Return what a token adds to the text: nothing if it is special, or ends in the middle of a character."""
-        return self._stream.step(self._tokenizer, token) or ""
+        waiting = self._waiting
+        waiting.append(token)
+        try:
+            piece = self._stream.step(self._tokenizer, token)
+        except Exception:  # with bytes that are no character, the tokenizer replaces the one before them, which is sent
+            return self._anew(waiting)
+        if piece:
+            waiting.clear()
+            return piece
+        if len(waiting) > _MOST_WAITING:
+            early = self._tokenizer.decode(waiting[:-_MOST_INCOMPLETE], skip_special_tokens=True)
+            if early:
+                return early + self._anew(waiting[-_MOST_INCOMPLETE:])
+        return ""
+
+    def _begin(self) -> None:
+        from tokenizers.decoders import DecodeStream
+
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._waiting: list[int] = []  # the tokens after the last piece
+
+    def _anew(self, tokens: list[int]) -> str:
+        self._begin()
+        text = ""
+        for token in tokens:
+            self._waiting.append(token)
+            if piece := self._stream.step(self._tokenizer, token):
+                text += piece
+                self._waiting.clear()
+        return text
 
 
 class GeneratedText:

@@ -11,6 +11,8 @@ from edge.datatypes import NUMPY_TYPES, TensorSpec
 
 #: Tokens of a row that a cache has room for at first; it doubles as rows grow.
 FEWEST_PLACES = 32
+#: A cache that shrinks has this part of its longest row as room, or it would soon grow again.
+_ROOM = 1 / 8
 
 
 class Group(NamedTuple):
@@ -37,3 +39,13 @@ def groups_of(specs: Iterable[TensorSpec]) -> tuple[Group, ...]:
         Group(tuple(some), heads, width, np.dtype(NUMPY_TYPES[datatype]))
         for (heads, width, datatype), some in names.items()
     )
+
+
+def places_for(tokens: int) -> int:
+    """Return the places of a cache that grows to rows of so many tokens: a power of two."""
+    return max(FEWEST_PLACES, 1 << max(tokens - 1, 0).bit_length())
+
+
+def places_left(longest: int) -> int:
+    """Return the places of a cache that shrinks to rows of so many tokens, if at least half of its own are more."""
+    return places_for(longest + int(_ROOM * longest) + 1)

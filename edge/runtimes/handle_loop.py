@@ -31,7 +31,13 @@ class HandleLoop:
         order = list(range(rows))
         for source, target in moves:
             order[target] = source
-        self._feeds = {name: on_host(tensor)[order] for name, tensor in self._feeds.items()} if rows else {}
+        if not rows:
+            self._feeds = {}
+            return
+        longest = int(on_host(self._feeds[self._tensors.last])[order].max()) + 1
+        self._feeds = {
+            name: np.ascontiguousarray(on_host(tensor)[order, :longest]) for name, tensor in self._feeds.items()
+        }
 
     def step(self) -> tuple[Array, Array]:
         """Run the steps; see :meth:`edge.runner.DeviceLoop.step`."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from edge.datatypes import Array, TensorSpec
 from edge.runner import DecoderTensors, Runner
-from edge.runtimes.decoder_cache import FEWEST_PLACES, Group, groups_of
+from edge.runtimes.decoder_cache import Group, groups_of, places_for, places_left
 
 #: Computes one step in place, again and again, on arrays that it was made for; raises as
 #: :meth:`edge.runner.Runner.infer`.
@@ -83,8 +83,9 @@ class HostDecoder:
                 group.past[:, target, :, :length] = group.past[:, source, :, :length]
                 group.past[:, target, :, length:] = 0
         self._rows = rows
-        if not rows and self._places > FEWEST_PLACES:
-            self._resize(1, 0)
+        places = places_left(int(self._lengths[:rows].max(initial=0)))
+        if 2 * places <= self._places:  # each step reads all of them
+            self._resize(max(min(2 * rows, len(self._lengths)), 1), places)
 
     def step(self, tokens: Array) -> Array:
         """Append a token to each row; see :meth:`edge.runner.DeviceDecoder.step`."""
@@ -118,7 +119,7 @@ class HostDecoder:
 
     def _resize(self, capacity: int, places: int) -> None:
         """Replace the arrays by ones for so many rows, and at least so many places, with the present rows."""
-        self._places = max(FEWEST_PLACES, 1 << max(places - 1, 0).bit_length())
+        self._places = places_for(places)
         old, self._lengths = self._lengths, np.zeros((capacity, 1), np.int64)
         self._lengths[: self._rows] = old[: self._rows]
         self._tokens, self._last = (np.zeros((capacity, 1), np.int64) for _ in range(2))  # a step has one token

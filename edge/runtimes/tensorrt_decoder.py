@@ -14,7 +14,8 @@ from edge.datatypes import Array
 from edge.errors import InvalidRequest
 from edge.runner import DecoderTensors
 from edge.runtimes.cuda import Memory
-from edge.runtimes.decoder_cache import FEWEST_PLACES, groups_of
+from edge.runtimes.decoder_cache import groups_of, places_for, places_left
+from edge.runtimes.device_errors import is_out_of_memory
 from edge.runtimes.tensorrt_cache import ALIGNMENT, Entries
 from edge.runtimes.tensorrt_device import SharedDevice
 from edge.runtimes.tensorrt_engine import Engine, Enqueued, Shape
@@ -84,29 +85,44 @@ class DecoderBuffers:
 
     def reserve(self, places: int, rows: int) -> None:
         """Make room for so many places; the present ``rows`` stay. After an error the cache is as before."""
-        if places <= self.cache.places:
-            return
+        if places > self.cache.places:
+            self._resize(self._within(places_for(places)), rows)
+
+    def shrink(self, longest: int, rows: int) -> None:
+        """Free the cache of no rows, and make that of ``rows`` of at most ``longest`` tokens smaller if half is unused.
+
+        Without memory for both, it stays as it is. The smallest one always does.
+        """
+        places = self._within(places_left(longest))
+        if not rows and places < self.cache.places:
+            self._shared.compute.synchronize()
+            self._replace(Entries(self._past, self.most_rows, 0), None)
+        elif rows and 2 * places <= self.cache.places:  # each step reads all of them
+            try:
+                self._resize(places, rows)
+            except self._shared.device.errors as error:
+                if not is_out_of_memory(str(error)):
+                    raise
+
+    def _within(self, places: int) -> int:
+        return min(max(places, self.least_places), self.most_places)
+
+    def _resize(self, places: int, rows: int) -> None:
         model, shared, old = self._model, self._shared, self.cache
-        power = 1 << max(places - 1, FEWEST_PLACES - 1).bit_length()
-        cache = Entries(self._past, self.most_rows, min(max(power, self.least_places), self.most_places))
+        cache = Entries(self._past, self.most_rows, places)
         memory = model.own(shared.device.allocate(cache.size_bytes))
         try:
             cache = cache.at(memory.address)
             shared.device.clear(memory.address, memory.size_bytes, shared.compute)
             if rows:
-                cache.copy(old, (0, 0), shared.device, shared.compute, rows=rows, place=0, places=old.places)
+                kept = min(places, old.places)
+                cache.copy(old, (0, 0), shared.device, shared.compute, rows=rows, place=0, places=kept)
             shared.compute.synchronize()
         except BaseException:
             if not shared.synchronize():
                 model.disown(memory)
             raise
         self._replace(cache, memory)
-
-    def shrink(self) -> None:
-        """Free the cache of no rows, unless it is of the smallest size."""
-        if self.cache.places > max(FEWEST_PLACES, self.least_places):
-            self._shared.compute.synchronize()
-            self._replace(Entries(self._past, self.most_rows, 0), None)
 
     def _replace(self, cache: Entries, memory: Memory | None) -> None:
         old, self.cache, self._memory = self._memory, cache, memory
@@ -177,7 +193,7 @@ class TensorRtDecoder:
         self._model, self._buffers, self._check = model, buffers, check
         self._rows = 0
         with model.working():
-            buffers.shrink()
+            buffers.shrink(0, 0)
         buffers.lengths[:] = 0
         buffers.free = False
 
@@ -226,8 +242,7 @@ class TensorRtDecoder:
                 buffers.lengths[move[1]] = buffers.lengths[move[0]]
             buffers.lengths[rows:] = 0
             self._rows = rows
-            if not rows:
-                buffers.shrink()
+            buffers.shrink(int(buffers.lengths.max()), rows)
 
     def step(self, tokens: Array) -> Array:
         """Append a token to each row; see :meth:`edge.runner.DeviceDecoder.step`."""

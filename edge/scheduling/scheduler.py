@@ -121,8 +121,10 @@ class Scheduler:
         job.cancelled = True
         with self._lock:
             waited = self.queue.remove(job)
-            if waited and job.estimate:
-                self._admission.correction.abandoned(time.monotonic(), job.estimate)
+            if waited:
+                self._wake()
+                if job.estimate:
+                    self._admission.correction.abandoned(time.monotonic(), job.estimate)
         if waited:  # otherwise a worker has it
             self.forget(job)
         return waited
@@ -151,6 +153,7 @@ class Scheduler:
         with self._lock:
             if owner in self._idle:
                 self._idle.remove(owner)
+                self._wake()
             owner.inbox.put(run)
         return future.result()
 
@@ -186,7 +189,15 @@ class Scheduler:
         if job.deadline is not None and job.deadline < self._alarm_at:
             self._alarm_at = job.deadline
             self._alarm.notify()
-        if self._idle:  # the job waits for others to join it; a worker has to wake up for it
+        self._wake()
+
+    def _wake(self) -> None:
+        """Let an idle worker look at the queue, which it then does again when the next request may run.
+
+        Call it after each change of the queue, and when a worker that looked at it is idle no more. What a removal
+        leaves may be of a preferred size, and run earlier than before.
+        """
+        if self._idle and len(self.queue):
             self._idle[-1].inbox.put([])
 
     def _runs_at_once(self, executor: TierExecutor) -> bool:
@@ -268,7 +279,8 @@ class Scheduler:
             worker.stepped = [job for run in worker.continuous for job in run.jobs]  # without the answered ones
             if not worker.continuous and not following:
                 return
-            self._do_own_work(worker)
+            if not following:  # it would wait for that, and no other worker can take it any more
+                self._do_own_work(worker)
             jobs = following or self._take(worker, rooms={run.executor: run.room for run in worker.continuous})
 
     def _continuous(self, executor: TierExecutor, worker: _Worker) -> ContinuousRun:
@@ -344,6 +356,7 @@ class Scheduler:
             jobs = self.queue.take(now, rooms) if worker.inbox.empty() else []
             if jobs:
                 worker.run = _run_of(jobs, now + max(seconds, 0.0))
+                self._wake()
             return jobs
 
     def _next(self, worker: _Worker, *, returned: bool = False) -> float | None:
@@ -358,6 +371,7 @@ class Scheduler:
                 if worker in self._idle:
                     self._idle.remove(worker)
                 self._assign(worker, jobs, now)
+                self._wake()
                 return None
             if self._closing and not len(self.queue):
                 worker.inbox.put(None)
@@ -374,7 +388,9 @@ class Scheduler:
                     return
                 now = time.monotonic()
                 late = self.queue.take_expired(now)
-                if not late:
+                if late:
+                    self._wake()
+                else:
                     self._alarm_at = self.queue.next_deadline() or math.inf
                     # Nothing notifies this thread while the scheduler closes, so it polls.
                     limit = 0.05 if self._closing else threading.TIMEOUT_MAX

@@ -170,6 +170,28 @@ def test_the_cache_grows_with_the_places_up_to_those_of_the_profile_and_is_freed
     assert software.live() == empty  # nor is there a graph for memory that is freed
 
 
+def test_the_cache_shrinks_after_a_long_row_while_others_go_on(
+    bundle: Bundle, runner: TensorRtRunner, software: SoftwareDriver
+) -> None:
+    decoder = runner.decoder(TENSORS)
+    both = Both(on_host(bundle), decoder)
+    sizes = []
+    for lengths, failures in (((3, 70), 0), ((40,), 0), ((70,), 2), ((2,), 0)):
+        both.join(*lengths)
+        for _ in range(3):  # so that a graph is launched
+            both.step()
+        sizes.append(decoder.cache_bytes // PLACE_BYTES)
+        software.fail("cuMemAlloc", 2, times=failures)  # it goes on with the larger one
+        both.leave(1)
+        software.clear()
+        sizes.append(decoder.cache_bytes // PLACE_BYTES)
+        for _ in range(3):
+            both.step()
+    assert sizes == [128, 32, 64, 32, 128, 128, 128, 32]
+    both.leave(0)
+    assert decoder.cache_bytes == FEWEST_PLACES * PLACE_BYTES
+
+
 def test_memory_of_a_dropped_decoder_is_reused(runner: TensorRtRunner, software: SoftwareDriver) -> None:
     lives = []
     for _ in range(3):

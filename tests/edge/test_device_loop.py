@@ -19,6 +19,7 @@ from edge.programs.tier_program import load_tier
 from edge.repository.model import Model
 from edge.runner import LoopTensors
 from edge.runtimes.build import load_runner
+from edge.runtimes.handle_loop import HandleLoop
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from tests.support.loop_model import NAME, prompt, write_halving_bundle
 from tests.support.loop_requests import check_requests_that_join_and_leave
@@ -69,9 +70,24 @@ def test_a_row_that_diverges_uses_up_its_budget_beside_others(bundle: Bundle, ru
     np.testing.assert_array_equal(computed.outputs["residual"], [[np.nan], [1 / 16]])
 
 
-def test_a_run_is_as_long_as_its_longest_row_and_reuses_its_arrays() -> None:
+def counting() -> OnnxRuntimeRunner:
     constants = {"zero": np.float32(0), "half": np.float32(0.5), "inside": np.array([1, 2]), "two": np.array([2])}
-    runner = OnnxRuntimeRunner(serialized(graph_of(COUNTING, **constants)), subject="counting")
+    return OnnxRuntimeRunner(serialized(graph_of(COUNTING, **constants)), subject="counting")
+
+
+def test_a_run_on_handles_is_as_long_as_its_longest_row() -> None:
+    runner = counting()
+    loop = HandleLoop(runner, TENSORS, 1)
+    for tokens in (3, 5, 2):
+        loop.add(*np.ones((2, 1, tokens, 2), np.float32))
+    assert loop.step()[0].tolist() == [[5, 5, 5]]
+    loop.keep(2, [(2, 1)])
+    assert [array.tolist() for array in loop.step()] == [[[3, 3]], [[18, 12]]]
+    runner.close()
+
+
+def test_a_run_is_as_long_as_its_longest_row_and_reuses_its_arrays() -> None:
+    runner = counting()
     loop = runner.loop(TENSORS)
 
     def add(rows: int, tokens: int, value: float) -> None:

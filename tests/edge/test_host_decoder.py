@@ -17,7 +17,7 @@ from tests.support.letters_model import LETTERS
 PLACE_BYTES = 7 * 4
 FEWEST_PLACES = 32
 
-Prompts = st.lists(st.sampled_from((1, 3, 31, 33, 40)), min_size=1, max_size=3)
+Prompts = st.lists(st.sampled_from((1, 3, 31, 33, 40, 70)), min_size=1, max_size=3)
 #: Prompts of these lengths join; so many steps; the rows at these places leave.
 Actions = st.lists(
     st.one_of(Prompts, st.integers(1, 12), st.frozensets(st.integers(0, 9), min_size=1, max_size=9)),
@@ -113,3 +113,20 @@ def test_cache_grows_and_shrinks_with_the_rows(rows: Rows) -> None:
     assert rows.decoder.cache_bytes == first
     rows.join(5)
     rows.step()
+
+
+def test_cache_shrinks_after_a_long_row_while_others_go_on(rows: Rows) -> None:
+    first = rows.decoder.cache_bytes
+    rows.join(5)
+    rows.join(90)
+    rows.step()
+    assert rows.decoder.cache_bytes == 2 * 4 * first  # twice the rows, and 128 places
+    rows.leave(frozenset({1}))
+    rows.step()
+    assert rows.decoder.cache_bytes == 2 * first
+    for longest, places in ((28, 32), (29, 64), (56, 64), (57, 128)):  # a further eighth, so that it grows later
+        rows.join(longest, 90)
+        rows.leave(frozenset({2}))
+        rows.step()
+        assert rows.decoder.cache_bytes == 4 * places // FEWEST_PLACES * first
+        rows.leave(frozenset({1}))

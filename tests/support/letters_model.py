@@ -97,11 +97,16 @@ def spelt(text: str, spelling: Mapping[str, bytes]) -> bytes:
     return b"".join(spelling.get(letter, letter.encode()) for letter in text)
 
 
-def tokenizer_of(spelling: Mapping[str, bytes]) -> Tokenizer:
+def tokenizer_of(spelling: Mapping[str, bytes], *, byte_fallback: bool = False) -> Tokenizer:
+    """Return a tokenizer of the letters; with ``byte_fallback``, each byte is a token such as ``<0xE4>``."""
     tokens = [spelling.get(letter, letter.encode()).decode("latin-1") for letter in LETTERS]
+    if byte_fallback:
+        tokens = [f"<0x{spelling[letter][0]:02X}>" if letter in spelling else letter for letter in LETTERS]
     tokenizer = Tokenizer(models.WordLevel({token: place for place, token in enumerate(tokens)}, unk_token="<end>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.ByteLevel() if spelling else decoders.Fuse()
+    if byte_fallback:
+        tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_special_tokens(["<end>"])
     return tokenizer
 
@@ -111,6 +116,7 @@ def write_letters_bundle(
     name: str = NAME,
     *,
     spelling: Mapping[str, bytes] = MappingProxyType({}),
+    byte_fallback: bool = False,
     failing: str = FAILING,
     **changes: Any,
 ) -> Bundle:
@@ -120,6 +126,7 @@ def write_letters_bundle(
 
     Args:
         spelling: the bytes of letters that stand for no character of their own.
+        byte_fallback: see :func:`tokenizer_of`.
         failing: letters after which logits are not numbers.
     """
     faults = np.zeros(len(LETTERS), np.float32)
@@ -188,7 +195,7 @@ def write_letters_bundle(
     )
     files = {
         "decoder.onnx": serialized(graph_of(GRAPH, **constants)),
-        "tokenizer.json": tokenizer_of(spelling).to_str().encode(),
+        "tokenizer.json": tokenizer_of(spelling, byte_fallback=byte_fallback).to_str().encode(),
         "decoder.golden.npz": step.encode(),
         "golden.npz": whole.encode(),
     }

@@ -1,0 +1,164 @@
+"""The text of tokens that stand for bytes, which need not make up characters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+
+from edge.programs.generate import Generate
+from edge.programs.generated_text import Pieces
+from edge.programs.program import AppliedHead, Computed, Options
+from edge.programs.sampling import Sampling
+from edge.programs.session import Finished, Joining
+from edge.protocol import TOKEN_IDS
+from tests.support.letters_model import LETTERS, continued, inputs_of, open_letters, write_letters_bundle
+
+WORDS = ("\u2581he", "llo", "\u2581", "x", "\xe9")
+#: Ids of bytes are the bytes.
+VOCABULARY = {**{f"<0x{byte:02X}>": byte for byte in range(256)}, **{word: 256 + at for at, word in enumerate(WORDS)}}
+END = len(VOCABULARY)
+
+
+def by_bytes() -> Tokenizer:
+    """Return a tokenizer with the decoder of Llama 2."""
+    tokenizer = Tokenizer(models.BPE(VOCABULARY, [], byte_fallback=True))
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.add_special_tokens(["<end>"])
+    return tokenizer
+
+
+def readings(parts: Sequence[bytes | str]) -> re.Pattern[str]:
+    """Return the texts of tokens for bytes and of others: bytes that are no characters, and perhaps others beside them,
+    are replaced. At the end of a text, they may be left out.
+    """
+    runs = [(kind, list(run)) for kind, run in groupby(parts, key=type)]
+    pattern = ""
+    for place, (kind, run) in enumerate(runs):
+        text = b"".join(run).decode(errors="replace") if kind is bytes else "".join(run)
+        if kind is str or "\ufffd" not in text:
+            pattern += re.escape(text)
+        else:
+            pattern += f"[{re.escape(text)}]" + ("*" if place == len(runs) - 1 else "+")
+    return re.compile(pattern, re.DOTALL)
+
+
+Tokens = st.lists(
+    st.one_of(
+        st.integers(256, END - 1),
+        st.integers(0x41, 0xFF),
+        st.sampled_from(["\u04f9", "\u4e39", "\U0001f600"]).map(lambda text: list(text.encode())),
+    ),
+    max_size=40,
+).map(lambda parts: [token for part in parts for token in (part if isinstance(part, list) else [part])])
+
+
+@settings(max_examples=300, deadline=None)
+@given(Tokens)
+@example([0xD3, 0xB9, 0xFF, VOCABULARY["x"]])  # the character before the last byte is no part of the decoded whole
+@example([VOCABULARY["x"], *[0xFF] * 20, VOCABULARY["\u2581he"]])
+def test_pieces_of_any_bytes_make_up_the_text(tokens: list[int]) -> None:
+    tokenizer = by_bytes()
+    pieces = Pieces(tokenizer)
+    text = "".join(map(pieces.add, tokens))
+    whole = tokenizer.decode(tokens)
+    parts = [bytes([token]) if token < 256 else WORDS[token - 256].replace("\u2581", " ") for token in tokens]
+    if parts and isinstance(parts[0], str):
+        parts[0] = parts[0].removeprefix(" ")
+    assert readings(parts).fullmatch(whole)
+    assert readings(parts).fullmatch(text)
+    if "\ufffd" not in whole:
+        assert text == whole
+
+
+def test_pieces_of_endless_bytes_come_while_it_goes_on() -> None:
+    pieces = Pieces(by_bytes())
+    assert "".join(pieces.add(0xFF) for _ in range(100)) >= "\ufffd" * 80
+
+
+#: Letters that stand for bytes. The greedy text after "abc" has none of them.
+SPELLING = {
+    letter: bytes([byte])
+    for letter, byte in zip("ghjkmnpqrst", b"\xd3\xb9\xff\xe4\xb8\xad\xf0\x9f\x98\x80\xc3", strict=True)
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Generate]:
+    directory = tmp_path_factory.mktemp("bytes") / "letters"
+    bundle = write_letters_bundle(directory, spelling=SPELLING, byte_fallback=True, failing="")
+    with open_letters(bundle, tmp_path_factory.mktemp("cache")) as program:
+        yield program
+
+
+def options(max_tokens: int, **how: Any) -> Options:
+    return Options("full", sampling=Sampling(max_tokens, logprobs=True, ignore_eos=True, **how))
+
+
+def texts(computed: Computed) -> list[str]:
+    return [text.decode() for text in computed.outputs["text"][:, 0]]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_texts_of_any_bytes_leave_others_alone(model: Generate, seed: int) -> None:
+    session = model.session(options(1))
+    session.add([Joining("greedy", inputs_of("abc"), options(60))])
+    session.add([Joining("random", inputs_of("ab", "de", "i"), options(80, temperature=100.0, seed=seed))])
+    ended: dict[object, Finished] = {}
+    seen = [""] * 3
+    while session.rows:
+        ended |= {one.key: one for one in session.step()}
+        if "random" not in ended:
+            partial = texts(session.partial("random"))
+            assert all(map(str.startswith, partial, seen))
+            seen = partial
+    greedy, random = ended["greedy"], ended["random"]
+    assert not greedy.error
+    assert not random.error
+    assert texts(greedy.computed) == [continued("abc", 60)]
+    for before, text, ids in zip(
+        seen, texts(random.computed), random.computed.outputs[TOKEN_IDS].tolist(), strict=True
+    ):
+        assert text.startswith(before)
+        assert len(ids) == 80
+        parts = [SPELLING.get(LETTERS[token], LETTERS[token]) for token in ids if token]
+        assert readings(parts).fullmatch(text)
+
+
+class Broken:
+    """Something that a row calls, with an error of its own."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        raise ZeroDivisionError
+
+    add = move = __call__
+
+
+@pytest.mark.parametrize("broken", ["_pieces", "choose", "head"])
+def test_a_text_with_an_unexpected_error_ends_alone(
+    model: Generate, caplog: pytest.LogCaptureFixture, broken: str
+) -> None:
+    session = model.session(options(1))
+    session.add(
+        [Joining("good", inputs_of("abc"), options(9)), Joining("bad", inputs_of("abc"), options(9, temperature=1.0))]
+    )
+    bad = session._requests["bad"][0]
+    setattr(bad, broken, AppliedHead(Broken(), 1.0) if broken == "head" else Broken())
+    (ended,) = session.step()
+    assert (ended.key, session.rows) == ("bad", 1)
+    assert str(ended.error) == (
+        "text: got ZeroDivisionError, expected a next token and what it adds. "
+        "See the log of the server, and export the model again."
+    )
+    assert "ZeroDivisionError" in caplog.text
+    finished: list[Finished] = []
+    while session.rows:
+        finished += session.step()
+    assert texts(finished[0].computed) == [continued("abc", 9)]

@@ -1,0 +1,332 @@
+"""No request that may run waits beside an idle worker, whatever comes or leaves, by a clock that the test moves."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from queue import Empty
+from typing import Any, cast
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from edge.datatypes import Array
+from edge.programs.program import Computed, LoopLimits, Options, Program
+from edge.programs.session import Finished, IterativeProgram, Joining, Session
+from edge.scheduling import scheduler as module
+from edge.scheduling.batching import BatchAssembler
+from edge.scheduling.job import Job
+from edge.scheduling.latency import LatencyTable
+from edge.scheduling.scheduler import Scheduler
+from edge.scheduling.tier_executor import TierExecutor
+from tests.support.jobs import VALUES, WAIT, Awaited, executor_of, job_of, submitted
+
+DELAY = 4.0
+#: Executors, by their places in :attr:`Server.executors`.
+PLAIN, DELAYED, PREFERRED, OVERLAPPING, STEPWISE, DELAYED_STEPS = KINDS = range(6)
+
+
+class Clock:
+    """The time of all threads, and what each of them waits for."""
+
+    def __init__(self) -> None:
+        self.now = 1e6
+        self._changed = threading.Condition()
+        self._waits: dict[int, tuple[Callable[[], bool], float]] = {}
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def change(self, action: Callable[[], Any]) -> None:
+        """Do something that others may wait for."""
+        with self._changed:
+            action()
+            self._changed.notify_all()
+
+    def advance(self, seconds: float) -> None:
+        self.change(lambda: setattr(self, "now", self.now + seconds))
+
+    def wait(self, ready: Callable[[], bool], until: float = math.inf) -> None:
+        with self._changed:
+            self._waits[threading.get_ident()] = ready, until
+            self._changed.notify_all()
+            while not ready() and self.now < until:
+                self._changed.wait(WAIT)
+            del self._waits[threading.get_ident()]
+
+    def settle(self, threads: int) -> None:
+        """Return once so many threads wait for something that only the test can do."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._waiting() == threads, WAIT)
+
+    def _waiting(self) -> int:
+        return sum(not ready() and self.now < until for ready, until in self._waits.values())
+
+
+class Inbox:
+    """A queue whose timeouts are by the clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._items = clock, deque[Any]()
+        self.works = 0
+
+    def put(self, item: Any) -> None:
+        def append() -> None:
+            self._items.append(item)
+            self.works += callable(item)
+
+        self._clock.change(append)
+
+    def empty(self) -> bool:
+        return not self._items
+
+    def get(self, timeout: float | None = None) -> Any:
+        until = math.inf if timeout is None else self._clock.now + timeout
+        self._clock.wait(lambda: bool(self._items), until)
+        if not self._items:
+            raise Empty
+        return self._items.popleft()
+
+
+class Device:
+    """Everything that computes waits here until the test lets it end."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self.running, self._numbers = clock, dict[int, bool](), itertools.count()
+
+    def compute(self) -> None:
+        number = next(self._numbers)
+        self.running[number] = False
+        self._clock.wait(lambda: self.running[number])
+        del self.running[number]
+
+    def end(self, place: int) -> None:
+        """End one of the runs, or the step of a session."""
+        if running := sorted(self.running):
+            number = running[place % len(running)]
+            self._clock.change(lambda: self.running.update({number: True}))
+
+
+class Overlapping(Program):
+    """Its device computes a run while the host prepares the next one."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:
+        return self.start(inputs, options)()
+
+    def start(self, inputs: Mapping[str, Array], options: Options) -> Callable[[], Computed]:
+        def end() -> Computed:
+            self._device.compute()
+            return Computed({"y": inputs["x"]})
+
+        return end
+
+
+class Unlearnt(LatencyTable):
+    """No run becomes so brief that the submitting thread, which is the test's, would compute it."""
+
+    def usual_seconds(self, size: int) -> float | None:
+        return None
+
+
+class Stepwise(IterativeProgram):
+    """A request takes two steps."""
+
+    limits = LoopLimits(2, 1.0)
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def session(self, options: Options) -> Session:
+        return Steps(self._device)
+
+
+class Steps(Session):
+    def __init__(self, device: Device) -> None:
+        self._device, self._left = device, dict[object, tuple[int, Array]]()
+
+    @property
+    def rows(self) -> int:
+        return sum(len(rows) for _, rows in self._left.values())
+
+    def add(self, requests: Sequence[Joining]) -> list[Finished]:
+        self._left |= {request.key: (2, request.inputs["x"]) for request in requests}
+        return []
+
+    def step(self) -> list[Finished]:
+        self._device.compute()
+        self._left = {key: (left - 1, rows) for key, (left, rows) in self._left.items()}
+        ended = [(key, rows) for key, (left, rows) in self._left.items() if not left]
+        for key, _ in ended:
+            del self._left[key]
+        return [Finished(key, Computed({"y": rows}, repeats=2.0)) for key, rows in ended]
+
+    def partial(self, key: object, stopped: str = "") -> Computed | None:
+        return None
+
+    def drop(self, key: object) -> None:
+        self._left.pop(key, None)
+
+
+class Server:
+    """A scheduler on the clock, and the requests that it got."""
+
+    def __init__(self, clock: Clock, instances: int, *, device_bound: bool) -> None:
+        self.clock, self.device, self.device_bound = clock, Device(clock), device_bound
+        self.scheduler = Scheduler(1000, instances=instances, device_bound=device_bound, admission=False)
+        of_device = partial(TierExecutor, "full", assembler=BatchAssembler(VALUES, {}))
+        held = partial(executor_of, lambda rows: (self.device.compute(), rows)[1])
+        self.executors = [
+            held(),
+            held(max_rows=4, max_delay_seconds=DELAY),
+            held(max_rows=8, max_delay_seconds=2 * DELAY, preferred_rows=(4,)),
+            of_device(program=Overlapping(self.device), max_rows=2),
+            of_device(program=Stepwise(self.device), max_rows=3),
+            of_device(program=Stepwise(self.device), max_rows=4, max_delay_seconds=DELAY, preferred_rows=(2,)),
+        ]
+        for executor in self.executors:
+            executor.latency = Unlearnt()
+        self.jobs: list[Awaited] = []
+
+    def submit(self, kind: int, rows: int, seconds: float | None = None) -> None:
+        executor = self.executors[kind]
+        deadline = None if seconds is None else self.clock.now + seconds
+        rows = min(rows, executor.max_rows or rows)
+        self.jobs.append(submitted(self.scheduler, job_of(executor, *[1.0] * rows, deadline=deadline)))
+
+    def submit_brief(self, kind: int, rows: int) -> None:
+        """Submit a run that the submitting thread may compute, and a request that comes meanwhile."""
+        brief = executor_of(lambda both: (self.submit(kind, rows), both)[1])
+        brief.latency.observe(1, 1e-6)
+        self.jobs.append(submitted(self.scheduler, job_of(brief, 1.0)))
+
+    def end(self, place: int) -> None:
+        self.device.end(place)
+
+    def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    def cancel(self, place: int) -> None:
+        if self.jobs:
+            self.jobs[place % len(self.jobs)].cancel()
+
+    def work(self) -> None:
+        """Give the server work of its own, such as loading a model."""
+        if self.device_bound:
+            inbox = cast("Inbox", self.scheduler._workers[0].inbox)
+            before = inbox.works
+            threading.Thread(target=self.scheduler.call, args=(self.device.compute,), daemon=True).start()
+            self.clock.wait(lambda: inbox.works > before)
+
+    def check(self) -> None:
+        """Check the state in which nothing moves any more, without the requests whose deadline has passed."""
+        scheduler, limit = self.scheduler, time.perf_counter() + WAIT
+        while any(job.deadline is not None and job.deadline <= self.clock.now for job in self._waiting()):
+            self._look_for_expired()
+            assert time.perf_counter() < limit
+        self.clock.settle(len(scheduler._workers))
+        with scheduler._lock:
+            ready_at = scheduler.queue.ready_at()
+            waits = ready_at is not None and ready_at <= self.clock.now
+            assert not (waits and scheduler._idle), "a request waits beside an idle worker"
+
+    def close(self) -> None:
+        """Close it while requests wait, and check that all of them end."""
+        closing = threading.Thread(target=self.scheduler.close, daemon=True)
+        closing.start()
+        limit = time.perf_counter() + WAIT
+        while closing.is_alive():
+            assert time.perf_counter() < limit
+            for place in range(len(self.device.running)):
+                self.device.end(place)
+            self.clock.advance(1.0)
+            self._look_for_expired()
+            closing.join(0.001)
+        assert all(job.done() or job.cancelled for job in self.jobs)
+
+    def _look_for_expired(self) -> None:
+        with self.scheduler._lock:
+            self.scheduler._alarm.notify()
+
+    def _waiting(self) -> list[Job]:
+        with self.scheduler._lock:
+            return list(self.scheduler.queue)
+
+
+@contextmanager
+def serving(instances: int, *, device_bound: bool) -> Iterator[Server]:
+    clock = Clock()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "monotonic", clock.monotonic)
+        patch.setattr(module, "SimpleQueue", lambda: Inbox(clock))
+        server = Server(clock, instances, device_bound=device_bound)
+        try:
+            yield server
+        finally:
+            server.close()
+
+
+Kind, Rows, Place = st.sampled_from(KINDS), st.integers(1, 4), st.integers(0, 9)
+Actions = st.lists(
+    st.one_of(
+        st.tuples(st.just(Server.submit), Kind, Rows),
+        st.tuples(st.just(Server.submit), Kind, Rows, st.floats(0.5, 20.0)),
+        st.tuples(st.just(Server.submit_brief), Kind, Rows),
+        st.tuples(st.just(Server.end), Place),
+        st.tuples(st.just(Server.cancel), Place),
+        st.tuples(st.just(Server.work)),
+        st.tuples(st.just(Server.advance), st.sampled_from((0.5, DELAY, 2 * DELAY))),
+    ),
+    max_size=25,
+)
+
+
+SUBMIT_PLAIN, SUBMIT_DELAYED = ((Server.submit, kind, 1) for kind in (PLAIN, DELAYED))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 4), st.booleans(), Actions)
+@example(3, False, [SUBMIT_PLAIN, SUBMIT_DELAYED, SUBMIT_PLAIN, (Server.advance, DELAY)])  # who watches takes another
+@example(
+    3, True, [*[SUBMIT_PLAIN] * 3, *[(Server.end, 1)] * 2, SUBMIT_DELAYED, (Server.work,), (Server.advance, DELAY)]
+)
+# What is left of a group is of a preferred size: one is cancelled, expires, or joins a session.
+@example(2, False, [SUBMIT_PLAIN, *[(Server.submit, PREFERRED, rows) for rows in (1, 4)], (Server.cancel, 1)])
+@example(
+    2,
+    False,
+    [SUBMIT_PLAIN, (Server.submit, PREFERRED, 1, 0.5), (Server.submit, PREFERRED, 4), (Server.advance, 0.5)],
+)
+@example(2, False, [*[(Server.submit, DELAYED_STEPS, rows) for rows in (3, 1, 2)], (Server.end, 0)])
+def test_no_request_that_may_run_waits_beside_an_idle_worker(
+    instances: int, device_bound: bool, actions: list[tuple[Any, ...]]
+) -> None:
+    with serving(instances, device_bound=device_bound) as server:
+        for action, *arguments in actions:
+            action(server, *arguments)
+            server.check()
+
+
+def test_no_request_that_a_worker_has_taken_waits_for_work_of_the_server() -> None:
+    with serving(1, device_bound=True) as server:
+        for kind in (OVERLAPPING, OVERLAPPING, OVERLAPPING, STEPWISE):
+            server.submit(kind, 2)
+        for _ in range(2):
+            server.check()
+            server.end(0)
+        server.check()
+        steps = server.jobs[-1]
+        assert (len(server.scheduler.queue), steps.started) == (0, False)  # it is taken during the last run
+        server.work()
+        server.end(0)
+        server.check()
+        assert steps.started
