@@ -90,8 +90,8 @@ def finetune_run(
         tensorboard: a directory for TensorBoard's events.
 
     Raises:
-        UsageError: there is no such device, a row is too long for the model, or the teacher is of another task or
-            reads other inputs.
+        UsageError: there is no such device, a row is too long for the model, or the teacher is of another task, reads
+            other inputs, or has another width, while its hidden states are imitated.
     """
     place = device_of(device)
     found = open_or_new(source, seed)
