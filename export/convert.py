@@ -14,7 +14,7 @@ import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 from torch import Tensor, nn
 
-from edge.bundles.golden import Golden, check_runner
+from edge.bundles.golden import Golden, GoldenReport, check_runner
 from edge.bundles.manifest import Tolerance
 from edge.datatypes import Array
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
@@ -98,14 +98,19 @@ def golden_of(module: nn.Module, inputs: Mapping[str, Array], outputs: Sequence[
 
 
 def largest_difference(model: bytes, golden: Golden, tolerance: Tolerance, subject: str) -> float:
-    """Run the golden inputs through ONNX Runtime and return the largest absolute difference to the golden outputs.
+    """Return the largest absolute difference of :func:`compared`, which raises."""
+    return compared(model, golden, tolerance, subject).max_abs_diff
+
+
+def compared(model: bytes, golden: Golden, tolerance: Tolerance, subject: str) -> GoldenReport:
+    """Run the golden inputs through ONNX Runtime and return the differences to the golden outputs.
 
     Raises:
         GoldenError: a difference exceeds the tolerance.
     """
     runner = OnnxRuntimeRunner(model, subject=subject)
     try:
-        return check_runner(runner, golden, tolerance, subject, max_rows=0).max_abs_diff
+        return check_runner(runner, golden, tolerance, subject, max_rows=0)
     finally:
         runner.close()
 

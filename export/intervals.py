@@ -1,4 +1,4 @@
-"""Intervals: bootstrap over items, and Student's over runs that differ in their seed."""
+"""Intervals: Wilson's for shares, bootstrap over items for others, and Student's over runs that differ in seed."""
 
 from __future__ import annotations
 
@@ -27,6 +27,16 @@ class Difference(msgspec.Struct, frozen=True):
     interval: tuple[float, float]
 
 
+class Paired(msgspec.Struct, frozen=True):
+    """Advantage of one model over another by their answers to the same items, with its 95 % interval if there is one.
+
+    There is none where all resamples agree, as for equal answers: they say nothing of other items.
+    """
+
+    value: float
+    interval: tuple[float, float] | None
+
+
 class Mean(msgspec.Struct, frozen=True):
     """A mean, with its 95 % interval."""
 
@@ -34,13 +44,17 @@ class Mean(msgspec.Struct, frozen=True):
     interval: tuple[float, float]
 
 
-def with_interval(value: float, interval: tuple[float, float], form: Callable[[float], str]) -> str:
-    """Return a value with its interval in parentheses, for people; ``form`` writes a number."""
-    low, high = map(form, interval)
-    return f"{form(value)} ({low} … {high})"
+def with_interval(value: float, interval: tuple[float, float] | None, form: Callable[[float], str]) -> str:
+    """Return a value with its interval in parentheses, if there is one, for people; ``form`` writes a number."""
+    return f"{form(value)} ({bounds_of(interval, form)})" if interval else form(value)
 
 
-def points(change: Difference) -> str:
+def bounds_of(interval: tuple[float, float] | None, form: Callable[[float], str]) -> str:
+    """Return the bounds of an interval for a column of their own, empty where there is none."""
+    return " … ".join(map(form, interval)) if interval else ""
+
+
+def points(change: Difference | Paired) -> str:
     """Return a difference of shares with its interval in percentage points, for people."""
     return with_interval(change.value, change.interval, lambda share: f"{100 * share:+.1f}")
 
@@ -175,9 +189,39 @@ def interval(metric: Callable[..., Array], *arrays: Array) -> tuple[float, float
     return middle(resampled(metric, *arrays))
 
 
+def known_interval(metric: Callable[..., Array], *arrays: Array) -> tuple[float, float] | None:
+    """Return :func:`interval`, or None where the resamples agree; see :func:`known_middle`."""
+    return known_middle(resampled(metric, *arrays))
+
+
+def known_middle(drawn: Array) -> tuple[float, float] | None:
+    """Return :func:`middle` of a metric's resamples, or None where they agree: they say nothing of other items."""
+    low, high = middle(drawn)
+    return (low, high) if low < high else None
+
+
 def mean(values: Array) -> Array:
     """Return the mean over the last axis, as a metric for :func:`resampled`."""
     return np.asarray(values.mean(axis=-1))
+
+
+def mean_measure(metric: str, split: str, values: Array) -> Measure:
+    """Return the mean of values [n]: with Wilson's interval if they are zeros and ones, else :func:`known_interval`."""
+    value, n = float(values.mean()), len(values)
+    is_share = np.isin(values, (0, 1)).all()
+    bounds = wilson(int(values.sum()), n) if is_share else known_interval(mean, values)
+    return Measure(metric=metric, split=split, value=value, n=n, interval=bounds)
+
+
+def share_of(hits: int, items: int) -> Mean:
+    """Return a share with its interval by :func:`wilson`."""
+    return Mean(float(hits / items), wilson(hits, items))
+
+
+def wilson(hits: int, items: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share of items; unlike that of resamples, it is never empty."""
+    found = scipy.stats.binomtest(int(hits), int(items)).proportion_ci(method="wilson")
+    return float(found.low), float(found.high)
 
 
 def pooled(runs: Sequence[RunMetrics]) -> RunMetrics:
@@ -196,6 +240,8 @@ def pooled(runs: Sequence[RunMetrics]) -> RunMetrics:
 def across_seeds(runs: Sequence[Sequence[Measure]]) -> tuple[Measure, ...]:
     """Return the mean of each measure over runs that differ in their seed, with Student's interval over the seeds.
 
+    Where the seeds agree exactly, which says nothing of other items, the interval stays that over the items.
+
     Args:
         runs: the measures of two or more runs, alike in metrics and splits.
     """
@@ -209,7 +255,7 @@ def across_seeds(runs: Sequence[Sequence[Measure]]) -> tuple[Measure, ...]:
                 value=found.value,
                 n=first.n,
                 seeds=len(same),
-                interval=found.interval,
+                interval=found.interval if found.interval[0] < found.interval[1] else first.interval,
             )
         )
     return tuple(pooled)

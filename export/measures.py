@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 def print_measures(name: str, runs: str, metrics: RunMetrics) -> None:
     """Print the measures of a model, and the places of its runs."""
-    rows = []
-    for measure in metrics.measures:
-        low, high = measure.interval or (measure.value, measure.value)
-        metric = measure.metric.replace("_", " ")
-        rows.append((measure.split, metric, measure.value, f"{low:.4g} … {high:.4g}", measure.n))
+    from export.intervals import bounds_of
+
+    rows = [
+        (one.split, one.metric.replace("_", " "), one.value, bounds_of(one.interval, "{:.4g}".format), one.n)
+        for one in metrics.measures
+    ]
     title = f"{name}: {metrics.parameters:,} parameters, {metrics.epochs} epochs, {metrics.seconds:.0f} s, in {runs}"
     print_table(title, ("split", "metric", "value", "95 % interval", "items"), rows)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
 import torch
 from torch import nn
 
 from edge.bundles.golden import Golden, GoldenReport, compare
 from edge.bundles.manifest import Artifact, Tolerance
-from export.convert import OPSET, dynamic_of, largest_difference, outputs_of, to_onnx
+from export.convert import OPSET, compared, dynamic_of, largest_difference, outputs_of, to_onnx
 from export.exported import RUNTIMES
 from export.precision import fused, half
 from export.quantization.dynamic import dynamic_int8
@@ -43,20 +44,25 @@ class _Precision(NamedTuple):
         worst: the largest difference to torch that may be exported, as a share of the outputs' spread.
         margin: the tolerance as a multiple of the largest difference, because other machines round differently.
         least: the smallest tolerance, as a share of the outputs' spread.
+        worst_rms: the largest root mean square of the differences to torch that may be exported, as a share of the
+            outputs' spread; None does not limit it. Within it, few labels change.
+        least_rms: the smallest tolerance of the root mean square, as a share of the outputs' spread.
     """
 
     worst: float
     margin: float
     least: float
+    worst_rms: float | None = None
+    least_rms: float = 0.0
 
 
 _PRECISIONS = {
     "fp32": _Precision(worst=1e-3, margin=10, least=1e-4),
     "fp16": _Precision(worst=0.05, margin=4, least=0.01),
-    "int8": _Precision(worst=1.5, margin=2, least=0.05),
+    "int8": _Precision(worst=1.5, margin=2, least=0.05, worst_rms=0.4, least_rms=0.015),
 }
-#: Of a file in INT8: multiples of the differences that another rounding makes. The largest difference of some values
-#: varies more than their root mean square.
+#: Of a file in INT8: multiples of the differences that another rounding makes, or of the root mean square of those to
+#: torch. The largest difference of some values varies more than their root mean square.
 _LARGEST_MARGIN, _RMS_MARGIN = 3.0, 1.5
 #: The smallest tolerances, as shares of the outputs' spread.
 _LEAST_LARGEST, _LEAST_RMS = 0.01, 0.003
@@ -109,7 +115,7 @@ def export_tier(
         if runtime not in runtimes or precision not in precisions:
             continue
         file, data = f"{name}.{runtime}.{precision}.onnx", make()
-        difference, tolerance = _measured(data, golden, precision, file)
+        difference, tolerance = measured(data, golden, precision, file)
         artifact = Artifact(file=file, runtime=runtime, precision=precision, opset=opset, tolerance=tolerance)
         exported.append(ExportedArtifact(artifact, data, difference))
     if "tensorrt" in runtimes and "int8" in precisions:
@@ -150,8 +156,10 @@ def rounding_tolerance(golden: Golden, rounded: GoldenReport) -> Tolerance:
 
 
 def worst_tolerance(golden: Golden, precision: str) -> Tolerance:
-    """Return the largest difference to torch that may be exported in a precision."""
-    return Tolerance(atol=_PRECISIONS[precision].worst * _spread(golden), rtol=0.0)
+    """Return the largest differences to torch that may be exported in a precision."""
+    cost, spread = _PRECISIONS[precision], _spread(golden)
+    rms = None if cost.worst_rms is None else cost.worst_rms * spread
+    return Tolerance(atol=cost.worst * spread, rtol=0.0, rms=rms)
 
 
 def allowed_tolerance(golden: Golden, precision: str, difference: float) -> Tolerance:
@@ -161,10 +169,21 @@ def allowed_tolerance(golden: Golden, precision: str, difference: float) -> Tole
     return Tolerance(atol=two_digits(allowed), rtol=0.0)
 
 
-def _measured(data: bytes, golden: Golden, precision: str, subject: str) -> tuple[float, Tolerance]:
-    """Return the largest difference to torch, and the tolerance for other machines."""
-    difference = largest_difference(data, golden, worst_tolerance(golden, precision), subject)
-    return difference, allowed_tolerance(golden, precision, difference)
+def measured(data: bytes, golden: Golden, precision: str, subject: str) -> tuple[float, Tolerance]:
+    """Return the largest difference to torch, and the tolerance for other machines.
+
+    That of INT8 limits the root mean square, too, because a few values may be far off, but not all of them.
+
+    Raises:
+        GoldenError: a difference is larger than a file of this precision may have.
+    """
+    report = compared(data, golden, worst_tolerance(golden, precision), subject)
+    tolerance = allowed_tolerance(golden, precision, report.max_abs_diff)
+    cost = _PRECISIONS[precision]
+    if cost.worst_rms is not None:
+        rms = max(_RMS_MARGIN * max(diff.rms_diff for diff in report.outputs), cost.least_rms * _spread(golden))
+        tolerance = msgspec.structs.replace(tolerance, rms=two_digits(rms))
+    return report.max_abs_diff, tolerance
 
 
 def _spread(golden: Golden) -> float:

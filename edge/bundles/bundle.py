@@ -79,7 +79,7 @@ class Bundle:
             f"bundle {self.path} tier {chosen.name!r}",
             given=[f"{artifact.role} for {artifact.runtime}" for artifact in chosen.artifacts],
             expected=f"{role} for {runtime}",
-            fix="Export the bundle with that artifact too.",
+            fix="Take a --target that runs these, or export the bundle with that file too, if the model can have it.",
         )
 
     def tier(self, name: str | None = None) -> Tier:

@@ -16,6 +16,8 @@ from edge.runtimes.tensorrt_package import skips_a_tactic
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
+    from edge.bundles.bundle import Bundle
+    from edge.bundles.fields import Role
     from edge.runtimes.build import Built
 
 _MIB = 1024**2
@@ -24,7 +26,7 @@ _MIB = 1024**2
 @click.command()
 @bundles_argument
 @click.option("--target", default="auto", show_default=True, help=f"One of {targets()}.")
-@click.option("--tier", help="Tier to build.  [default: the full one]")
+@click.option("--tier", help="Tier to build.  [default: all]")
 @cache_option
 @click.option(
     "--workspace-mib",
@@ -47,39 +49,51 @@ def build(
     as_json: bool,
     **limits: Any,
 ) -> None:
-    """Build each BUNDLE for a runtime, check it against its golden set, and put it into the cache.
+    """Build every tier of each BUNDLE for a runtime, check it against its golden set, and put it into the cache.
 
     TensorRT-RTX compiles for a desktop GPU that this machine need not have. That shows whether a model compiles, and
     whether its attention becomes one kernel.
     """
     from edge.bundles.bundle import Bundle
     from edge.runtimes.build import build as build_bundle
+    from edge.runtimes.table import choose
 
     options = BuildOptions(workspace_bytes=workspace_mib * _MIB, **limits)
     opened = [Bundle.open(path) for path in bundles]  # fail before any work
-    for bundle in opened:
-        bundle.tier(tier)
+    files = [_files(bundle, tier) for bundle in opened]
+    if target != "auto":
+        runtime = choose(target)
+        for bundle, of_bundle in zip(opened, files, strict=True):
+            for of_tier, role in of_bundle:
+                runtime.artifact(bundle, of_tier, role)
     done = []
     with progress() as bar:
-        for path, bundle in zip(bundles, opened, strict=True):
+        for path, bundle, of_bundle in zip(bundles, opened, files, strict=True):
             remark(f"building {path} for {target}")
             task = bar.add_task(path.name, total=None, note="")
 
-            def show(position: BuildProgress, task: TaskID = task) -> None:
-                bar.update(task, completed=round(position.fraction * 100), total=100, note=note_of(position))
+            for of_tier, role in of_bundle:
+                step = f"tier {of_tier}" + (f" {role}" if len(bundle.manifest.roles) > 1 else "")
 
-            roles = bundle.manifest.roles
-            for role in roles:
+                def show(position: BuildProgress, task: TaskID = task, step: str = step) -> None:
+                    note = f"{step}, {note_of(position)}"
+                    bar.update(task, completed=round(position.fraction * 100), total=100, note=note)
+
                 given = (bundle, target, cache)
-                built = build_bundle(*given, tier=tier, role=role, options=options, replace=replace, progress=show)
-                of = f" {role}" if len(roles) > 1 else ""
-                done.append((f"{built.record.name} {built.record.version} ({built.record.tier}{of})", built))
+                built = build_bundle(*given, tier=of_tier, role=role, options=options, replace=replace, progress=show)
+                done.append((f"{built.record.name} {built.record.version} ({step.removeprefix('tier ')})", built))
             bar.update(task, completed=100, total=100, note="done")
     if as_json:
         print_json([{"directory": str(one.directory), "reused": one.reused, "build": one.record} for _, one in done])
         return
     for title, one in done:
         print_table(title, ["build", ""], _rows(one))
+
+
+def _files(bundle: Bundle, tier: str | None) -> list[tuple[str, Role]]:
+    """Return the tiers and roles to build; raise a BundleError if there is no such tier."""
+    names = [one.name for one in bundle.manifest.tiers] if tier is None else [bundle.tier(tier).name]
+    return [(name, role) for name in names for role in bundle.manifest.roles]
 
 
 def note_of(position: BuildProgress) -> str:

@@ -3,6 +3,6 @@
 - :mod:`export.adaptive.rotation` orders the coordinates of each head, so that the first d' are worth keeping
 - :mod:`export.adaptive.scores` puts scores on every layer: from a scorer, learnt for all inputs alike, or given
 - :mod:`export.adaptive.budget` has the third loss, beside the paper's and its repair: a budget of measured time
-- :mod:`export.adaptive.term` trains them within :func:`export.tasks.finetune.fine_tune`
+- :mod:`export.adaptive.term` trains them within :class:`export.tasks.finetune.TaskObjective`
 - :mod:`export.adaptive.shrink` makes the matrices themselves smaller where the scores are the same for every input
 """

@@ -1,4 +1,4 @@
-"""Training of scores: the loss that :func:`export.tasks.finetune.fine_tune` minimises beside the task's."""
+"""Training of scores: the loss that :class:`export.tasks.finetune.TaskObjective` has beside the task's."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class AdaptiveTerm:
 
 @contextmanager
 def adaptive_term(model: nn.Module, how: Penalty | Target) -> Iterator[AdaptiveTerm]:
-    """Yield the extra loss of a model with scores, for ``fine_tune`` inside the block.
+    """Yield the extra loss of a model with scores, for a training inside the block.
 
     Inside the block, a budget's multipliers are part of the model, so that the state of an interrupted run has them.
     """

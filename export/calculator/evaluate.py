@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 import numpy as np
-import scipy.stats
 import torch
 
 from edge.bundles.manifest import Measure
@@ -14,7 +13,7 @@ from edge.datatypes import Array
 from export.calculator.benchmark import NEW_LENGTHS, measures_of
 from export.calculator.data import LONG_TERMS, Split
 from export.calculator.networks.transformer import Transformer
-from export.intervals import mean, middle, resampled
+from export.intervals import mean, mean_measure, middle, resampled, wilson
 
 EVALUATED = ("val", "in_range", "out_of_range", "long")
 
@@ -44,7 +43,7 @@ def measured(values: Mapping[str, Array], splits: Mapping[str, Split]) -> tuple[
         measures += [
             _mean("mae", name, [errors]),
             _mean("mre", name, [errors / size]),
-            share("exact_match", name, np.rint(predicted) == split.truth),
+            mean_measure("exact_match", name, np.rint(predicted) == split.truth),
         ]
         if name == "long":
             measures += _long(split, errors)
@@ -87,24 +86,12 @@ def _mean(metric: str, split: str, strata: list[Array]) -> Measure:
     return Measure(metric=metric, split=split, value=value, n=sum(map(len, strata)), interval=middle(means))
 
 
-def share(metric: str, split: str, right: Array) -> Measure:
-    """Return the share of right items, [n] of bool, with Wilson's interval."""
-    number, items = int(right.sum()), len(right)
-    return Measure(metric=metric, split=split, value=number / items, n=items, interval=_wilson(number, items))
-
-
-def _wilson(number: int, items: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share of items; unlike that of resamples, it is never empty."""
-    found = scipy.stats.binomtest(number, items).proportion_ci(method="wilson")
-    return float(found.low), float(found.high)
-
-
 def with_items(measure: Measure) -> Measure:
     """Return a mean share over seeds whose interval is at least Wilson's over the items.
 
     Seeds that are right everywhere do not differ, and the items are no more for it.
     """
-    low, high = _wilson(round(measure.value * measure.n), measure.n)
+    low, high = wilson(round(measure.value * measure.n), measure.n)
     seeds_low, seeds_high = measure.interval or (low, high)
     bounds = max(min(low, seeds_low), 0.0), min(max(high, seeds_high), 1.0)
     return msgspec.structs.replace(measure, interval=bounds)

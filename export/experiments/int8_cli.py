@@ -87,10 +87,15 @@ def int8(
 
 
 def _print(found: Comparison) -> None:
+    from export.intervals import bounds_of
+
     title = f"{found.run}: {found.task}, {found.split}, n = {found.n}, {found.metric} {found.fp32:.4f} in FP32"
     rows = []
     for one in found.scored:
-        low, high = (f"{100 * bound:+.2f}" for bound in one.difference.interval)
-        points = f"{100 * one.difference.value:+.2f}"
-        rows.append((one.method, one.int8_share, one.value, points, f"{low} … {high}", one.logits_error))
+        cells = (_points(one.difference.value), bounds_of(one.difference.interval, _points))
+        rows.append((one.method, one.int8_share, one.value, *cells, one.logits_error))
     print_table(title, ("method", "share in INT8", found.metric, "points", "95 % interval", "logits' error"), rows)
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:+.2f}"

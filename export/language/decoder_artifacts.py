@@ -12,12 +12,12 @@ from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, Profile
 from edge.datatypes import Array, TensorSpec
 from edge.runtimes.decoder_cache import FEWEST_PLACES
-from export.convert import OPSET, golden_of, largest_difference
+from export.convert import OPSET, golden_of
 from export.exported import FULL, int8_tier
 from export.language.decoder import LAST, LENGTHS, LOGITS, TOKENS, DecoderGraph, cache_names, decoder_onnx
 from export.precision import fused, half
 from export.quantization.dynamic import dynamic_int8
-from export.runtimes import allowed_tolerance, worst_tolerance
+from export.runtimes import measured
 
 MAX_BATCH_SIZE = 8
 _GOLDEN, _FP16_GOLDEN = "backbone.golden.npz", "backbone.fp16.golden.npz"
@@ -65,12 +65,12 @@ def decoders_of(graph: DecoderGraph, vocabulary: int, positions: int, *, int8: b
         for runtime, precision, data in steps:
             file = f"{tier}.{runtime}.{precision}.onnx"
             kind, golden = ("FP16", _FP16_GOLDEN) if precision == "fp16" else ("FP32", _GOLDEN)
-            difference = largest_difference(data, goldens[golden], worst_tolerance(step_golden, precision), file)
+            difference, tolerance = measured(data, goldens[golden], precision, file)
             largest = max(largest, difference)
             files[file] = data
             artifact = Artifact(
                 file=file, runtime=runtime, precision=precision, opset=OPSET, role="backbone",
-                tolerance=allowed_tolerance(step_golden, precision, difference), golden=golden, profile=profile,
+                tolerance=tolerance, golden=golden, profile=profile,
                 more_profiles=(step_profile,), **_tensors(graph, vocabulary, kind),
             )  # fmt: skip
             artifacts[tier] = (*artifacts.get(tier, ()), artifact)

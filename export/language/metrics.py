@@ -1,4 +1,4 @@
-"""Metrics of language models, with bootstrap intervals over examples."""
+"""Metrics of language models, with intervals over examples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
-from export.intervals import interval, item_shares, mean, middle
+from export.intervals import item_shares, known_interval, known_middle, mean, mean_measure
 from export.language.answers import parse_number, same_answer
 from export.language.objective import TeacherForced
 
@@ -22,12 +22,11 @@ def token_measures(split: str, forced: TeacherForced) -> tuple[Measure, ...]:
     examples = int(forced.rows[-1]) + 1
     sums, counts = (np.bincount(forced.rows, weights) for weights in (forced.losses, None))
     value = float(forced.losses.mean())
-    low, high = interval(_ratio_of_sums, sums, counts)
+    bounds = known_interval(_ratio_of_sums, sums, counts)
+    of_perplexity = (float(np.exp(bounds[0])), float(np.exp(bounds[1]))) if bounds else None
     losses = (
-        Measure("cross_entropy", split, value, examples, interval=(low, high)),
-        Measure(
-            "perplexity", split, float(np.exp(value)), examples, interval=(float(np.exp(low)), float(np.exp(high)))
-        ),
+        Measure("cross_entropy", split, value, examples, interval=bounds),
+        Measure("perplexity", split, float(np.exp(value)), examples, interval=of_perplexity),
     )
     shares = item_shares(examples)
     tables = [table.astype(np.float64) for table in _token_counts(forced, examples)]
@@ -37,7 +36,7 @@ def token_measures(split: str, forced: TeacherForced) -> tuple[Measure, ...]:
     hits, predicted, right = (shares @ table for table in tables)
     resampled = _scores(hits, predicted, right, whole)
     return losses + tuple(
-        Measure(f"token_{name}", split, float(of_tokens.mean()), examples, interval=middle(mean(resampled[name])))
+        Measure(f"token_{name}", split, float(of_tokens.mean()), examples, interval=known_middle(mean(resampled[name])))
         for name, of_tokens in whole.items()
     )
 
@@ -51,21 +50,16 @@ def answer_measures(split: str, found: Sequence[str | None], right: Sequence[str
         found: by :func:`export.language.answers.parse_answer`.
     """
     pairs = list(zip(found, right, strict=True))
-    measures = [_mean("exact_match", split, [float(same_answer(*pair)) for pair in pairs])]
+    measures = [mean_measure("exact_match", split, np.array([same_answer(*pair) for pair in pairs]))]
     numbers = [(parse_number(one), wanted) for one, other in pairs if (wanted := parse_number(other)) is not None]
     if numbers:
-        measures.append(_mean("unparsable", split, [float(one is None) for one, _ in numbers]))
+        measures.append(mean_measure("unparsable", split, np.array([one is None for one, _ in numbers])))
     squares = np.array([float(one - wanted) ** 2 for one, wanted in numbers if one is not None])
     if squares.size:
-        measures.append(_mean("mse", split, squares))
-        value, bounds = float(np.sqrt(squares.mean())), interval(_root_mean, squares)
-        measures.append(Measure("rmse", split, value, len(squares), interval=bounds))
+        for metric, of in (("mse", mean), ("rmse", _root_mean)):
+            value, bounds = float(of(squares)), known_interval(of, squares)
+            measures.append(Measure(metric, split, value, len(squares), interval=bounds))
     return tuple(measures)
-
-
-def _mean(metric: str, split: str, values: Sequence[float] | Array) -> Measure:
-    array = np.asarray(values)
-    return Measure(metric, split, float(array.mean()), len(array), interval=interval(mean, array))
 
 
 def _ratio_of_sums(numerators: Array, denominators: Array) -> Array:

@@ -19,8 +19,6 @@ from export.reduction.states import Padded, recorded, tokens_of
 from export.tasks.tokens import Batch
 from export.transformer import Layer, Transformer
 
-_FIX = "Give more inputs; some hundred sentences suffice for widths up to 3072."
-
 
 class Moments:
     """Mean and second moment of vectors that consist of G ``groups`` of ``width`` w, for each group."""
@@ -97,9 +95,11 @@ def check_calibration(transformer: Transformer, batches: Sequence[Batch]) -> Non
         tokens += _token_count(transformer, batch)
     widest = max((max(s.num_heads * s.head_dim, s.ffn_dim) for s in transformer.config.layers), default=0)
     if tokens <= widest:
-        given = Literally(f"{tokens} tokens without padding in {sum(len(batch.inputs) for batch in batches)} inputs")
+        inputs = sum(len(batch.inputs) for batch in batches)
+        given = Literally(f"{tokens} tokens without padding in {inputs} inputs")
         expected = f"more than {widest}, the widest layer's features"
-        raise ReductionError("calibration set", given=given, expected=expected, fix=_FIX)
+        fix = f"Give at least {inputs * (widest + 1) // max(tokens, 1) + 1} inputs of this length."
+        raise ReductionError("calibration set", given=given, expected=expected, fix=fix)
 
 
 def attention_statistics(

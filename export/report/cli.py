@@ -34,7 +34,8 @@ _WITHOUT = "give --json without --out for the numbers alone"
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The page to write, one HTML file; needs matplotlib.  [default: report.html in RUN, none with --json]",
+    help="The page to write, one HTML file; needs matplotlib.  [default: report.html in RUN, if there is none yet; none "
+    "with --json]",
 )
 @run_data_dir_option
 @replace_option("an earlier page")
@@ -42,12 +43,14 @@ _WITHOUT = "give --json without --out for the numbers alone"
 def report(run: Path, out: Path | None, data_dir: Path | None, replace: bool, as_json: bool) -> None:
     """Describe a fine-tuned run: metrics, classes, calibration, errors, training and the origin of its data.
 
-    Writes a page, and prints tables. With --json it prints the same numbers, and writes a page only at --out.
+    Prints tables, and writes a page. The page that `fewheads finetune` has written stays unless --replace is given.
+    With --json it prints the same numbers, and writes a page only at --out.
     """
     config = recorded(run)
     data_dir = labelled_data(config, data_dir)
     own = run / REPORT
-    out = out or (None if as_json else own)
+    if out is None and not as_json and (replace or not own.exists()):
+        out = own
     if out:
         inputs = {**data_inputs(config, data_dir), "RUN": None if out.resolve() == own.resolve() else run}
         check_file("--out", out, inputs, replace=replace)
@@ -70,7 +73,7 @@ def report(run: Path, out: Path | None, data_dir: Path | None, replace: bool, as
     if (trained_on := found.metrics.trained_on) is not None:
         title += f": the run was trained on {trained_on:,} of the {found.rows[0].rows:,} items of the training split"
     print_table(title, ("split", "items", "also in the training split"), rows)
-    click.echo(f"The page is {out}.")
+    click.echo(f"The page is {out}." if out else f"The page is {own}, as before; --replace writes it again.")
 
 
 def write_reports(runs: Sequence[Path], data_dir: Path) -> None:

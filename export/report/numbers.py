@@ -8,11 +8,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import scipy.special
-import scipy.stats
 
 from edge.bundles.manifest import Provenance
 from edge.datatypes import Array
-from export.intervals import Mean, interval, mean
+from export.intervals import Mean, interval, mean, share_of
 from export.own_data import DataFile, SplitRows
 from export.report.items import Items, SplitItems
 from export.runs import RunMetrics
@@ -178,15 +177,15 @@ def _classes(predictions: Predictions, items: SplitItems, every: Items) -> Class
     worst = wrong[np.argsort(-confidence[wrong], kind="stable")][:_MOST_ERRORS]
     return Classes(
         majority=labels[majority],
-        baseline=_share(counts[majority], len(targets)),
+        baseline=share_of(counts[majority], len(targets)),
         rows=tuple(
             ClassRow(
                 label,
                 int(known[number]),
                 int(counts[number]),
                 int(predicted[number]),
-                _share(hits[number], counts[number]) if counts[number] else None,
-                _share(hits[number], predicted[number]) if predicted[number] else None,
+                share_of(hits[number], counts[number]) if counts[number] else None,
+                share_of(hits[number], predicted[number]) if predicted[number] else None,
                 float(2 * hits[number] / max(counts[number] + predicted[number], 1)),
             )
             for number, label in enumerate(labels)
@@ -194,7 +193,7 @@ def _classes(predictions: Predictions, items: SplitItems, every: Items) -> Class
         confusion=tuple(map(tuple, confusion.tolist())),
         calibration_error=calibration_error(confidence, right),
         bins=tuple(
-            Bin(int(chosen.sum()), float(confidence[chosen].mean()), _share(right[chosen].sum(), chosen.sum()))
+            Bin(int(chosen.sum()), float(confidence[chosen].mean()), share_of(right[chosen].sum(), chosen.sum()))
             for bin_ in range(_BINS)
             if (chosen := _bins(confidence) == bin_).any()
         ),
@@ -226,12 +225,6 @@ def calibration_error(confidence: Array, right: Array) -> float:
 
 def _bins(confidence: Array) -> Array:
     return np.minimum((confidence * _BINS).astype(np.int64), _BINS - 1)
-
-
-def _share(hits: int, n: int) -> Mean:
-    """Return a share with its Wilson interval."""
-    low, high = scipy.stats.binomtest(int(hits), int(n)).proportion_ci(method="wilson")
-    return Mean(float(hits / n), (float(low), float(high)))
 
 
 def _over_items(metric: Callable[[Array], Array], values: Array) -> Mean:

@@ -13,7 +13,7 @@ import torch
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
 from export.heads import SpanClassifier
-from export.intervals import interval, mean
+from export.intervals import mean_measure
 from export.tasks.predictions import Predicted
 from export.tasks.squad import Question, Windows
 from export.tasks.tokens import sorted_batches
@@ -53,17 +53,8 @@ class Answers(Predicted, frozen=True):
         return float(getattr(self, metric).mean())
 
     def measures(self, metrics: Sequence[str], split: str) -> tuple[Measure, ...]:
-        """Return means with their bootstrap intervals."""
-        return tuple(
-            Measure(
-                metric=metric,
-                split=split,
-                value=self.score(metric),
-                n=len(self.questions),
-                interval=interval(mean, getattr(self, metric)),
-            )
-            for metric in metrics
-        )
+        """Return means with their intervals."""
+        return tuple(mean_measure(metric, split, getattr(self, metric)) for metric in metrics)
 
 
 def extract(

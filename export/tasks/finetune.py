@@ -54,6 +54,9 @@ class TaskObjective:
         teacher: a model with outputs of the same shape, whose outputs and hidden states are imitated; or its outputs
             on the same rows.
         extra: a further loss. Its state must be part of the model's.
+
+    Raises:
+        UsageError: the recipe imitates hidden states, and the teacher's have another width.
     """
 
     def __init__(

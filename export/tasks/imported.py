@@ -20,7 +20,7 @@ from edge.bundles.manifest import Measure
 from edge.datatypes import Array
 from edge.errors import Literally, UsageError
 from export.heads import NO_LABEL, SentenceEmbedder, SequenceClassifier, SpanClassifier, TokenClassifier
-from export.intervals import interval, mean
+from export.intervals import mean_measure
 from export.tasks import IMPORTED
 from export.tasks.examples import Examples, limited, split_holdout
 from export.tasks.image_files import ImageFiles, find_images
@@ -50,12 +50,8 @@ class Agreement(Predicted, frozen=True):
         return float(self.values.mean())
 
     def measures(self, metrics: Sequence[str], split: str) -> tuple[Measure, ...]:
-        """Return the mean with its bootstrap interval."""
-        found = interval(mean, self.values)
-        return tuple(
-            Measure(metric=metric, split=split, value=self.score(metric), n=len(self.values), interval=found)
-            for metric in metrics
-        )
+        """Return the mean with its interval."""
+        return tuple(mean_measure(metric, split, self.values) for metric in metrics)
 
 
 class LabelledTokens(Encoded, frozen=True):

@@ -1,4 +1,4 @@
-"""The official metrics of GLUE, and those of own data, with bootstrap intervals."""
+"""The official metrics of GLUE, and those of own data, with intervals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import scipy.stats
 
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
-from export.intervals import interval
+from export.intervals import known_interval, mean_measure
 
 
 def accuracy(predictions: Array, targets: Array) -> Array:
@@ -66,14 +66,16 @@ METRICS: Mapping[str, Callable[[Array, Array], Array]] = {
 
 
 def measures(metrics: Sequence[str], split: str, predictions: Array, targets: Array) -> tuple[Measure, ...]:
-    """Return each metric, a name in :data:`METRICS`, on a split with its bootstrap interval."""
+    """Return each metric, a name in :data:`METRICS`, on a split: with Wilson's interval, or that of resamples."""
     return tuple(
-        Measure(
+        mean_measure(name, split, predictions == targets)
+        if name == "accuracy"
+        else Measure(
             metric=name,
             split=split,
             value=float(METRICS[name](predictions, targets)),
             n=len(targets),
-            interval=interval(METRICS[name], predictions, targets),
+            interval=known_interval(METRICS[name], predictions, targets),
         )
         for name in metrics
     )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from edge.errors import Literally, UsageError
 from export.heads import SentenceEmbedder, SequenceClassifier, SpanClassifier, TokenClassifier
 from export.tasks.tokens import Batch
 from export.transformer import Transformer
@@ -79,14 +80,19 @@ def hidden_loss(ours: Sequence[Tensor], theirs: Sequence[Tensor], mask: Tensor |
 def corresponding_layers(student: Transformer, teacher: Transformer) -> tuple[list[int], list[int]]:
     """Return the corresponding layers of a student and a teacher, as two lists of indices of equal length.
 
-    Layer i of n corresponds to layer (i + 1) * N / n - 1 of N if n divides N. Otherwise, or if the widths differ, the
-    lists are empty.
+    Layer i of n corresponds to the layer of the teacher's N that ends nearest to the same share of the depth, number
+    (i + 1) * N / n, rounded, from 1.
+
+    Raises:
+        UsageError: the widths differ.
     """
     ours, theirs = len(student.layers), len(teacher.layers)
-    if student.config.dim != teacher.config.dim or not ours or theirs % ours:
-        return [], []
-    step = theirs // ours
-    return list(range(ours)), [(index + 1) * step - 1 for index in range(ours)]
+    if student.config.dim != teacher.config.dim:
+        given = Literally(f"a width of {student.config.dim}, and {teacher.config.dim} of the teacher")
+        fix = "Give --hidden 0, or a teacher of the student's width."
+        raise UsageError("--hidden", given=given, expected="hidden states of one width", fix=fix)
+    numbers = [(2 * (index + 1) * theirs + ours) // (2 * ours) for index in range(ours)]
+    return list(range(ours)), [max(number, 1) - 1 for number in numbers]
 
 
 @contextmanager

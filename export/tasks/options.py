@@ -60,7 +60,8 @@ distillation_options = grouped_options(
             "--hidden",
             type=click.FloatRange(0),
             show_default=str(_DISTILLATION.hidden),
-            help="With --teacher: weight of its hidden states, beside the rest of the loss; 0 leaves them out.",
+            help="With --teacher: weight of its hidden states, beside the rest of the loss. Each layer follows that of "
+            "the teacher at the nearest depth. The widths must be equal; 0 leaves the states out.",
         ),
     ),
 )

@@ -18,7 +18,7 @@ from edge.datatypes import Array
 from edge.errors import Literally
 from export.errors import CheckpointError
 from export.heads import SequenceClassifier
-from export.intervals import Difference, interval
+from export.intervals import Paired, known_interval
 from export.runs import PREDICTIONS
 from export.tasks.metrics import METRICS, measures
 from export.tasks.objectives import Head, outputs_of
@@ -36,7 +36,7 @@ class Predicted(msgspec.Struct, frozen=True):
         raise NotImplementedError
 
     def measures(self, metrics: Sequence[str], split: str) -> tuple[Measure, ...]:
-        """Return metrics with their bootstrap intervals; ``split`` names the items."""
+        """Return metrics with their intervals; ``split`` names the items."""
         raise NotImplementedError
 
 
@@ -76,7 +76,7 @@ def predict(model: Head, rows: Rows) -> Predictions:
     return Predictions(logits, rows.targets)
 
 
-def paired(metric: str, ours: Sequence[Predictions], theirs: Sequence[Predictions]) -> Difference:
+def paired(metric: str, ours: Sequence[Predictions], theirs: Sequence[Predictions]) -> Paired:
     """Return the difference of a metric, a mean over seeds, with the interval over resampled items.
 
     All seeds share the resampled items, because the difficulty of an item is common to them.
@@ -90,7 +90,7 @@ def paired(metric: str, ours: Sequence[Predictions], theirs: Sequence[Prediction
 
     one, other = (np.stack([predictions.answers for predictions in side], axis=-1) for side in (ours, theirs))
     truth = ours[0].targets
-    return Difference(float(difference(one, other, truth)), interval(difference, one, other, truth))
+    return Paired(float(difference(one, other, truth)), known_interval(difference, one, other, truth))
 
 
 def encode_predictions(splits: Mapping[str, Predicted]) -> bytes:

@@ -18,7 +18,7 @@ class Distillation(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         imitation: 0 to 1.
         temperature: of the logits.
-        hidden: of the corresponding layers; 0 ignores them.
+        hidden: of the corresponding layers, which must be as wide; 0 ignores them.
     """
 
     imitation: float = 0.5

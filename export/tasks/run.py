@@ -32,6 +32,9 @@ from export.training.run_files import RunFiles
 from export.training.trainer import Trained, train
 from export.transformer import TransformerConfig
 
+#: Fewest items of a split that a model is measured on: a share of fewer is hardly known better than a guess.
+LEAST_MEASURED = 4
+
 
 def prepare(task: Task, data_dir: str | Path, reader: Reader, *, max_length: int, limit: int | None) -> Data:
     """Read a task's data for a model, once for all seeds.
@@ -42,14 +45,17 @@ def prepare(task: Task, data_dir: str | Path, reader: Reader, *, max_length: int
         limit: most examples to train on; None is all. The hold-out is the same for every limit.
 
     Raises:
-        DataError: a file is missing or malformed, or there is too little for a training set and a hold-out.
+        DataError: a file is missing or malformed, or there is too little for a training set, a hold-out or dev.
         UsageError: the task cannot be read in rows of this length, or the model reads other images.
     """
     data = task.prepare(data_dir, reader, max_length=max_length, limit=limit)
     for name, rows in {"training set": data.train, **data.measured}.items():
-        if not len(rows.targets):
-            given, fix = Literally("no examples"), "Give more data."
-            raise DataError(f"{task.name} {name}", given=given, expected="one at least", fix=fix)
+        least = 1 if rows is data.train else LEAST_MEASURED
+        if len(rows.targets) < least:
+            expected, fix = f"{least} at least", "Give more examples that differ: a part of them is held out."
+            raise DataError(
+                f"{task.name} {name}", given=Literally(f"{len(rows.targets)} examples"), expected=expected, fix=fix
+            )
     return data
 
 
@@ -84,8 +90,8 @@ def finetune_run(
         tensorboard: a directory for TensorBoard's events.
 
     Raises:
-        UsageError: there is no such device, a row is too long for the model, or the teacher is of another task or
-            reads other inputs.
+        UsageError: there is no such device, a row is too long for the model, or the teacher is of another task, reads
+            other inputs, or has another width, while its hidden states are imitated.
     """
     place = device_of(device)
     found = open_or_new(source, seed)

@@ -14,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import msgspec
 import pytest
 
 from edge import __version__
 from edge.__main__ import GROUPS, grouped
-from edge.bundles.bundle import Bundle
+from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.manifest import Tier
 from edge.pb import inference_pb2
 from tests.support.commands import SECONDS, answer, closed_address, fewheads, python, refusal, run, shown
-from tests.support.models import ORACLE, ORACLE_BUNDLE
+from tests.support.models import ORACLE, ORACLE_BUNDLE, oracle_golden, oracle_manifest, oracle_onnx
+from tests.support.text_model import TIERS, write_sentiment_bundle
 
 COMMANDS = [command for group in GROUPS.values() for command in group]
 ROOT = Path(__file__).parent.parent.parent
@@ -157,6 +160,25 @@ def test_build_reuses_the_cache(tmp_path: Path) -> None:
     done = fewheads(*arguments, "--require-fused-attention")
     expected = "got a build for onnxruntime, which does not show its kernels, expected every block fused"
     assert expected in refusal(done, 5)
+
+
+def test_build_builds_every_tier_or_the_one_that_is_named(tmp_path: Path) -> None:
+    bundle = write_sentiment_bundle(tmp_path / "sentiment")
+    for options, tiers in (((), TIERS), (("--tier", "lean"), ("lean",))):
+        cache = tmp_path / "-".join(tiers)
+        built = json.loads(shown("build", bundle.path, *options, "--target", "onnxruntime", "--cache", cache, "--json"))
+        assert [one["build"]["tier"] for one in built] == list(tiers)
+    assert "got 'other', expected one of full, lean" in refusal(fewheads("build", bundle.path, "--tier", "other"), 3)
+
+
+def test_build_for_a_runtime_without_a_file_names_a_way_that_exists(tmp_path: Path) -> None:
+    manifest = oracle_manifest()
+    (model,) = manifest.tiers[0].artifacts
+    tier = Tier(name="full", artifacts=(msgspec.structs.replace(model, runtime="onnxruntime"),))
+    files = {model.file: oracle_onnx(), "golden.npz": oracle_golden().encode()}
+    bundle = write_bundle(tmp_path / "oracle", msgspec.structs.replace(manifest, tiers=(tier,)), files)
+    line = refusal(fewheads("build", bundle.path, "--target", "tensorrt-rtx:SM86", "--cache", tmp_path / "cache"), 3)
+    assert "got ['model for onnxruntime'], expected model for tensorrt. Take a --target that runs these" in line
 
 
 def test_build_checks_all_bundles_first(tmp_path: Path) -> None:

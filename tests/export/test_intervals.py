@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from export.intervals import PairedRuns, average_difference
+from edge.bundles.manifest import Measure
+from export.intervals import PairedRuns, across_seeds, average_difference, mean_measure, with_interval
 
 
 @pytest.mark.parametrize(("item_noise", "seed_noise"), [(1.0, 0.02), (0.2, 0.1), (0.5, 0.05)])
@@ -25,3 +26,15 @@ def test_intervals_of_averages_over_tasks_and_few_seeds_cover_the_truth(item_noi
         low, high = average_difference(found).interval
         covered += low <= 0 <= high
     assert 0.93 <= covered / simulations <= 0.995
+
+
+def test_resamples_and_seeds_that_agree_leave_the_interval_over_items_or_none():
+    one_cosine, right = mean_measure("cosine", "holdout", np.array([0.97])), mean_measure("right", "dev", np.ones(24))
+    assert (one_cosine.value, one_cosine.interval, one_cosine.n) == (0.97, None, 1)
+    assert with_interval(one_cosine.value, one_cosine.interval, str) == "0.97"
+    wilson = (pytest.approx(24 / (24 + 1.96**2), rel=1e-4), 1)
+    assert right.interval == wilson
+    (pooled,) = across_seeds([(right,), (right,), (right,)])
+    assert (pooled.value, pooled.seeds, pooled.interval) == (1, 3, wilson)
+    (differing,) = across_seeds([(right,), (Measure("right", "dev", 0.5, 24),)])
+    assert differing.interval[0] < 0.5

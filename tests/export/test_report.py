@@ -90,6 +90,20 @@ def test_a_report_states_on_how_many_items_of_the_training_split_a_run_was_train
     assert (found["metrics"]["trained_on"], found["rows"][0]["rows"]) == (324, 324)
 
 
+def test_tables_of_a_run_that_has_its_page_leave_the_page_alone(place):
+    run, data = place / "SST-2", ("--data-dir", place)
+    (run / REPORT).write_text("as finetune wrote it")
+    printed = invoke(report, run, *data)
+    assert "holdout: most confident wrong answers" in printed
+    assert f"The page is {run / REPORT}, as before; --replace writes it again." in printed.replace("\n", " ")
+    assert (run / REPORT).read_text() == "as finetune wrote it"
+    invoke(report, run, *data, "--replace")
+    assert "<svg" in (run / REPORT).read_text()
+    (run / REPORT).unlink()
+    assert f"The page is {run / REPORT}." in invoke(report, run, *data).replace("\n", " ")
+    assert (run / REPORT).exists()
+
+
 def test_numbers_alone_need_no_page_and_no_matplotlib(place, tmp_path, monkeypatch):
     run = place / "SST-2"
     kept = (run / REPORT).stat().st_mtime_ns
@@ -114,7 +128,7 @@ def test_labels_of_any_script_are_escaped_in_figures():
 def test_pages_are_not_replaced_or_written_into_other_files_of_a_run(place, tmp_path):
     run = place / "SST-2"
     for arguments, message in (
-        ((run,), r"report\.html: got an existing file, expected a free path. Give --replace"),
+        ((run, "--out", run / REPORT), r"report\.html: got an existing file, expected a free path. Give --replace"),
         ((run, "--out", run / "other.html"), "got a path inside of RUN"),
         ((place / "model", "--out", tmp_path / "x.html"), "got a model without a task"),
     ):

@@ -8,12 +8,12 @@ import pytest
 import torch
 from onnx import TensorProto, numpy_helper
 
-from edge.bundles.golden import Golden
+from edge.bundles.golden import Golden, check_outputs, compare
 from edge.bundles.manifest import Profile
 from edge.errors import GoldenError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from edge.runtimes.tensorrt_builder import compile_onnx
-from export.convert import golden_of
+from export.convert import compared, golden_of
 from export.heads import SequenceClassifier, SpanClassifier
 from export.huggingface import load_pretrained
 from export.runtimes import export_tier
@@ -259,6 +259,20 @@ def test_every_kind_of_model_is_fused_by_tensorrt(kind):
     for data in files.values():
         report = compiled(data, profile)
         assert (report.attention, report.index_limits) == ("2 blocks, fused", INDEX_LIMITS[model])
+
+
+def test_the_golden_check_of_int8_lets_rounding_move_a_few_values_far_but_not_all():
+    module, inputs, outputs = causal_text()
+    golden = golden_of(module.eval(), inputs, outputs)
+    ((artifact, data, _, _),) = export_tier(module, golden, [], runtimes=("onnxruntime",), precisions=("int8",))
+    assert compared(data, golden, artifact.tolerance, "file").passed
+    far = 0.9 * artifact.tolerance.atol
+    one, every = ({name: array.copy() for name, array in golden.outputs.items()} for _ in range(2))
+    one["logits"][0, 0] += far
+    every["logits"] += far
+    assert compare(one, golden, artifact.tolerance).passed
+    with pytest.raises(GoldenError, match="got a root mean square of"):
+        check_outputs(every, golden, artifact.tolerance, "file")
 
 
 def test_a_file_with_other_outputs_is_rejected():

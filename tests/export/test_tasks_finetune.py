@@ -6,8 +6,10 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from edge.errors import UsageError
 from export.errors import CheckpointError, TrainingError
 from export.heads import SequenceClassifier, SpanClassifier
+from export.tasks.finetune import TaskObjective
 from export.tasks.images import Images, vit
 from export.tasks.objectives import corresponding_layers, hidden_loss, imitation_loss, outputs_of
 from export.tasks.recipe import Distillation, Recipe
@@ -129,10 +131,22 @@ def test_imitation_is_a_divergence_with_gradients(train):
 
 
 def test_corresponding_layers():
-    four, two, three = (make_transformer(layers=number) for number in (4, 2, 3))
+    five, four, two, three = (make_transformer(layers=number) for number in (5, 4, 2, 3))
     assert corresponding_layers(four, four) == ([0, 1, 2, 3], [0, 1, 2, 3])
-    assert (corresponding_layers(two, four), corresponding_layers(three, four)) == (([0, 1], [1, 3]), ([], []))
-    assert corresponding_layers(make_transformer(layers=2, dim=24), four) == ([], [])
+    assert corresponding_layers(two, four) == ([0, 1], [1, 3])
+    assert corresponding_layers(three, five) == ([0, 1, 2], [1, 2, 4])  # 5/3 and 10/3 of five layers
+    assert corresponding_layers(five, two) == ([0, 1, 2, 3, 4], [0, 0, 0, 1, 1])
+
+
+def test_hidden_states_of_another_width_are_refused_before_the_training(train):
+    student, teacher = SequenceClassifier(make_transformer(layers=2, dim=24), 2), make_classifier()
+    options = {"seed": 0, "evaluate": lambda: 0.0, "teacher": teacher}
+    message = (
+        r"--hidden: got a width of 24, and 32 of the teacher, expected hidden states of one width\. Give --hidden 0"
+    )
+    with pytest.raises(UsageError, match=message):
+        TaskObjective(student, train, RECIPE, **options)
+    TaskObjective(student, train, replace(RECIPE, distillation=Distillation(hidden=0)), **options)
 
 
 def test_hidden_loss_ignores_padding_and_scale():

@@ -151,7 +151,7 @@ def test_the_official_training_set_is_preferred_and_digits_are_split(tmp_path):
 @pytest.fixture
 def folders(tmp_path):
     """A directory in ImageNet's layout, two colours for classes."""
-    for part, number in (("train", 10), ("val", 3)):
+    for part, number in (("train", 20), ("val", 3)):
         for name, colour in (("n01", "red"), ("n02", "blue")):
             folder = tmp_path / "imagenet" / part / name
             folder.mkdir(parents=True)
@@ -162,7 +162,7 @@ def folders(tmp_path):
 
 def test_imagenet(folders):
     data = prepared(IMAGENET, folders)
-    assert (data.labels, sizes(data), len({*data.train.keys, *data.holdout.keys})) == (("n01", "n02"), [18, 2, 6], 20)
+    assert (data.labels, sizes(data), len({*data.train.keys, *data.holdout.keys})) == (("n01", "n02"), [36, 4, 6], 40)
     batch = data.dev["dev"].batch(np.array([0, 5]))
     assert (batch.inputs.shape, batch.targets.tolist()) == ((2, 3, 224, 224), [0, 1])
     (folders / "imagenet" / "val" / "n02").rename(folders / "imagenet" / "val" / "n03")
@@ -174,7 +174,7 @@ def test_data_that_are_no_images(tmp_path):
     with pytest.raises(DataError, match=r"t10k-images.*No such file.*of MNIST"):
         prepared(MNIST, tmp_path)
     write_mnist(tmp_path, 0)
-    with pytest.raises(DataError, match="MNIST training set: got no examples, expected one at least"):
+    with pytest.raises(DataError, match="MNIST training set: got 0 examples, expected 1 at least"):
         prepared(MNIST, tmp_path)
     write_mnist(tmp_path, 20, size=20)
     with pytest.raises(UsageError, match=r"got 20 x 20 pixels of 1 colours, expected 28 x 28 .*leave --model out"):

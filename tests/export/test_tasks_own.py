@@ -154,6 +154,19 @@ GOOD = "".join(f"{text},{label}\n" for text, label in ROWS)
         ("x.csv", HEAD + "caf\udce9,good\n", {}, r"x\.csv line 2: got byte 0xe9, .* expected UTF-8"),
         ("x.csv", HEAD + GOOD + " ,good\n", {}, r"line 42 column text: got an empty cell, expected text"),
         ("x.csv", HEAD + GOOD + "fine,\n", {}, r"line 42 column label: got an empty cell, expected a label"),
+        (
+            "x.csv",
+            HEAD + GOOD + "a,NaN\n" * 12,
+            {},
+            r"line 42 column label: got 'NaN', expected a label\. .* remove the row",
+        ),
+        ("x.tsv", "text\tlabel\na\t<NA>\nb\tgood\n", {}, r"x\.tsv line 2 column label: got '<NA>', expected a label"),
+        (
+            "x.jsonl",
+            '{"text": "a", "label": " nan"}\n{"text": "b", "label": "c"}\n',
+            {},
+            "line 1 .* got ' nan', expected a label",
+        ),
         ("x.csv", "text,text,label\na,b,c\n", {}, "heading: got 'text', expected it once"),
         ("x.csv", HEAD, {}, "got no rows, expected one at least, below the heading"),
         ("x.csv", HEAD + "a,yes\n" * 9, {}, r"x\.csv column label: got the one class 'yes' in 9 examples"),
@@ -269,6 +282,21 @@ def test_malformed_parquet(tmp_path):
     for malformed in sorted(tmp_path.iterdir()):
         with pytest.raises(DataError, match=rf"{malformed.name}: got .* expected a file \.parquet"):
             describe(malformed, None, Choices())
+
+
+def test_missing_labels_in_columns_of_arrow_are_refused(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    names = {"info": {"features": {"label": {"_type": "ClassLabel", "names": ["good", "nan"]}}}}
+    for name, labels, metadata, message in (
+        ("floats", [0.0, 1.0, float("nan")], None, "row 3 column label: got an empty cell, expected a label"),
+        ("infinite", [0.0, 1.0, float("inf")], None, "row 3 column label: got inf, expected a finite number"),
+        ("texts", ["good", "NaN", "bad"], None, "row 2 column label: got 'NaN', expected a label"),
+        ("named", [0, 0, 1], {"huggingface": json.dumps(names)}, "row 3 column label: got 'nan', expected a label"),
+    ):
+        table = pyarrow.table({"text": ["a", "b", "c"], "label": labels}).replace_schema_metadata(metadata)
+        parquet.write_table(table, tmp_path / f"{name}.parquet")
+        with pytest.raises(DataError, match=message):
+            describe(tmp_path / f"{name}.parquet", None, Choices())
 
 
 def test_dev_with_other_labels_or_none_and_files_of_one_split_in_two_formats(tmp_path):

@@ -50,6 +50,20 @@ def tuned(place):
     return place
 
 
+def test_a_holdout_or_dev_of_a_few_rows_is_refused_before_the_training(tuned, tmp_path):
+    items = [*dict(make_sentiment(90)).items()]
+    options = ("--label", "stars", "--model", tuned / "model", "--out", tmp_path, *TUNING)
+    for number, dev, message in (
+        (12, (), r"holdout: got 1 examples, expected 4 at least\. Give more examples that differ"),
+        (60, ("--dev", tmp_path / "dev.csv"), "dev: got 3 examples, expected 4 at least"),
+    ):
+        write_reviews(tmp_path / "few.csv", items[:number])
+        write_reviews(tmp_path / "dev.csv", items[-3:])
+        with pytest.raises(DataError, match=message):
+            invoke(finetune, "--data", tmp_path / "few.csv", *dev, *options)
+    assert not (tmp_path / "few").exists()
+
+
 def test_a_run_on_own_data_has_a_report_with_escaped_texts_and_duplicates(tuned):
     run = tuned / "reviews"
     config = read_config(run)

@@ -145,7 +145,8 @@ def test_official_normalisation_and_measures(tmp_path):
     assert token_f1("cat cat", ["cat dog"]) == pytest.approx(0.5)
     (question,) = read(write(tmp_path / "squad.json", answers=(("the mat", 35), ("the cat", 20))))
     exact, overlap = Answers.of([question, question], ["cat", "a mat on"]).measures(("exact_match", "f1"), "dev")
-    assert (exact.metric, exact.value, exact.n, exact.interval) == ("exact_match", 0.5, 2, (0, 1))
+    assert (exact.metric, exact.value, exact.n) == ("exact_match", 0.5, 2)
+    assert exact.interval == pytest.approx((0.0945, 0.9055), abs=1e-4)  # Wilson's
     assert overlap.value == pytest.approx((1 + 2 / 3) / 2)
 
 
@@ -187,10 +188,10 @@ def test_splits_keep_articles_whole_and_a_limit_keeps_the_hold_out(place):
 
 
 def test_the_official_files_are_preferred(tmp_path):
-    for seed, (name, number) in enumerate((("train-v1.1.json", 4), ("dev-v1.1.json", 2), ("xquad.en.json", 9))):
+    for seed, (name, number) in enumerate((("train-v1.1.json", 34), ("dev-v1.1.json", 4), ("xquad.en.json", 9))):
         write_squad(tmp_path / "squad" / name, make_articles(number, seed))
     data = prepare(SQUAD, tmp_path, make_tokenizer(), max_length=LENGTH, limit=None)
-    assert {question.title for question in data.dev["dev"].questions} == {"1-0", "1-1"}
+    assert {question.title for question in data.dev["dev"].questions} == {f"1-{number}" for number in range(4)}
     assert all(question.title.startswith("0-") for question in (*data.train.questions, *data.holdout.questions))
     (tmp_path / "squad" / "dev-v1.1.json").unlink()
     with pytest.raises(DataError, match=r"dev-v1\.1\.json: got No such file"):
@@ -221,7 +222,7 @@ def test_data_that_are_no_questions(place, tmp_path):
 
 
 def test_models_that_cannot_answer(place, sst2, tmp_path):
-    write_squad(tmp_path / "squad" / "xquad.en.json", {str(n): [("cat " * 90, "cat", [("cat", 0)])] for n in range(8)})
+    write_squad(tmp_path / "squad" / "xquad.en.json", {str(n): [("cat " * 90, "cat", [("cat", 0)])] for n in range(60)})
     model = ("--model", place / "model")
     for data, arguments, message in (
         (place, (*model, "--teacher", sst2 / "SST-2"), r"got 'SST-2', expected SQuAD.*fewheads finetune.* on SQuAD"),

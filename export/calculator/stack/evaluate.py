@@ -10,8 +10,8 @@ from torch import Tensor
 
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
-from export.calculator.evaluate import share
 from export.calculator.stack.data import Split
+from export.intervals import mean_measure
 
 #: Above it, FP32 holds no halves, so that rounding an answer changes nothing.
 _LARGEST_ROUNDED = 2.0**23
@@ -38,7 +38,7 @@ def evaluate(predict: Callable[[Tensor, Tensor], Tensor], splits: Mapping[str, S
             Measure(metric=f"{which}_relative_error", split=name, value=float(value), n=len(right))
             for which, value in (("median", np.median(errors)), ("largest", errors.max()))
         )
-        measures += [share("right", name, right), median, largest]
+        measures += [mean_measure("right", name, right), median, largest]
     return tuple(measures)
 
 

@@ -48,7 +48,7 @@ def _accuracy_by_speed(result: Result) -> Figure:
     axes = figure.subplots()
     for row in result.rows:
         speed, difference = row.speeds[result.settings.tokens], row.differences[split]
-        low, high = difference.interval
+        low, high = difference.interval or (difference.value, difference.value)
         error = [[100 * (difference.value - low)], [100 * (high - difference.value)]]
         fill = "full" if row.smaller else "none"
         axes.errorbar(speed, 100 * difference.value, error, fmt="o", fillstyle=fill, capsize=2, elinewidth=0.6)

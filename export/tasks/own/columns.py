@@ -22,6 +22,9 @@ _PAIRS = (
     ("premise", "hypothesis"),
 )
 _LABELS = ("label", "target", "score", "class", "category", "sentiment", "rating", "stars")
+#: Labels, in small letters, that programs write for a missing one. "None" and "NA" are not among them: they also name
+#: classes.
+_MISSING = ("nan", "<na>", "#n/a", "null")
 #: Splits that have labels.
 _LABELLED = ("train", "dev", "validation", "valid", "val")
 
@@ -142,12 +145,17 @@ def _empty(value: Any) -> bool:
     return missing or (isinstance(value, str) and not value.strip())
 
 
+def _unknown(label: Any) -> bool:
+    """Return whether a label is missing, as programs write that."""
+    return _empty(label) or (isinstance(label, str) and label.strip().lower() in _MISSING)
+
+
 def _unlabelled(table: Table, column: str) -> bool:
     """Return whether no row has a label; data sets for competitions have -1 in their test split."""
     if column not in table.columns:
         return True
     values = table.values(column)
-    return all(map(_empty, values)) or (column in table.classes and all(value == -1 for value in values))
+    return all(map(_unknown, values)) or (column in table.classes and all(value == -1 for value in values))
 
 
 def _text(value: Any, column: str, place: str) -> str:
@@ -165,9 +173,16 @@ def _label(value: Any, classes: Sequence[str] | None, column: str, place: str) -
     if classes is not None:
         if not isinstance(value, int) or not 0 <= value < len(classes):
             raise DataError(subject, given=value, expected=f"the number of a class, 0 to {len(classes) - 1}", fix=fix)
-        return classes[value]
+        value = classes[value]
+    if _unknown(value):
+        fix = "Correct it, or remove the row. A class of this name needs another one."
+        raise DataError(subject, given=value, expected=expected, fix=fix)
+    if classes is not None:
+        return str(value)
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, float) and math.isinf(value):
+        raise DataError(subject, given=value, expected="a finite number", fix="Correct it, or remove the row.")
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     if isinstance(value, str | int | float):
