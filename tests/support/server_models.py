@@ -35,10 +35,13 @@ def write_echo_bundle(directory: Path, datatype: str) -> Bundle:
     return write_bundle_of(directory, f"echo-{datatype.lower()}", serialized(graph), {name: value}, {result: value})
 
 
-def write_busy_bundle(directory: Path) -> Bundle:
-    """``busy``: multiplies 256 x 256 matrices ``steps`` times, which takes some 0.2 to 1 ms each, and returns steps."""
+def write_busy_bundle(directory: Path, steps: int = 20) -> Bundle:
+    """``busy``: multiplies 256 x 256 matrices ``steps`` times, which takes some 0.2 to 1 ms each, and returns steps.
+
+    By default, its golden set has so many steps that the scheduler computes none of its runs on the event loop.
+    """
     graph = loop_graph("done", [1])
-    value = np.array([20], np.int64)  # so many that the scheduler computes none of its runs on the event loop
+    value = np.array([steps], np.int64)
     return write_bundle_of(directory, "busy", serialized(graph), {"steps": value}, {"done": value})
 
 
