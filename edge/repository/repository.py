@@ -11,7 +11,7 @@ from pathlib import Path
 from edge.bundles import manifest_file
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import MANIFEST_NAME
-from edge.errors import BundleError, FewheadsError, InvalidRequest, Literally, ModelNotReady, NotFound
+from edge.errors import BundleError, FewheadsError, InvalidRequest, Literally, ModelNotReady, NotFound, printable
 from edge.repository.entry import Entry
 from edge.repository.loader import Loader
 from edge.repository.model import Model
@@ -89,7 +89,7 @@ def load_error(path: Path, error: Exception) -> FewheadsError:
 
 def name_of(path: Path, key: Key | FewheadsError) -> str:
     """Return the name of the model in a directory, which is that of the directory if the manifest cannot be read."""
-    return path.name if isinstance(key, FewheadsError) else key[0]
+    return printable(path.name) if isinstance(key, FewheadsError) else key[0]
 
 
 def _key(path: Path) -> Key | FewheadsError:
@@ -207,7 +207,7 @@ class Repository:
             fix = "Remove one of the two, or raise its version."
             found = BundleError(f"bundle {path}", given=" ".join(key), expected=expected, fix=fix)
         same = sorted((entry for entry in self.named(name) if entry.path == path), key=lambda entry: not entry.model)
-        entry = same[0] if same else self._entry(path, (path.name, ""))
+        entry = same[0] if same else self._entry(path, (printable(path.name), ""))
         entry.loading(path)
         entry.failed(found)
         return entry, None

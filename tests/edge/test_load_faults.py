@@ -29,7 +29,7 @@ from edge.scheduling.scheduler import Scheduler
 from tests.support.metrics import wait_until
 from tests.support.models import write_oracle_bundle
 from tests.support.server_models import write_busy_bundle
-from tests.support.server_processes import model_states, served
+from tests.support.server_processes import model_states, problems, served
 
 #: Many minutes on any machine.
 FOR_EVER = 10**9
@@ -169,3 +169,21 @@ def test_load_that_never_ends_delays_no_shutdown(tmp_path: Path) -> None:
         code, log = server.end()
         assert (code, "Traceback" in log) == (0, False), log
         assert loading.exception()
+
+
+@pytest.mark.parametrize("mode", ["none", "explicit"])
+def test_directory_whose_name_is_not_utf_8_harms_nobody(tmp_path: Path, mode: str) -> None:
+    directory = tmp_path / "repository"
+    write_oracle_bundle(directory / "oracle", "oracle", 1)
+    os.mkdir(os.fsencode(directory) + b"/bad\xff")
+    with served(directory, f"--model-control={mode}", *["--load-model=*"] * (mode == "explicit")) as server:
+        assert server.ready.ready == ("oracle:1",)
+        assert list(server.ready.unavailable) == ["bad\\udcff"]
+        assert f"file {directory}/bad\\udcff/manifest.json" in model_states(server)["bad\\udcff"][1]
+        (problem,) = problems(server)
+        assert problem.startswith("bad\\udcff is not served: ")
+        if mode == "explicit":
+            (directory / "bad\udcff").rmdir()
+            write_oracle_bundle(directory / "bad\udcff", "good", 1)
+            server.stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="bad\\udcff"))
+            assert model_states(server)["good"] == ("READY", "")
