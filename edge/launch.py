@@ -70,4 +70,6 @@ def serving(
 
 
 def _failure(given: str, expected: str, log: deque[str]) -> ServerError:
-    return ServerError("the started server", given=Literally(given), expected=expected, fix=Whole("Its log: " + "".join(log)))
+    return ServerError(
+        "the started server", given=Literally(given), expected=expected, fix=Whole("Its log: " + "".join(log))
+    )

@@ -43,8 +43,8 @@ def read_limited(subject: str, path: Path, max_bytes: int, fix: str) -> tuple[by
 class Watched(Generic[T]):
     """The current contents of some files, for any thread; invalid files at the start raise the error of ``read``.
 
-    When the files become invalid, the previous value stays, and the error is logged once and is in :attr:`problem`. They
-    are read again when they change, and from time to time in case that the error was not theirs.
+    When the files become invalid, the previous value stays, and the error is logged once and is in :attr:`problem`.
+    They are read again when they change, and from time to time in case that the error was not theirs.
 
     Args:
         subject: names the files in the log.

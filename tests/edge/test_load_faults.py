@@ -61,7 +61,7 @@ def states(repository: Repository) -> dict[str, str]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - entries have no event
+    while not condition():
         await asyncio.sleep(0.05)
 
 
