@@ -22,7 +22,7 @@ from typing import ClassVar, Final
 #: The only text that a client gets for an unexpected error.
 INTERNAL = "internal error; see the server's log"
 
-#: The most characters of each part of an error. As ``grpc-message``, names that fill the first two take at most 5 of the
+#: The most characters of each part of an error. As ``grpc-message``, names that fill two parts take at most 5 of the
 #: 8 KiB of headers that clients of gRPC accept.
 _MOST_CHARS: Final = {"subject": 240, "given": 160, "expected": 800, "fix": 1000}
 
