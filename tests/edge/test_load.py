@@ -165,7 +165,7 @@ def test_dead_server_loses_requests_and_fails_later_ones(tmp_path: Path, capsys:
                 os.kill(ready.process_id, signal.SIGKILL)
 
             thread = after_requests(url, kill)
-            with pytest.raises(ServerError, match="that failed, and .* without any answer, expected"):
+            with pytest.raises(ServerError, match=r"that failed, and .* without any answer, expected"):
                 run_bench(bundle, url, seconds=2)
             thread.join()
 

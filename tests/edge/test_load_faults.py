@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -26,6 +27,7 @@ from edge.repository.model import Model
 from edge.repository.repository import Directory, Repository
 from edge.runtimes import cache
 from edge.scheduling.scheduler import Scheduler
+from edge.settings import TRANSPORTS
 from tests.support.metrics import wait_until
 from tests.support.models import write_oracle_bundle
 from tests.support.server_models import write_busy_bundle
@@ -187,3 +189,27 @@ def test_directory_whose_name_is_not_utf_8_harms_nobody(tmp_path: Path, mode: st
             write_oracle_bundle(directory / "bad\udcff", "good", 1)
             server.stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="bad\\udcff"))
             assert model_states(server)["good"] == ("READY", "")
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_long_name_fits_into_the_status_and_the_log(tmp_path: Path, transport: str) -> None:
+    write_oracle_bundle(tmp_path / "repository" / "oracle", "oracle", 1)
+    long = "\N{GRINNING FACE}\x1b[2J" * 10**5
+    arguments = ("--model-control=explicit", "--load-model=*", "--log-level=debug", f"--transport={transport}")
+    with served(tmp_path / "repository", *arguments) as server:
+        stub = server.stub
+        for call, request in (
+            (stub.ModelInfer, pb.ModelInferRequest(model_name=long, id=long)),
+            (stub.ModelMetadata, pb.ModelMetadataRequest(name=long)),
+            (stub.ModelReady, pb.ModelReadyRequest(name="oracle", version=long)),
+            (stub.RepositoryModelLoad, pb.RepositoryModelLoadRequest(model_name=long)),
+        ):
+            with pytest.raises(grpc.RpcError) as caught:
+                call(request)
+            assert caught.value.code().name in ("NOT_FOUND", "INVALID_ARGUMENT")
+            assert len(caught.value.details()) < 2000
+        server.process.terminate()
+        code, log = server.end()
+    assert (code, "\x1b" in log) == (0, False)
+    assert "failed to load" in log
+    assert len(log) < 40_000
