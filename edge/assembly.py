@@ -21,7 +21,7 @@ from edge.instruments.memory import MemorySampler
 from edge.instruments.sensors import Sensors
 from edge.protocol import INFERENCE
 from edge.repository.budget import MemoryBudget
-from edge.repository.control import ModelControl
+from edge.repository.control import LEAST_LOAD_SECONDS, ModelControl
 from edge.repository.loader import Loader
 from edge.repository.repository import Repository
 from edge.rpc.inference_servicer import InferenceServicer
@@ -121,7 +121,8 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
         default_timeout_seconds=timeout_seconds,
         extensions=extensions(settings.model_control, shared_memory),
     )
-    streams, control = Streams(inference), ModelControl(repository, settings.model_control)
+    streams = Streams(inference)
+    control = ModelControl(repository, settings.model_control, max(settings.watchdog_seconds, LEAST_LOAD_SECONDS))
     allow = settings.allow_log_settings
     changes = Extensions(repository, control, shared_memory, logs, traces=traces, allow_log_settings=allow)
     energy = energy_meter(lambda: ServedWork(repository, scheduler))

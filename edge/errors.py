@@ -17,25 +17,42 @@ This module imports nothing from the rest of the package, so that every other mo
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 #: The only text that a client gets for an unexpected error.
 INTERNAL = "internal error; see the server's log"
 
-_MAX_GIVEN_CHARS = 160
+#: The most characters of each part of an error. As ``grpc-message``, names that fill two parts take at most 5 of the
+#: 8 KiB of headers that clients of gRPC accept.
+_MOST_CHARS: Final = {"subject": 240, "given": 160, "expected": 800, "fix": 1000}
 
 
 def shown(value: object) -> str:
     """Return ``repr(value)``, cut so that a huge or hostile value cannot flood a message or a log."""
     if isinstance(value, Whole):
         return value
-    text = value if isinstance(value, Literally) else repr(value)
-    return text if len(text) <= _MAX_GIVEN_CHARS else f"{text[:_MAX_GIVEN_CHARS]}… ({len(text)} characters)"
+    most, literal, size = _MOST_CHARS["given"], isinstance(value, Literally), 0
+    if isinstance(value, str | bytes) and len(value) > most:  # before repr, which would escape all of it
+        size, value = len(value), value[: most + 1]
+    text = str(value) if literal else repr(value)
+    return text if len(text) <= most else f"{text[:most]}… ({size or len(text)} characters)"
 
 
-def printable(text: str) -> str:
-    """Return text of unknown origin on one line, with control and formatting characters escaped."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+def printable(text: str, keep: str = "") -> str:
+    """Return text of unknown origin with control and formatting characters escaped, but those in ``keep``.
+
+    The result can be encoded, unlike names of files that are not UTF-8.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def elided(text: str, most: int) -> str:
+    """Return text of at most so many characters; of longer text both ends and its length."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 2 :]} ({len(text)} characters)"
 
 
 class Literally(str):
@@ -43,11 +60,13 @@ class Literally(str):
 
 
 class Whole(Literally):
-    """A description that is never cut, because its author limits its length."""
+    """Text for any part of an error that is never cut, because its author limits its length."""
 
 
 class FewheadsError(Exception):
     """Base of all errors, with the message ``subject: got given, expected expected. fix``.
+
+    Each part is cut to a length of its own, whatever it quotes.
 
     Args:
         subject: the setting, file, field or model that is wrong.
@@ -59,8 +78,14 @@ class FewheadsError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __init__(self, subject: str, *, given: object, expected: str, fix: str) -> None:
-        super().__init__(f"{subject}: got {shown(given)}, expected {expected}. {fix}")
-        self.subject, self.given, self.expected, self.fix = subject, given, expected, fix
+        self.subject, self.given = _part("subject", subject), given
+        self.expected, self.fix = _part("expected", expected), _part("fix", fix)
+        message = f"{self.subject}: got {shown(given)}, expected {self.expected}. {self.fix}"
+        super().__init__(printable(message, keep="\n"))
+
+
+def _part(name: str, text: str) -> str:
+    return text if isinstance(text, Whole) else elided(text, _MOST_CHARS[name])
 
 
 class UsageError(FewheadsError):

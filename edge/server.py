@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 import msgspec
 
 from edge.assembly import Parts, assemble
-from edge.errors import UsageError
+from edge.errors import UsageError, printable
 from edge.instruments.logs import Logs
 from edge.settings import Settings
 
@@ -120,6 +120,10 @@ def _ready(parts: Parts, metrics_port: int | None) -> Ready:
         parts.grpc.port,
         metrics_port,
         tuple(f"{entry.name}:{entry.version}" for entry in entries if entry.state == "READY"),
-        {entry.path.name: entry.reason for entry in entries if entry.state == "UNAVAILABLE" and entry.wanted},
+        {
+            printable(entry.path.name): entry.reason
+            for entry in entries
+            if entry.state == "UNAVAILABLE" and entry.wanted
+        },
         parts.rest.port if parts.rest else None,
     )

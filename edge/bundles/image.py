@@ -29,6 +29,8 @@ _BEGINNINGS: Final = {
     "SVG or XML": re.compile(rb"\s*<(svg|\?xml)"),
 }
 _SHOWN_BYTES: Final = 16
+#: How a JPEG and a PNG begin in base64.
+_IN_BASE64: Final = (b"/9j/", b"iVBORw0KGgo")
 #: Offset in a PNG of the number of bits of each channel.
 _PNG_BITS: Final = 24
 #: A marker of a JPEG that begins a segment, or ends the image. Within compressed data, 0xFF has 0 or a restart marker
@@ -107,7 +109,10 @@ class ImagePreprocessor:
         kind = next((name for name, beginning in _BEGINNINGS.items() if beginning.match(data)), "")
         if kind not in self._readers:
             given = kind or (f"bytes that begin with {data[:_SHOWN_BYTES]!r}" if data else "no bytes")
-            raise _refused(subject, given, "JPEG or PNG", "Convert the image, and send the bytes of its file.")
+            fix = "Convert the image, and send the bytes of its file."
+            if data.startswith(_IN_BASE64):
+                fix = 'Send base64 in JSON as {"b64": "…"}, or the bytes of the file as binary data.'
+            raise _refused(subject, given, "JPEG or PNG", fix)
         try:
             if kind == _JPEG:
                 _check_segments(data, subject)

@@ -9,7 +9,8 @@ from edge.files import COPY_AGAIN
 
 #: Message to its fields that can contain a tensor (onnx.proto3), and the message type of each.
 _PATHS_TO_TENSORS: dict[str, dict[int, str]] = {
-    "model": {7: "graph", 25: "function"},
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
     "graph": {1: "node", 5: "tensor", 15: "sparse"},
     "function": {7: "node", 11: "attribute"},
     "node": {5: "attribute"},
@@ -19,6 +20,9 @@ _PATHS_TO_TENSORS: dict[str, dict[int, str]] = {
 _EXTERNAL_DATA = 13  # TensorProto.external_data
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
+#: Other readers cut a longer tag to this length, and so see another field than the one written.
+_TAG_BITS = 32
+_SIZE_BITS = 31
 _MAX_DEPTH = 64
 
 
@@ -53,12 +57,12 @@ def _messages(message: memoryview) -> Iterator[tuple[int, memoryview]]:
     """Yield number and content of every length-delimited field; https://protobuf.dev/programming-guides/encoding/."""
     position = 0
     while position < len(message):
-        tag, position = _varint(message, position)
+        tag, position = _varint(message, position, _TAG_BITS)
         wire_type = tag & 7
         if wire_type == _VARINT:
             _, position = _varint(message, position)
         elif wire_type == _BYTES:
-            size, position = _varint(message, position)
+            size, position = _varint(message, position, _SIZE_BITS)
             yield tag >> 3, message[position : position + size]
             position += size
         elif wire_type in _FIXED_BYTES:
@@ -69,12 +73,14 @@ def _messages(message: memoryview) -> Iterator[tuple[int, memoryview]]:
         raise ValueError("truncated")
 
 
-def _varint(message: memoryview, position: int) -> tuple[int, int]:
+def _varint(message: memoryview, position: int, bits: int = 64) -> tuple[int, int]:
     value = 0
-    for shift in range(0, 70, 7):
+    for shift in range(0, bits, 7):
         byte = message[position]
         position += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
+            if value >> bits:
+                break
             return value, position
     raise ValueError("varint too long")

@@ -56,8 +56,9 @@ def top_options(model: str, outputs: Sequence[str], top: int | None) -> dict[str
     if top is None:
         return {}
     if PROBABILITIES not in outputs:
-        given, expected = Literally(f"{model} with the outputs {', '.join(outputs)}"), "a model with labels"
-        raise UsageError("--top", given=given, expected=expected, fix="Leave --top out.")
+        given = Literally(f"{model} with the outputs {', '.join(outputs)}")
+        fix = "Leave it out; where each word has a label, that is shown with its probability."
+        raise UsageError("--top", given=given, expected="a model with one label for each input", fix=fix)
     return {"outputs": (PROBABILITIES,), "top": top}
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 
+from edge.cli.answers import print_answer
 from edge.cli.generation import print_as_it_comes, sampling_options, streams
 from edge.cli.images import are_images, labels_of, read_images, takes_images, top_options
 from edge.cli.options import connection_options
@@ -162,15 +162,12 @@ def infer(
         inputs = _inputs(model, {spec.name: spec for spec in specs}, [texts, pairs], tensors, images=images)
         options: dict[str, Any] = {"tier": tier, "policy": policy, "max_loops": max_loops, "tolerance": tolerance}
         options |= sampling | top_options(model, [spec.name for spec in outputs], top)
+        limit = deadline_ms / 1e3 if deadline_ms else None
         if streams(model, outputs, stream, as_json):
-            limit = deadline_ms / 1e3 if deadline_ms else None
             request = InferRequest(model, inputs, version=model_version, timeout_seconds=limit, **options)
             print_as_it_comes(client, request, timeout)
             return
-        call = partial(client.infer, model, inputs, version=model_version, **options)
-        # The first request warms up a server; the second, at the same server, is measured and has the deadline.
-        server = call().call.server
-        result = call(timings=True, timeout_seconds=deadline_ms / 1e3 if deadline_ms else None, server=server)
+        result = client.infer(model, inputs, version=model_version, timings=True, timeout_seconds=limit, **options)
     _show(model, {"image" if images else "text": texts, "text_pair": pairs}, result, top, as_json)
 
 
@@ -229,8 +226,8 @@ def _check(model: str, names: list[str], columns: Sequence[tuple[str, ...]], spe
 
 def _show(model: str, columns: dict[str, tuple[str, ...]], result: InferResult, top: int | None, as_json: bool) -> None:
     outputs = {name: np.atleast_1d(_plain(array)).tolist() for name, array in result.outputs.items()}
-    labels = labels_of(result.outputs[PROBABILITIES]) if top else []
-    if top:
+    labels = labels_of(result.outputs[PROBABILITIES]) if top else None
+    if labels:
         outputs = {PROBABILITIES: labels}
     # Other servers send no stage times, so all of the time counts as transport.
     stages_ns = {stage: result.timings_ns[stage] for stage in _STAGES if stage in result.timings_ns}
@@ -242,22 +239,10 @@ def _show(model: str, columns: dict[str, tuple[str, ...]], result: InferResult, 
         facts |= {"tier_reason": result.tier_reason, "stopped": result.stopped, "server": result.call.server}
         print_json({**facts, "outputs": outputs, "times_ms": times_ms})
         return
-    texts: dict[str, Sequence[object]] = {}
-    for name, column in columns.items():
-        if column:
-            texts["prompt" if name in outputs else name] = column
-    if top:  # a line for each label
-        places = [row for row, of_row in enumerate(labels) for _ in of_row]
-        texts = {name: [column[row] for row in places] for name, column in texts.items()}
-        outputs = {key: [one[key] for of_row in labels for one in of_row] for key in ("label", "probability")}
-    rows = max(len(values) for values in outputs.values())
     how = f", tier {result.tier} ({result.tier_reason})" if result.tier else ""
     how += f", stopped by its {result.stopped}" if result.stopped else ""
-    print_table(
-        f"{model} version {result.model_version}{how}, from {result.call.server}",
-        [*texts, *outputs],
-        [[_cell(values, row) for values in (*texts.values(), *outputs.values())] for row in range(rows)],
-    )
+    title = f"{model} version {result.model_version}{how}, from {result.call.server}"
+    print_answer(title, columns, result.outputs, outputs, labels)
     print_table("time", ["stage", "ms"], [[stage, milliseconds] for stage, milliseconds in times_ms.items()])
 
 
@@ -266,8 +251,3 @@ def _plain(array: Array) -> Array:
     if array.dtype.kind != "O":
         return array
     return np.asarray(np.frompyfunc(lambda item: item.decode(errors="backslashreplace"), 1, 1)(array))
-
-
-def _cell(values: Sequence[object], row: int) -> object:
-    value = values[row] if row < len(values) else ""  # models without a batch differ in their numbers of rows
-    return value[0] if isinstance(value, list) and len(value) == 1 else value

@@ -73,7 +73,7 @@ def run_load(
     plot: Path | None,
     **options: Any,
 ) -> None:
-    """Measure one run and show its report, also after Ctrl-C and if requests were lost, which then raise."""
+    """Measure one run and show its report, also after Ctrl-C and if requests failed or were lost, which then raise."""
     from edge.bundles.bundle import Bundle
     from edge.load.bench import server_for
     from edge.load.measure import measure
@@ -98,10 +98,11 @@ def run_load(
             remark(f"wrote {plot}")
     if result.interrupted:
         raise KeyboardInterrupt
-    if result.lost:
-        given = Literally(f"{result.lost} requests without any answer")
-        fix = "Look into its log; with --deadline-by client an answer that never comes counts as expired."
-        raise ServerError(f"server at {address}", given=given, expected="an end to each request", fix=fix)
+    if result.lost or result.failed:
+        given = Literally(f"{result.failed} requests that failed, and {result.lost} without any answer")
+        fix = "See the causes above, and its log; with --deadline-by client an answer that never comes is expired."
+        expected = "an answer, a refusal or an expiry for each request"
+        raise ServerError(f"server at {address}", given=given, expected=expected, fix=fix)
 
 
 def _plan(**options: Any) -> Plan:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import sys
+import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import fields
 from functools import partial
@@ -77,9 +79,14 @@ def serve(metrics_port: int, no_metrics: bool, as_json: bool, **options: Any) ->
     # Otherwise gRPC's core logs what clients send with GOAWAY, as it is. It reads this when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from edge import server  # imports the transports, which `--help` does not need
+    from edge.repository.control import LOAD_THREAD
 
     gc.freeze()  # modules live as long as the process, so collections can skip them
     _run(server.serve(settings, lambda ready: _announce(ready, settings.host, as_json)))
+    if any(thread.name == LOAD_THREAD for thread in threading.enumerate()):
+        # A load that never ends. An orderly exit would destroy the runtime in which it computes, and abort.
+        sys.stdout.flush()
+        os._exit(0)
 
 
 def _run(serving: Coroutine[None, None, None]) -> None:

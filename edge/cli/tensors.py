@@ -11,10 +11,15 @@ from zipfile import BadZipFile
 import numpy as np
 
 from edge.datatypes import NUMPY_TYPES, Array, TensorSpec
-from edge.errors import Literally, UsageError
+from edge.errors import Literally, UsageError, elided
 
 #: What reading and converting malformed input raises.
 _MALFORMED = (OSError, EOFError, BadZipFile, ValueError, TypeError, OverflowError, RecursionError)
+#: NumPy's kinds of the elements of JSON, the kinds that each kind of tensor takes, and their names.
+_KINDS = {bool: "b", int: "i", float: "f"}
+_TAKEN = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
+_WORDS = {"b": "true or false", "i": "a whole number", "u": "a whole number", "f": "a number"}
+_MOST_QUOTED_CHARS = 80
 
 
 def read_tensors(arguments: Sequence[str], specs: Mapping[str, TensorSpec]) -> dict[str, Array]:
@@ -62,9 +67,10 @@ def _named(argument: str, specs: Mapping[str, TensorSpec]) -> Iterator[tuple[str
 
 def _converted(value: Any, spec: TensorSpec) -> Array:
     try:
-        array = np.asarray(value, dtype=NUMPY_TYPES[spec.datatype])
         if spec.datatype == "BYTES":
-            array = np.asarray(np.frompyfunc(_encoded, 1, 1)(array))
+            array = np.asarray(np.frompyfunc(_encoded, 1, 1)(np.asarray(value, np.object_)))
+        else:
+            array = _numbers(value, NUMPY_TYPES[spec.datatype])
     except _MALFORMED as error:
         raise _malformed(spec, json.dumps(value, default=str), error) from None
     if not spec.accepts(array.shape):
@@ -76,9 +82,26 @@ def _converted(value: Any, spec: TensorSpec) -> Array:
     return array
 
 
+def _numbers(value: Any, dtype: np.dtype[Any]) -> Array:
+    """Return JSON or an array as numbers of a type, which must hold each of them; floats are rounded."""
+    # As objects, because NumPy would make numbers of the truth values beside them.
+    given = value if isinstance(value, np.ndarray) else np.asarray(value, np.object_)
+    kinds = {_KINDS.get(type(item), "") for item in given.flat} if given.dtype.kind == "O" else {given.dtype.kind}
+    if wrong := kinds - set(_TAKEN[dtype.kind]):
+        words = " or ".join(sorted(_WORDS.get(kind, "something else") for kind in wrong))
+        raise TypeError(f"{words}, and not {_WORDS[dtype.kind]}")
+    with np.errstate(all="ignore"):
+        array = given.astype(dtype)
+        held = np.isfinite(array) | ~np.isfinite(given.astype(np.float64)) if dtype.kind == "f" else array == given
+    if not np.all(held):
+        raise ValueError(f"{given[~held].flat[0]} is out of its range")
+    return array
+
+
 def _malformed(spec: TensorSpec, value: str, error: Exception) -> UsageError:
     expected = f"{spec.datatype} of shape {list(spec.shape)}, as JSON or @file.npy"
-    given, fix = Literally(f"{value} ({error})"), "Quote it for the shell, for example --input x='[[1, 2]]'."
+    given = Literally(f"{elided(value, _MOST_QUOTED_CHARS)} ({error})")
+    fix = f"Send what {spec.datatype} can hold, quoted for the shell as in --input x='[[1, 2]]'."
     return UsageError(f"--input {spec.name}", given=given, expected=expected, fix=fix)
 
 

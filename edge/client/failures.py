@@ -103,7 +103,7 @@ class FailedCall:
             f"{subject} at {server}",
             given=given,
             expected="an answer" if attempts == 1 else f"an answer in {attempts} attempts",
-            fix=fix,
+            fix=Whole(fix),
             code=self.code,
             server=server,
             attempts=attempts,

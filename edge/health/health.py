@@ -63,7 +63,7 @@ class Health:
         found = [f"the device is lost: {self._runs.lost}"] if self._runs.lost else []
         found += map(str, self.overdue())
         for entry in self._repository:
-            subject = f"{entry.name}:{entry.version}" if entry.version else entry.path.name
+            subject = f"{entry.name}:{entry.version}" if entry.version else entry.name
             if entry.wanted and entry.state == "UNAVAILABLE":
                 found.append(f"{subject} is not served: {entry.reason}")
             elif entry.state == "READY":

@@ -56,7 +56,13 @@ class Supervisor:
         self._probes: dict[TierExecutor, asyncio.Task[None]] = {}
 
     def publish(self) -> None:
-        """Publish the health of every service and model that has changed since the last call."""
+        """Publish the health of every service and model that has changed since the last call; an error is logged."""
+        try:
+            self._publish()
+        except Exception:  # the caller is in the middle of a change
+            log.exception("the health cannot be published")
+
+    def _publish(self) -> None:
         names = {entry.name for entry in self._repository} | self._published.keys() - {*self._services}
         ready = {name: self._server_ready() for name in self._services}
         ready |= {name: self._health.name_ready(name) for name in names}
@@ -72,9 +78,9 @@ class Supervisor:
             try:
                 self._log()
                 self._probe_suspects()
-                self.publish()
             except Exception:  # otherwise the published health would stay as it is
-                log.exception("the health cannot be published")
+                log.exception("the health cannot be supervised")
+            self.publish()
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _log(self) -> None:
@@ -103,12 +109,19 @@ class Supervisor:
         for model in [entry.model for entry in self._repository if entry.model]:
             for name, executor in model.executors.items():
                 if executor.failures.suspect and executor not in self._probes:
-                    task = asyncio.create_task(self._probe_tier(model, name))
-                    self._probes[executor] = task
-                    task.add_done_callback(lambda _, executor=executor: self._probes.pop(executor))  # type: ignore[misc]
+                    self._probes[executor] = asyncio.create_task(self._probe(model, name, executor))
 
-    async def _probe_tier(self, model: Model, name: str) -> None:
-        executor, inputs = model.executors[name], model.golden_row(name)
+    async def _probe(self, model: Model, name: str, executor: TierExecutor) -> None:
+        try:
+            await self._probe_tier(model, name, executor)
+        except Exception:
+            log.exception("tier %s of %s %s cannot be probed", name, model.name, model.version)
+            await asyncio.sleep(_PROBE_SECONDS)
+        finally:
+            del self._probes[executor]
+
+    async def _probe_tier(self, model: Model, name: str, executor: TierExecutor) -> None:
+        inputs = model.golden_row(name)
         if not model.use.take():
             return
         ended, loop = asyncio.Event(), asyncio.get_running_loop()

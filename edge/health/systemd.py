@@ -34,7 +34,7 @@ class Notifier:
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
                 sender.setblocking(False)  # a full socket must not block the server
-                sender.sendto(message.encode(), self._address)
+                sender.sendto(message.encode(errors="backslashreplace"), self._address)
         except BlockingIOError:
             log.warning("NOTIFY_SOCKET is full; a notification is dropped")
         except OSError as error:

@@ -11,7 +11,7 @@ import threading
 import time
 from typing import NoReturn
 
-from edge.errors import DeviceFailed, FewheadsError
+from edge.errors import DeviceFailed, DrainTimeout, FewheadsError
 from edge.health.health import Health
 
 log = logging.getLogger(__name__)
@@ -44,22 +44,26 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._stopped.wait(_LOOK_SECONDS):
-            error: FewheadsError | None = None
+            error, late = None, time.monotonic() > self._end_at
             try:
                 error = self._health.failure(self._stuck_exit_seconds)
-            except Exception:  # the thread must go on
+                if error is None and late:
+                    error = self._health.drain_timeout(self._end_after)
+            except Exception:  # the thread must go on, and the shutdown end
                 log.exception("the watchdog cannot read the health")
+                if late:
+                    os._exit(DrainTimeout.exit_code)
             if isinstance(error, DeviceFailed) and self._stopped.wait(_REFUSALS_SECONDS):
                 return
-            if error is None and time.monotonic() > self._end_at:
-                error = self._health.drain_timeout(self._end_after)
             if error:
                 _exit(error)
 
 
 def _exit(error: FewheadsError) -> NoReturn:
     """Write the stack of every thread, and end the process at once; a stuck run would block an orderly exit."""
-    sys.stdout.flush()
-    faulthandler.dump_traceback(sys.stderr)
-    print(f"fewheads: {error}", file=sys.stderr, flush=True)
-    os._exit(error.exit_code)
+    try:
+        sys.stdout.flush()
+        faulthandler.dump_traceback(sys.stderr)
+        print(f"fewheads: {error}", file=sys.stderr, flush=True)
+    finally:  # even if nobody reads its output
+        os._exit(error.exit_code)

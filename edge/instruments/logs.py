@@ -10,9 +10,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from edge.errors import InvalidRequest, Literally, Unsupported
+from edge.errors import InvalidRequest, Literally, Unsupported, elided, printable
 
-_LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s%(about)s"
 _UTC = "%Y-%m-%dT%H:%M:%SZ"
 #: Triton's names of the formats, and ``json``: one object per line. All but the default are in UTC.
 FORMATS: Final = {"default": None, "ISO8601": _UTC, "json": _UTC}
@@ -22,6 +21,8 @@ Setting = bool | int | str
 #: and any client could fill the disk with it.
 _CORE: Final = "grpc._cython.cygrpc"
 _CLIENT_DISCONNECTED: Final = "ExecuteBatchError raised in core"
+#: The most characters of a message, of the name of a model or request, and of a traceback.
+_MOST_MESSAGE_CHARS, _MOST_NAME_CHARS, _MOST_TRACEBACK_CHARS = 4000, 200, 16_000
 _LOGGERS: Final = (logging.getLogger(), logging.getLogger("edge"))
 
 
@@ -116,19 +117,22 @@ class Logs:
         root.setLevel(logging.DEBUG if verbose > 1 else logging.INFO)
         own.setLevel(logging.DEBUG if verbose else logging.NOTSET)
         name = str(self._settings["log_format"])
-        formatter = (_Json if name == "json" else _Text)(_LINE, FORMATS[name])
+        formatter = (_Json if name == "json" else _Text)(datefmt=FORMATS[name])
         if FORMATS[name]:
             formatter.converter = time.gmtime
         self._handler.setFormatter(formatter)
 
 
 class _Text(logging.Formatter):
-    """A line for people. Text of clients is quoted, so that it cannot forge another line."""
+    """A line for people. Text of clients can forge no other line, and nothing that a terminal obeys."""
 
-    def formatMessage(self, record: logging.LogRecord) -> str:
+    def format(self, record: logging.LogRecord) -> str:
         about = ABOUT.get()
-        record.about = f" [model {about.model!r}, request {about.request_id!r}]" if about else ""
-        return super().formatMessage(record)
+        line = f"{self.formatTime(record, self.datefmt)} {record.levelname} {record.name}: {_message(record)}"
+        if about:
+            line += f" [model {_name(about.model)!r}, request {_name(about.request_id)!r}]"
+        # Indented, because the text of an exception may have lines that look like those of a log.
+        return "\n  ".join([line, *_traceback(self, record).splitlines()])
 
 
 class _Json(logging.Formatter):
@@ -139,11 +143,24 @@ class _Json(logging.Formatter):
             "time": f"{self.formatTime(record, self.datefmt)[:-1]}.{record.msecs:03.0f}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _message(record),
         }
         about = ABOUT.get()
         if about:
-            line |= {"model": about.model, "request_id": about.request_id}
+            line |= {"model": _name(about.model), "request_id": _name(about.request_id)}
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = _traceback(self, record)
         return msgspec.json.encode(line).decode()
+
+
+def _message(record: logging.LogRecord) -> str:
+    return printable(elided(record.getMessage(), _MOST_MESSAGE_CHARS))
+
+
+def _name(text: str) -> str:
+    return elided(text, _MOST_NAME_CHARS)
+
+
+def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    text = formatter.formatException(record.exc_info) if record.exc_info else ""
+    return printable(elided(text, _MOST_TRACEBACK_CHARS), keep="\n")

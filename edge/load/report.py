@@ -11,7 +11,7 @@ import numpy as np
 from edge.datatypes import Array
 from edge.load.percentiles import Percentiles
 from edge.load.plan import Plan
-from edge.load.record import IN_TIME, LOST, UNSENT, Columns
+from edge.load.record import FAILED, IN_TIME, LOST, UNSENT, Columns
 from edge.load.workload import Kind
 
 #: Limits of the number of points in a timeline; points are a second long where these allow.
@@ -125,6 +125,11 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     def lost(self) -> int:
         """Number of lost requests, those of the warm-up included."""
         return self.outcomes.get(LOST, 0) + self.warm_up.get(LOST, 0)
+
+    @property
+    def failed(self) -> int:
+        """Number of failed requests, those of the warm-up included."""
+        return self.outcomes.get(FAILED, 0) + self.warm_up.get(FAILED, 0)
 
     @property
     def summary(self) -> str:

@@ -3,16 +3,24 @@
 Everything here runs on the event loop, while other threads read, load and close. A request finds and takes its model in
 one step on the same loop, so it gets either the old model, which is closed only after the request has given it back, or
 the new one.
+
+A load that takes too long, as with golden inputs for which the model computes without end, goes on by itself: nothing
+waits for it, and its entry has the reason until it ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
+import time
 from collections import Counter
-from collections.abc import Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
+from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,18 +30,55 @@ from edge.bundles.bundle import Bundle
 from edge.errors import FewheadsError, Literally, LoadFailed, ModelNotReady, Unsupported
 from edge.repository.entry import Entry
 from edge.repository.model import Model
-from edge.repository.repository import Key, Repository, name_of
+from edge.repository.repository import Key, Repository, load_error, name_of
+from edge.runtimes.build_child import stopped
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+#: A sound load may take as long on any machine, whatever limit there is for runs.
+LEAST_LOAD_SECONDS = 10.0
+#: Name of the threads that load. One whose load never ends is still there when the server has ended.
+LOAD_THREAD = "load"
+#: Between two looks at a load.
+_LOOK_SECONDS = 0.25
+#: Time in which a load ends once it is not wanted; a build needs it to end its process.
+_STOP_SECONDS = 2.0
+
+
+class _Load:
+    """A load of a bundle, on a thread of its own."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.bundle = bundle
+        self.task: asyncio.Task[None] | None = None
+        self.unwanted = threading.Event()  # set, it ends a build
+        self._stopped_at = math.inf
+        self._began = time.monotonic()  # infinite during a build, which reports its progress and may take long
+
+    def stop(self) -> None:
+        self._stopped_at = min(self._stopped_at, time.monotonic())
+        self.unwanted.set()
+
+    def building(self, progress: str) -> None:
+        self._began = math.inf if progress else time.monotonic()
+
+    def is_late(self, seconds: float) -> bool:
+        return time.monotonic() > min(self._began + seconds, self._stopped_at + _STOP_SECONDS)
+
 
 class ModelControl:
-    """Loads, reloads and unloads models without losing a request; ``mode`` is ``none``, ``poll`` or ``explicit``."""
+    """Loads, reloads and unloads models without losing a request.
 
-    def __init__(self, repository: Repository, mode: str) -> None:
+    Args:
+        mode: ``none``, ``poll`` or ``explicit``.
+        load_seconds: the time, without its builds, after which nothing waits for a load.
+    """
+
+    def __init__(self, repository: Repository, mode: str, load_seconds: float = math.inf) -> None:
         self.mode = mode
+        self._load_seconds = load_seconds
         self.stopping = False
         self._repository = repository
         self._directory = repository.directory
@@ -41,8 +86,8 @@ class ModelControl:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._operations: set[asyncio.Task[Any]] = set()
         self._closing = asyncio.Event()
-        self._builds: dict[Entry, threading.Event] = {}
-        #: The number of unloads of a name that cancel its builds and do not hold the name's lock yet.
+        self._loads: dict[Entry, _Load] = {}
+        #: The number of unloads of a name that stop its loads and do not hold the name's lock yet.
         self._unwanted: Counter[str] = Counter()
         self._started = asyncio.Event()
 
@@ -74,10 +119,10 @@ class ModelControl:
         self._started.set()
 
     def stop(self) -> None:
-        """Load no further model, and cancel the builds."""
+        """Load no further model, and stop the loads."""
         self.stopping = True
-        for stop in self._builds.values():
-            stop.set()
+        for load in self._loads.values():
+            load.stop()
 
     def check_explicit(self, method: str) -> None:
         """Raise Unsupported unless clients may load and unload models."""
@@ -101,14 +146,14 @@ class ModelControl:
         await self._run(self._load(name))
 
     async def unload_model(self, name: str) -> None:
-        """Reject further requests to a model, cancel its build, and close it after its last request.
+        """Reject further requests to a model, stop its load, and close it after its last request.
 
         An unknown name is no error. Raise ModelNotReady if the server is shutting down.
         """
         self._unwanted[name] += 1
-        for entry, stop in self._builds.items():
+        for entry, load in self._loads.items():
             if entry.name == name:
-                stop.set()
+                load.stop()
         await self._run(self._unload_all(name))
 
     async def list_unloaded(self) -> None:
@@ -125,7 +170,7 @@ class ModelControl:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), seconds)
                 return
-            with suppress(FewheadsError, OSError):  # they are in the log
+            with suppress(Exception):  # it is in the log
                 await self._run(self._follow())
 
     async def close(self) -> None:
@@ -217,26 +262,48 @@ class ModelControl:
         return failures
 
     async def _replace(self, entry: Entry, bundle: Bundle) -> None:
-        loop, stop = asyncio.get_running_loop(), threading.Event()
-        self._builds[entry] = stop
+        """Load a bundle, or wait for a load of the same files; return when it has ended, or takes too long."""
+        load = self._loads.get(entry)
+        if not load or load.bundle.manifest != bundle.manifest:
+            load = self._loads[entry] = _Load(bundle)
+            load.task = asyncio.create_task(self._load_bundle(entry, load))
         if self.stopping or entry.name in self._unwanted:
-            stop.set()
+            load.stop()
+        assert load.task
+        while not load.is_late(self._load_seconds):
+            await asyncio.wait({load.task}, timeout=_LOOK_SECONDS)
+            if load.task.done():
+                return
+        subject, expected = f"bundle {bundle.path}", f"one within {self._load_seconds:g} s"
+        given, fix = Literally("no end of its load yet"), "It goes on. If it never ends, look at its golden inputs."
+        late = LoadFailed(subject, given=given, expected=expected, fix=fix)
+        entry.failed(stopped(subject) if load.unwanted.is_set() else late)
+
+    async def _load_bundle(self, entry: Entry, load: _Load) -> None:
+        loop = asyncio.get_running_loop()
 
         def building(progress: str) -> None:
-            if self._builds.get(entry) is stop:  # otherwise it has ended meanwhile
+            load.building(progress)
+            if self._loads.get(entry) is load and entry.state != "UNAVAILABLE":
                 entry.building(progress)
 
         def report(progress: str) -> None:
             loop.call_soon_threadsafe(building, progress)
 
+        model, failure = None, None
         try:
-            model = await asyncio.to_thread(self._repository.loader.load_model, bundle, report, stop)
-        except FewheadsError as error:
-            entry.failed(error)
+            model = await _on_thread(partial(self._repository.loader.load_model, load.bundle, report, load.unwanted))
+        except Exception as error:
+            failure = load_error(load.bundle.path, error)
+        if self._loads.get(entry) is not load or entry not in self._repository:  # unloaded or loaded again meanwhile
+            if model:
+                await self._close(model)
             return
-        finally:
-            del self._builds[entry]
-        if replaced := entry.loaded(model):
+        del self._loads[entry]
+        entry.loading(load.bundle.path)  # it is not, if this took too long
+        if failure:
+            entry.failed(failure)
+        elif model and (replaced := entry.loaded(model)):
             await self._close(replaced)
 
     async def _unload_all(self, name: str) -> None:
@@ -247,6 +314,8 @@ class ModelControl:
                 await self._unload(entry, "unloaded")
 
     async def _unload(self, entry: Entry, reason: str) -> None:
+        if load := self._loads.pop(entry, None):
+            load.stop()
         if entry.model:
             await self._close(entry.unloading(reason))
             log.info("%s %s: %s", entry.name, entry.version, reason)
@@ -255,7 +324,25 @@ class ModelControl:
     async def _close(self, model: Model) -> None:
         model.use.end()
         await model.use.wait_unused()
-        await asyncio.to_thread(self._repository.loader.close, model)
+        try:
+            await asyncio.to_thread(self._repository.loader.close, model)
+        except Exception:  # whatever it still holds, the next load must go on
+            log.exception("%s %s cannot be closed", model.name, model.version)
 
     def _lock(self, name: str) -> asyncio.Lock:
         return self._locks.setdefault(name, asyncio.Lock())
+
+
+async def _on_thread(work: Callable[[], T]) -> T:
+    """Await work as ``asyncio.to_thread`` does, on a thread for which the end of the process does not wait."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        future.set_running_or_notify_cancel()
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=copy_context().run, args=(run,), name=LOAD_THREAD, daemon=True).start()
+    return await asyncio.wrap_future(future)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.fields import Role
-from edge.errors import BackendError, BundleError, UsageError
+from edge.errors import UsageError
 from edge.instruments.memory import MemorySampler
 from edge.repository.budget import MemoryBudget
 from edge.repository.model import Model
@@ -32,7 +32,7 @@ _WAIT_SECONDS = 0.2
 #: Seconds between two lines of the log during a build.
 _LOG_SECONDS = 30.0
 
-#: Reports the progress of a build, such as ``BUILDING 42 %, 3 min left``.
+#: Reports the progress of a build, such as ``BUILDING 42 %, 3 min left``, and nothing when the builds have ended.
 Progress = Callable[[str], None]
 
 
@@ -80,7 +80,7 @@ class Loader:
         try:
             runtime = choose(self._target)
             return self._build and runtime.isolated_build and not is_built(runtime, bundle, self._cache)
-        except (BackendError, BundleError):  # the load reports it
+        except Exception:  # the load reports it
             return False
 
     def load_model(
@@ -102,6 +102,7 @@ class Loader:
             for tier in bundle.manifest.tiers:
                 for role in bundle.manifest.roles:
                     self._build_file(runtime, bundle, tier.name, role, progress, stop)
+            progress("")
         with self._budget.reserved(bundle, runtime) if self._budget else nullcontext():
             model = self._load(runtime, bundle)
         if self._budget and model.runner.device == "CPU":  # memory of a GPU is not part of the process's size
@@ -127,7 +128,7 @@ class Loader:
         while not self._building.acquire(timeout=_WAIT_SECONDS):
             progress(f"BUILDING waits for another build{of}")
             if stop.is_set():
-                raise stopped(f"bundle {bundle.path}")
+                raise stopped(f"build of bundle {bundle.path}")
         try:
             build_with(runtime, bundle, self._cache, tier, role, progress=report, stop=stop)
         finally:

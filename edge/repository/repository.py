@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -10,10 +11,12 @@ from pathlib import Path
 from edge.bundles import manifest_file
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import MANIFEST_NAME
-from edge.errors import BundleError, FewheadsError, InvalidRequest, Literally, ModelNotReady, NotFound
+from edge.errors import BundleError, FewheadsError, InvalidRequest, Literally, ModelNotReady, NotFound, printable
 from edge.repository.entry import Entry
 from edge.repository.loader import Loader
 from edge.repository.model import Model
+
+log = logging.getLogger(__name__)
 
 #: Name and version of a model.
 Key = tuple[str, str]
@@ -57,8 +60,8 @@ class Directory:
         """Return the bundle of the model ``name`` in a directory, or the error. Its models are hashed when loaded."""
         try:
             bundle = Bundle.open(path, models=False)
-        except FewheadsError as error:
-            return error
+        except Exception as error:
+            return load_error(path, error)
         if bundle.manifest.name != name:
             given, expected = Literally(f"the model {bundle.manifest.name!r}"), f"the model {name!r}"
             fix = "It was replaced while it was read. Load it again."
@@ -75,16 +78,25 @@ class Directory:
         return {path for path in {*before, *stamps} if before.get(path) != stamps.get(path)}
 
 
+def load_error(path: Path, error: Exception) -> FewheadsError:
+    """Return the error of a bundle, whatever one raised: the other bundles are served in spite of it."""
+    if isinstance(error, FewheadsError):
+        return error
+    log.error("bundle %s fails in an unexpected way", path, exc_info=error)
+    given, expected = Literally(f"{type(error).__name__}: {error}"), "a bundle that can be loaded"
+    return BundleError(f"bundle {path}", given=given, expected=expected, fix="The server's log has the traceback.")
+
+
 def name_of(path: Path, key: Key | FewheadsError) -> str:
     """Return the name of the model in a directory, which is that of the directory if the manifest cannot be read."""
-    return path.name if isinstance(key, FewheadsError) else key[0]
+    return printable(path.name) if isinstance(key, FewheadsError) else key[0]
 
 
 def _key(path: Path) -> Key | FewheadsError:
     try:
         manifest = manifest_file.read(path, f"bundle {path}")
-    except FewheadsError as error:
-        return error
+    except Exception as error:
+        return load_error(path, error)
     return manifest.name, str(manifest.version)
 
 
@@ -195,7 +207,7 @@ class Repository:
             fix = "Remove one of the two, or raise its version."
             found = BundleError(f"bundle {path}", given=" ".join(key), expected=expected, fix=fix)
         same = sorted((entry for entry in self.named(name) if entry.path == path), key=lambda entry: not entry.model)
-        entry = same[0] if same else self._entry(path, (path.name, ""))
+        entry = same[0] if same else self._entry(path, (printable(path.name), ""))
         entry.loading(path)
         entry.failed(found)
         return entry, None

@@ -135,7 +135,11 @@ async def http_error(request: Request, error: Exception) -> Response:
     said: object = error.detail
     path, headers = request.url.path, dict(error.headers or {})
     if error.status_code == 404:
-        said = NotFound("path", given=path, expected="one of the protocol's", fix="GET /v2 is one of them.")
+        expected, fix = "one of the protocol's", "GET /v2 is one of them."
+        if path.startswith(PREFIX):
+            expected = "POST /v1/completions or GET /v1/models, all that there is of OpenAI's"
+            fix = "Send a prompt, not a chat; embeddings come from POST /v2/models/MODEL/infer."
+        said = NotFound("path", given=path, expected=expected, fix=fix)
     elif error.status_code == 405:
         expected, fix = headers.get("Allow", "another one"), "Use the method that the protocol has for this path."
         said = InvalidRequest(f"method of {path!r}", given=request.method, expected=expected, fix=fix)

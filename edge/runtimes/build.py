@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import platform
 import threading
 import time
@@ -182,7 +183,7 @@ def is_built(runtime: Runtime, bundle: Bundle, cache_dir: Path | None) -> bool:
     files = [(tier.name, role) for tier in bundle.manifest.tiers for role in bundle.manifest.roles]
     sources = [Source.of(bundle, runtime, tier, role) for tier, role in files]
     directories = [cache.entry(cache_dir, cache.key_of(source, runtime)) for source in sources]
-    return all((directory / cache.RECORD_NAME).is_file() for directory in directories)
+    return all(os.path.isfile(directory / cache.RECORD_NAME) for directory in directories)
 
 
 def load_runner(

@@ -152,9 +152,9 @@ def build_in_child(
 
 
 def stopped(subject: str) -> LoadFailed:
-    """Return the error of a build that another thread has stopped."""
+    """Return the error of a build or a load that another thread has stopped."""
     given, fix = Literally("a request to end it"), "Load the model again."
-    return LoadFailed(f"build of {subject}", given=given, expected="none", fix=fix)
+    return LoadFailed(subject, given=given, expected="none", fix=fix)
 
 
 class _Memory(NamedTuple):
@@ -184,7 +184,7 @@ def _follow(
     memory = _Memory()
     for line in _lines(child):
         if stop.is_set():
-            raise stopped(source.subject)
+            raise stopped(f"build of {source.subject}")
         if line is None:
             memory = memory.after(child.pid)
             continue

@@ -8,6 +8,7 @@ import platform
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from glob import glob
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,7 +67,9 @@ class Cached(NamedTuple):
 
 def cache_directory(given: Path | None) -> Path:
     """Return the cache to use: the given one, else ``$FEWHEADS_CACHE``, else ``~/.cache/fewheads``."""
-    return given or Path(os.environ.get("FEWHEADS_CACHE") or Path.home() / ".cache" / "fewheads")
+    home = os.path.expanduser("~")  # unchanged for a user without a home
+    own = Path(home if os.path.isabs(home) else "/", ".cache", "fewheads")
+    return given or Path(os.environ.get("FEWHEADS_CACHE") or own)
 
 
 def key_of(source: Source, runtime: Runtime) -> dict[str, str]:
@@ -92,7 +95,7 @@ def entry(given: Path | None, key: Mapping[str, str]) -> Path:
 
 def find(directory: Path, key: Mapping[str, str]) -> Cached | None:
     """Return the build in a directory, or None. A broken one, or one with another key, is logged and not used."""
-    if not directory.exists():
+    if not os.path.exists(directory):  # false, too, where this user may not look
         return None
     try:
         record = _record(directory)
@@ -102,7 +105,7 @@ def find(directory: Path, key: Mapping[str, str]) -> Cached | None:
         if Path(record.file).name != record.file:
             raise ValueError("its file is elsewhere")
         return Cached(record, read_recorded(directory / record.file, record.size_bytes, record.sha256))
-    except (BundleError, msgspec.DecodeError, ValueError, RecursionError) as error:
+    except (BundleError, OSError, msgspec.DecodeError, ValueError, RecursionError) as error:
         log.warning("the build in %s is ignored, build it again: %s", directory, error)
         return None
 
@@ -161,9 +164,10 @@ def _record(directory: Path) -> BuildRecord:
 
 
 def _keys(directory: Path) -> Iterator[dict[str, str]]:
-    for path in sorted(directory.glob(f"*/{RECORD_NAME}"))[:_MOST_RECORDS]:
-        with suppress(BundleError, msgspec.DecodeError, RecursionError):  # of an earlier release, or broken
-            yield _record(path.parent).key
+    # Unlike Path.glob, this finds nothing where this user may not look.
+    for path in map(Path, sorted(glob(f"*/{RECORD_NAME}", root_dir=directory))[:_MOST_RECORDS]):
+        with suppress(BundleError, OSError, msgspec.DecodeError, RecursionError):  # of an earlier release, or broken
+            yield _record(directory / path.parent).key
 
 
 def _differences(found: Mapping[str, str], expected: Mapping[str, str]) -> tuple[str, str] | None:

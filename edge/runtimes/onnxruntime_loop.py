@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from edge.datatypes import NUMPY_TYPES, Array, TensorSpec
-from edge.errors import RunnerError
+from edge.errors import RequestError
 from edge.runner import LoopTensors, Tensor
 
 
@@ -22,7 +22,7 @@ class OnnxRuntimeLoop:
     Args:
         session: of ONNX Runtime.
         bind: returns a new binding of the session to arrays, by the tensors' names.
-        failed: logs an error of ONNX Runtime, and returns the RunnerError to raise.
+        failed: logs an error of ONNX Runtime, and returns the one to raise.
         spec: of the state.
     """
 
@@ -30,7 +30,7 @@ class OnnxRuntimeLoop:
         self,
         session: Any,
         bind: Callable[[dict[str, Array]], Any],
-        failed: Callable[[Exception], RunnerError],
+        failed: Callable[[Exception], RequestError],
         spec: TensorSpec,
         tensors: LoopTensors,
         steps: int,

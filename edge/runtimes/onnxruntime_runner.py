@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import numpy as np
 from edge.bundles import text
 from edge.bundles.onnx_file import check_self_contained
 from edge.datatypes import ONNX_TYPES, Array, TensorSpec
-from edge.errors import BackendError, BundleError, InvalidRequest, Literally, RunnerError
+from edge.errors import BackendError, BundleError, InvalidRequest, Literally, RequestError, RunnerError
 from edge.runner import DecoderTensors, DeviceLoop, LoopTensors, Tensor, check_feeds
 from edge.runtimes.handle_loop import HandleLoop
 from edge.runtimes.host_decoder import HostDecoder, StepRun, infer_into
@@ -30,6 +31,10 @@ _CPU_PROVIDER = "CPUExecutionProvider"
 Providers = tuple[tuple[str, Mapping[str, str]], ...]
 CPU: Providers = ((_CPU_PROVIDER, {}),)
 CUDA: Providers = (("CUDAExecutionProvider", {}),)
+
+#: What its operators say about an input that indexes a table of the model, such as token ids an embedding: Gather, and
+#: EmbedLayerNormalization, which optimizations make of several.
+_OUTSIDE = re.compile(r"element out of data bounds, idx=(-?\d+) .*\[(-?\d+),(-?\d+)\]|input index out of range")
 
 #: Parts of the names of operators that compute INT8 scales at run time.
 _DYNAMIC_INT8 = (b"DynamicQuantize", b"MatMulInteger", b"ConvInteger")
@@ -77,7 +82,8 @@ class OnnxRuntimeRunner:
         check_provider(provider)
         options = ort.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1  # more cost more than they gain on few cores
-        options.log_severity_level = 3  # errors only; callers get them as exceptions
+        # Fatal errors only: callers get the others as exceptions, and a client that causes them could fill the log.
+        options.log_severity_level = 4
         # Spinning would use a core that the server and other programs need.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if optimized_path and provider == TENSORRT_PROVIDER:  # an EP context model
@@ -114,7 +120,8 @@ class OnnxRuntimeRunner:
         """Compute all outputs; see :class:`edge.runner.Runner`.
 
         Raises:
-            InvalidRequest: a BYTES input is not UTF-8; ONNX Runtime's Python binding accepts text only.
+            InvalidRequest: a BYTES input is not UTF-8, as ONNX Runtime's Python binding accepts text only, or an index
+                is outside its table.
         """
         inputs = dict(feeds)
         for name in self._text_inputs:
@@ -210,7 +217,16 @@ class OnnxRuntimeRunner:
 
         return run
 
-    def _failed(self, error: Exception) -> RunnerError:
+    def _failed(self, error: Exception) -> RequestError:
+        if outside := _OUTSIDE.search(str(error)):
+            index, first, last = outside.groups()
+            given = Literally(index or "an index outside its table")
+            expected = f"values from {first} to {last}" if index else "values inside"
+            fix = "Send the token ids of this model's own tokenizer."
+            subject = f"an input of {self._subject}"
+            return InvalidRequest(
+                subject, given=given, expected=f"{expected}, the rows of a table of the model", fix=fix
+            )
         log.error("%s failed in ONNX Runtime", self._subject, exc_info=error)
         given = Literally(type(error).__name__)
         return RunnerError(self._subject, given=given, expected="an answer", fix="See the server's log.")

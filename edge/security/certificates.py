@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import ssl
 import stat
 import time
@@ -19,6 +20,7 @@ from edge.security.watched import read_limited
 log = logging.getLogger(__name__)
 
 _MAX_PEM_BYTES = 1024**2
+_BLOCK = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----", re.DOTALL)
 _WARN_SECONDS = 14 * 86400.0
 #: OpenSSL's codes of errors with which a certificate is served nevertheless.
 _FAULTS = {9: "is not valid yet; is the clock right?", 10: "has expired"}
@@ -59,7 +61,7 @@ class Certificates:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         _load_pair(context, self.chain, self.key)
         if self.client_ca is not None:
-            context.load_verify_locations(cadata=self.client_ca.decode())
+            context.load_verify_locations(cadata=self.client_ca.decode("ascii"))
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
@@ -76,7 +78,7 @@ def read_certificates(chain: Path, key: Path, client_ca: Path | None) -> Certifi
     ca_pem = None if client_ca is None else read_pem("--tls-client-ca", client_ca)
     try:
         if ca_pem is not None:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=ca_pem.decode())
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=ca_pem.decode("ascii"))
     except (ssl.SSLError, ValueError):
         given, fix = Literally("something else"), "Give the certificate of the clients' authority, without its key."
         raise UsageError(f"--tls-client-ca {client_ca}", given=given, expected="PEM certificates", fix=fix) from None
@@ -87,14 +89,16 @@ def read_certificates(chain: Path, key: Path, client_ca: Path | None) -> Certifi
 
 
 def read_pem(option: str, path: Path) -> bytes:
-    """Return the contents of the PEM file that an option names."""
+    """Return the blocks of the PEM file that an option names, without the text around them."""
     fix = "Give the path of the file, and let this process's user read it."
     data, _ = read_limited(f"{option} {path}", path, _MAX_PEM_BYTES, fix)
-    if data is None or b"-----BEGIN " not in data:
+    # Comments may have any encoding, of which Python's ssl takes only ASCII.
+    blocks = [found[0] + b"\n" for found in _BLOCK.finditer(data or b"")]
+    if not blocks:
         given, expected = Literally(f"{path}, which has no PEM block"), "a file of PEM blocks, at most 1 MiB"
         fix = "Convert the binary form with `openssl x509 -inform DER` or `openssl pkcs8 -inform DER -nocrypt`."
         raise UsageError(option, given=given, expected=expected, fix=fix)
-    return data
+    return b"".join(blocks)
 
 
 def _load_pair(context: ssl.SSLContext, chain: bytes, key: bytes) -> None:
@@ -125,7 +129,7 @@ def _wrong_pair(chain: Path, key: Path, error: Exception) -> UsageError:
 def _validity(server: ssl.SSLContext, chain: bytes) -> tuple[float, str]:
     """Return the end of a certificate's validity, as a POSIX time, and its current fault."""
     # Python's ssl shows only a peer's certificate, so a client in memory that trusts it alone shakes hands with it.
-    first = chain.decode(errors="replace").partition("-----END CERTIFICATE-----")
+    first = chain.decode("ascii", "ignore").partition("-----END CERTIFICATE-----")
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it need not be self-signed

@@ -17,6 +17,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+#: Time until files with a problem are read again although they have not changed.
+_AGAIN_SECONDS = 5.0
+_LOG = "See the server's log."
+
 
 def read_limited(subject: str, path: Path, max_bytes: int, fix: str) -> tuple[bytes | None, os.stat_result]:
     """Return the contents and status of a file; no contents if it is not regular or larger than ``max_bytes``.
@@ -40,6 +44,7 @@ class Watched(Generic[T]):
     """The current contents of some files, for any thread; invalid files at the start raise the error of ``read``.
 
     When the files become invalid, the previous value stays, and the error is logged once and is in :attr:`problem`.
+    They are read again when they change, and from time to time in case that the error was not theirs.
 
     Args:
         subject: names the files in the log.
@@ -54,6 +59,7 @@ class Watched(Generic[T]):
         self._check_seconds = check_seconds
         self._lock = threading.Lock()
         self._problem = ""
+        self._again_at = 0.0
         # Taken before reading, so that a change during the read is noticed.
         self._stamps = [_stamp(path) for path in self._paths]
         self._value = read()
@@ -79,16 +85,21 @@ class Watched(Generic[T]):
     def _check(self) -> None:
         self._checked = time.monotonic()
         stamps = [_stamp(path) for path in self._paths]
-        if stamps == self._stamps:
+        if stamps == self._stamps and not (self._problem and self._checked >= self._again_at):
             return
-        self._stamps = stamps
+        self._stamps, self._again_at = stamps, self._checked + _AGAIN_SECONDS
+        before = self._problem
         try:
             self._value = self._read()
-        except FewheadsError as error:
-            self._problem = f"{error} The previous version stays in force."
-            log.error("%s: %s", self._subject, self._problem)
-        else:
             self._problem = ""
+        except Exception as error:  # whatever it is, connections and calls go on with the previous value
+            known = isinstance(error, FewheadsError)
+            given = Literally(type(error).__name__)
+            reason = error if known else UsageError(self._subject, given=given, expected="files to read", fix=_LOG)
+            self._problem = f"{reason} The previous version stays in force."
+            if self._problem != before:
+                log.error("%s: %s", self._subject, self._problem, exc_info=None if known else error)
+        else:
             log.info("%s: read again", self._subject)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -18,6 +19,8 @@ from edge.pb import telemetry_pb2 as pb
 from edge.repository.entry import Entry
 from edge.telemetry.sources import Sources
 
+log = logging.getLogger(__name__)
+
 #: Time between two samples of values that the kernel does not accumulate.
 _SAMPLE_SECONDS = 1.0
 
@@ -31,10 +34,17 @@ class Telemetry:
 
     async def watch(self) -> None:
         """Measure energy, and sample load and peak memory for all readers every second, until cancelled."""
+        failing = False
         with self._sources.energy or nullcontext():
             while True:
-                self._sources.memory.observe()
-                self._sources.sensors.observe()
+                try:
+                    self._sources.memory.observe()
+                    self._sources.sensors.observe()
+                    failing = False
+                except Exception:  # the next sample may succeed
+                    if not failing:
+                        log.exception("memory and load cannot be sampled")
+                    failing = True
                 await asyncio.sleep(_SAMPLE_SECONDS)
 
     def reading(self) -> pb.Reading:

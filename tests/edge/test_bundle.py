@@ -202,6 +202,7 @@ def _models_with(tensor: TensorProto) -> dict[str, onnx.ModelProto]:
         "indices": model(sparse_initializer=[onnx.SparseTensorProto(indices=tensor)]),
         "function": model(functions=[function]),
         "default of a function": model(functions=[default]),
+        "training": onnx.ModelProto(training_info=[onnx.TrainingInfoProto(algorithm=inner)]),
     }
 
 
@@ -243,6 +244,11 @@ def test_bytes_that_are_no_protobuf_are_rejected():
         (b"\x0b", False),  # a group
         (b"\x08" + b"\xff" * 9 + b"\x01", True),
         (b"\x08" + b"\xff" * 10 + b"\x01", False),
+        (b"\x08" + b"\xff" * 9 + b"\x02", False),  # 65 bits
+        (b"\xfa\x80\x80\x80\x00\x00", True),  # a tag of five bytes, which is one more than it needs
+        (b"\xfa\x80\x80\x80\x80\x00\x00", False),
+        (b"\xfa\x80\x80\x80\x10\x00", False),  # 33 bits, of which other readers drop one
+        (b"\x3a\x80\x80\x80\x80\x08", False),  # 2 GiB
         (b"\x3a\x80\x01" + bytes([8, 1] * 64), True),  # a graph of 128 bytes
         (b"\x3a\x80\x01" + bytes([8, 1] * 63), False),
         (DEEP[0], True),

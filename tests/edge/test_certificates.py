@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import ssl
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from edge.errors import UsageError
 from edge.security.certificates import read_certificates
 from edge.security.credentials import ServerCertificates, channel_credentials, read_token
+from edge.security.watched import Watched
 from tests.support.secured_servers import HOST, Authority, write_private
 
 NOW = datetime.now(timezone.utc)
@@ -89,6 +91,51 @@ def test_files_that_are_not_certificates_are_rejected(authority: Authority, tmp_
     huge.write_bytes(chain.read_bytes().ljust(2**20 + 1, b"\n"))
     for wrong in (binary, pipe, huge):
         assert f"{wrong}, which has no PEM block, expected a file of PEM blocks, at most 1 MiB" in rejected(wrong, key)
+
+
+def test_text_around_the_blocks_is_ignored(authority: Authority) -> None:
+    chain, key = authority.issue()
+    pure = read_certificates(chain, key, authority.file)
+    for path in (chain, key, authority.file):
+        around = "\ufeff# Z\u00fcrich\r\n".encode(), b"\n\xff issued by \x00\n"
+        path.write_bytes(path.read_bytes().join(around))
+    found = read_certificates(chain, key, authority.file)
+    assert (found.chain, found.key, found.client_ca) == (pure.chain, pure.key, pure.client_ca)
+    assert found.problem() == ""
+    assert found.http.verify_mode is ssl.CERT_REQUIRED
+    authority.file.write_bytes(b"-----BEGIN CERTIFICATE-----\n\xfc\n-----END CERTIFICATE-----\n")
+    assert rejected(chain, key, authority.file).startswith(f"--tls-client-ca {authority.file}: got something else")
+
+
+def test_unexpected_error_keeps_the_previous_value(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "file"
+    file.write_text("1")
+    watched = Watched("the file", [file], lambda: 6 // int(file.read_text()), 0.0)
+    for wrong, error in (("0", "ZeroDivisionError"), ("three", "ValueError")):
+        caplog.clear()
+        file.write_text(wrong)
+        assert watched.value == 6
+        assert watched.problem == (
+            f"the file: got {error}, expected files to read. See the server's log. The previous version stays in force."
+        )
+        assert ["Traceback" in caplog.text, len(caplog.records)] == [True, 1]
+    file.write_text("2")
+    assert (watched.value, watched.problem) == (3, "")
+
+
+def test_files_are_read_again_after_an_error_that_was_not_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("1")
+    files = [file]
+    watched = Watched("the file", [file], lambda: files[0].read_text(), 0.0)
+    file.write_text("22")
+    files.clear()  # as if no further file could be opened
+    assert (watched.value, "IndexError" in watched.problem) == ("1", True)
+    files.append(file)
+    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 10)
+    assert (watched.value, watched.problem) == ("22", "")
 
 
 def test_key_with_a_passphrase_is_rejected_without_a_prompt(authority: Authority, tmp_path: Path) -> None:

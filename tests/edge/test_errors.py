@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterator
+from urllib.parse import quote
 
 import pytest
 
@@ -63,13 +65,30 @@ def test_values_are_quoted_and_cut_and_descriptions_are_not_quoted() -> None:
         (b"\xff", "b'\\xff'"),
         (Literally("x" * 160), "x" * 160),
         (Literally("x" * 161), "x" * 160 + "… (161 characters)"),
-        ("x" * 10**6, f"'{'x' * 159}… (1000002 characters)"),
+        ("x" * 10**6, f"'{'x' * 159}… (1000000 characters)"),
+        (b"x" * 10**6, f"b'{'x' * 158}… (1000000 characters)"),
         (Whole("y" * 10**4), "y" * 10**4),
     ):
         error = FewheadsError("the subject", given=value, expected="4", fix="Do this.")
         assert str(error) == f"the subject: got {text}, expected 4. Do this."
-    # Text of unknown origin becomes safe for a terminal.
+    # Text of unknown origin becomes safe for a terminal, and can be encoded.
+    assert printable("\udcff") == "\\udcff"
     assert printable("a\x1b[2J\nb\u202ec\x9b\x7fé") == "a\\x1b[2J\\nb\\u202ec\\x9b\\x7fé"
+
+
+def test_every_part_is_bounded_and_safe() -> None:
+    name = "\N{GRINNING FACE}" * 10**6
+    error = FewheadsError(f"model {name!r}", given=name, expected="4", fix="Do this.")
+    half = "\N{GRINNING FACE}" * 119
+    assert error.subject == f"model '{half[6:]}…{half}' (1000008 characters)"
+    assert len(quote(str(error), safe=string.printable)) < 8 * 1024  # as grpc-message, with which metadata must fit
+    for part in ("subject", "given", "expected", "fix"):
+        parts = {"subject": "a", "given": "b", "expected": "c", "fix": "d", part: Literally("x" * 10**6)}
+        assert 100 < len(str(FewheadsError(parts.pop("subject"), **parts))) < 1100  # type: ignore[arg-type]
+        parts = {"subject": "a", "given": "b", "expected": "c", "fix": "d", part: Literally("\x1b[2J\udcff\n")}
+        text = str(FewheadsError(parts.pop("subject"), **parts))  # type: ignore[arg-type]
+        assert "\\x1b[2J\\udcff\n" in text
+        assert text.encode()
 
 
 LOST = [

@@ -37,7 +37,7 @@ BAD = (
     (column("1", "1 \u2212 2"), "in row 2: got '1 \u2212 2', expected + or - at character 3. Write '-' instead of"),
     (column("2 + \uff13"), "expected an operand at character 5. Write '3' instead of '\uff13' (U+FF13)."),
     (column("1e999"), "expression: got '1e999', expected + or - at character 2."),
-    (column("9" * 400), "(402 characters), expected at most 256 characters."),
+    (column("9" * 400), "(400 characters), expected at most 256 characters."),
     (column("1 - 1025"), "expected operands between -1024 and 1024. Replace 1025 at character 5; the model was made"),
     (column("1", "2", b"3 \xff"), "text in input 'expression' element 3: got b'3 \\xff', expected UTF-8. Encode it as"),
     *(

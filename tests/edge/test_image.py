@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import struct
 import sys
 import zlib
@@ -170,6 +171,14 @@ def with_scans(more: int) -> bytes:
         (lambda: b"\0\0\0\x20ftypavif", "got HEIC or AVIF, expected JPEG or PNG"),
         (lambda: b"<svg xmlns=", "got SVG or XML, expected JPEG or PNG"),
         (lambda: b"picture.png", "got bytes that begin with b'picture.png', expected JPEG or PNG"),
+        (
+            lambda: base64.b64encode(WHOLE),
+            r"got bytes .*, expected JPEG or PNG\. Send base64 in JSON as \{\"b64\": \"…\"\}, or the",
+        ),
+        (
+            lambda: base64.b64encode(encoded(picture(40, 40))),
+            r"got bytes .*, expected JPEG or PNG\. Send base64 in JSON as",
+        ),
         (lambda: b"", "got no bytes, expected JPEG or PNG"),
         (lambda: WHOLE[:-300], "got image file is truncated .*, expected a complete JPEG. Send the file's bytes"),
         (lambda: encoded(picture(40, 40))[:-99], "got image file is truncated, expected a complete PNG"),

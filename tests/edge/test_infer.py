@@ -16,11 +16,15 @@ import numpy as np
 import pytest
 
 from edge.__main__ import cli
+from edge.bundles.bundle import write_bundle
 from edge.bundles.expression import tokenize
+from edge.bundles.golden import Golden
+from edge.bundles.manifest import Profile
+from edge.datatypes import TensorSpec
 from edge.launch import running_server
 from edge.pb import inference_pb2, inference_pb2_grpc
 from tests.support.commands import SECONDS, fewheads, mistake, refusal, shown
-from tests.support.models import ORACLE
+from tests.support.models import ORACLE, graph_of, manifest_of, serialized
 from tests.support.tiered_model import WIDTH, write_tiered_bundle
 
 
@@ -28,8 +32,14 @@ def infer(url: str, *arguments: object) -> Any:
     return json.loads(shown("infer", "--url", url, *arguments, "--json"))
 
 
-def test_infer_texts(url: str) -> None:
+def test_infer_texts(url: str, stub: inference_pb2_grpc.GRPCInferenceServiceStub) -> None:
+    def requests() -> int:
+        (of_model,) = stub.ModelStatistics(inference_pb2.ModelStatisticsRequest(name=ORACLE)).model_stats
+        return int(of_model.inference_stats.success.count)
+
+    before = requests()
     text = shown("infer", "--url", url, ORACLE, "3 - -4 + 2")
+    assert requests() == before + 1
     assert any("3 - -4 + 2" in line and " 9 " in line for line in text.splitlines())
     assert all(stage in text for stage in ("queue", "compute_infer", "transport", "round_trip"))
     found = infer(url, ORACLE, "1 + 1", "-5 - -6", "7")
@@ -39,6 +49,81 @@ def test_infer_texts(url: str) -> None:
     stages = ("compute_input", "queue", "compute_infer", "compute_output")
     assert all(times[stage] >= 0 for stage in stages)
     assert times["round_trip"] == pytest.approx(sum(times[stage] for stage in stages) + times["transport"])
+
+
+def write_tagger_bundle(directory: Path) -> None:
+    """``tagger``: the same labels of five tokens for any text, as classifiers of tokens return them."""
+    labels = np.array([b"O", b"B-PER", b"I-PER", b"O", b"O"]).astype(object)
+    logits = np.array([[9, 0], [0, 0], [0, 9], [3, 0], [9, 9]], np.float32)
+    constants = {
+        "label": labels,
+        "logit": logits,
+        "offset": np.array([[0, 0], [0, 4], [4, 8], [8, 11], [0, 0]]),
+        "to_label": np.array([5]),
+        "to_pair": np.array([5, 2]),
+        "zero": np.array([0]),
+        "one": np.array([1]),
+    }
+    graph = graph_of(
+        """tagger (string[n, 1] text) => (string[n, 5] labels, float[n, 5, 2] logits, int64[n, 5, 2] offsets) {
+            shape = Shape(text)
+            n = Slice(shape, zero, one)
+            like_labels = Concat<axis = 0>(n, to_label)
+            like_pairs = Concat<axis = 0>(n, to_pair)
+            labels = Expand(label, like_labels)
+            logits = Expand(logit, like_pairs)
+            offsets = Expand(offset, like_pairs)
+        }""",
+        **constants,
+    )
+    outputs = {"labels": labels[None], "logits": logits[None], "offsets": constants["offset"][None]}
+    specs = (
+        TensorSpec("labels", "BYTES", (-1, 5)),
+        TensorSpec("logits", "FP32", (-1, 5, 2)),
+        TensorSpec("offsets", "INT64", (-1, 5, 2)),
+    )
+    profile = {"text": Profile(min=(1, 1), opt=(1, 1), max=(8, 1))}
+    manifest = manifest_of("tagger", (TensorSpec("text", "BYTES", (-1, 1)),), specs, profile, max_batch_size=8)
+    golden = Golden({"text": np.array([[b"x"]], object)}, outputs)
+    write_bundle(directory / "tagger", manifest, {"model.onnx": serialized(graph), "golden.npz": golden.encode()})
+
+
+def write_encoder_bundle(directory: Path) -> None:
+    """``encoder``: returns its input as an embedding."""
+    graph = graph_of("encoder (float[n, 12] x) => (float[n, 12] embedding) { embedding = Identity(x) }")
+    x, profile = np.ones((1, 12), np.float32), {"x": Profile(min=(1, 12), opt=(1, 12), max=(8, 12))}
+    specs = [(TensorSpec(name, "FP32", (-1, 12)),) for name in ("x", "embedding")]
+    manifest = manifest_of("encoder", *specs, profile, max_batch_size=8)
+    files = {"model.onnx": serialized(graph), "golden.npz": Golden({"x": x}, {"embedding": x}).encode()}
+    write_bundle(directory / "encoder", manifest, files)
+
+
+def test_infer_shows_words_and_vectors(tmp_path: Path) -> None:
+    write_tagger_bundle(tmp_path)
+    write_encoder_bundle(tmp_path)
+    with running_server([tmp_path / "tagger", tmp_path / "encoder"], cache=tmp_path / "cache") as ready:
+        url = f"127.0.0.1:{ready.grpc_port}"
+        lines = [
+            line.split()
+            for line in shown("infer", "--url", url, "tagger", "Ange\u00e9las up", "somebody is").splitlines()
+        ]
+        assert [line[1::2] for line in lines if line[1:2] in (["1"], ["2"])] == [
+            ["1", "Ange\u00e9las", "B-PER", "0.5"],
+            ["1", "up", "O", "0.9526"],
+            ["2", "somebody", "B-PER", "0.5"],
+            ["2", "is", "O", "0.9526"],
+        ]
+        assert infer(url, "tagger", "x")["outputs"]["labels"] == [["O", "B-PER", "I-PER", "O", "O"]]
+        assert "--top: got tagger with the outputs" in mistake("infer", "--url", url, "tagger", "x", "--top", "2")
+        vectors = [[1.0] * 12, [1.0] * 6 + [0.0] * 6]
+        text = shown("infer", "--url", url, "encoder", "--input", f"x={json.dumps(vectors)}")
+        assert text.count("1, 1, 1, \u2026 12 values") == 2
+        rows = [line.split()[1::2] for line in text[text.index("cosines") :].splitlines()]
+        assert ["1", "1", "0.7071"] in rows
+        assert ["2", "0.7071", "1"] in rows
+        text = shown("infer", "--url", url, "encoder", "--input", f"x={json.dumps(vectors[:1])}")
+        assert "cosines" not in text
+        assert infer(url, "encoder", "--input", f"x={json.dumps(vectors)}")["outputs"]["embedding"] == vectors
 
 
 def test_infer_takes_a_minus_and_a_number_as_text(url: str) -> None:
@@ -115,14 +200,30 @@ def test_infer_tensors_and_versions(url: str, tmp_path: Path) -> None:
 def test_infer_rejects_malformed_tensors_files_and_texts(url: str, tmp_path: Path) -> None:
     for model, tensors in (
         (ORACLE, ("x=[[1, 2", "x", "y=[1]", 'x={"a": 1}', 'x=["a"]', "x=[[1], [1, 2]]", "x=" + "[" * 100_000)),
-        ("echo-uint8", ("in_uint8=[300]",)),
-        ("echo-int64", (f"in_int64=[{2**70}]",)),
+        ("echo-uint8", ("in_uint8=[300]", "in_uint8=[-1]")),
+        ("echo-int64", (f"in_int64=[{2**70}]", "in_int64=[42.5]", "in_int64=[NaN]", "in_int64=[true, 2]")),
+        ("echo-bool", ("in_bool=[1]", "in_bool=[null]")),
+        ("echo-fp16", ("in_fp16=[65520]", "in_fp16=[true]")),
         ("echo-bytes", ("in_bytes=[1]", 'in_bytes=[["a"], ["b", "c"]]', 'in_bytes=["\\ud800"]')),
     ):
         for tensor in tensors:
             message = mistake("infer", "--url", url, model, "--input", tensor)
             assert message.startswith("--input")
             assert len(message) < 1000
+    for array, datatype, reason in (
+        (np.array([42.5]), "int64", "a number, and not a whole number"),
+        (np.array([2**32]), "int32", "4294967296 is out of its range"),
+        (np.array([2**64 - 1], np.uint64), "int64", "18446744073709551615 is out of its range"),
+        (np.array([-1]), "uint64", "-1 is out of its range"),
+        (np.array([1, np.nan]), "int32", "a number, and not a whole number"),
+        (np.array([1]), "bool", "a whole number, and not true or false"),
+        (np.array([1e39]), "fp32", "1e+39 is out of its range"),
+    ):
+        np.savez(tmp_path / "all.npz", **{f"in_{datatype}": array})
+        np.save(tmp_path / "one.npy", array)
+        for given in (f"@{tmp_path / 'all.npz'}", f"in_{datatype}=@{tmp_path / 'one.npy'}"):
+            assert f"({reason})" in mistake("infer", "--url", url, f"echo-{datatype}", "--input", given)
+    assert infer(url, "echo-fp32", "--input", "in_fp32=[1, 2.5, NaN]")["outputs"] == {"out_fp32": [1, 2.5, None]}
     file = tmp_path / "x.npy"
     arguments = ("infer", "--url", url, ORACLE, "--input", f"x=@{file}")
     assert mistake(*arguments).startswith("--input x: got @")

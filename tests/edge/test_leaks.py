@@ -138,6 +138,5 @@ async def test_failing_runtime_hides_its_error(tmp_path: Path, caplog: pytest.Lo
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     for shown in (str(caught.value.details()), error):
         assert "failing" in shown
-        assert "Gather" not in shown
-        assert "out of" not in shown
-    assert "out of data bounds" in caplog.text
+        assert "eshape" not in shown
+    assert "cannot be reshaped" in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
 import threading
 import time
@@ -164,7 +165,7 @@ def test_dead_server_loses_requests_and_fails_later_ones(tmp_path: Path, capsys:
                 os.kill(ready.process_id, signal.SIGKILL)
 
             thread = after_requests(url, kill)
-            with pytest.raises(ServerError, match="requests without any answer, expected an end to each request"):
+            with pytest.raises(ServerError, match=r"that failed, and .* without any answer, expected"):
                 run_bench(bundle, url, seconds=2)
             thread.join()
 
@@ -219,6 +220,15 @@ def test_command_prints_and_draws_a_report(url: str, tmp_path: Path) -> None:
     text = answer(fewheads("bench", ORACLE_BUNDLE, "--url", url, *arguments))
     assert all(word in text for word in ("poisson", "100 requests/s", "in_time", "p99.9 ms"))
     assert plot.read_text().startswith("<?xml")
+
+
+def test_failed_requests_are_an_error_of_the_command(url: str, tmp_path: Path) -> None:
+    (tmp_path / "texts").write_text("1 + 1\n3 times 4\n")
+    arguments = ("--rate=100", "--seconds=0.3", "--warm-up=0", "--texts", tmp_path / "texts")
+    done = fewheads("bench", ORACLE_BUNDLE, "--url", url, *arguments)
+    assert "INVALID_ARGUMENT expression" in done.stdout
+    assert re.search(r"got [1-9]\d* requests that failed, and 0 without any answer, expected an answer, a", done.stderr)
+    assert done.returncode == 6
 
 
 def test_contradictory_options_are_rejected() -> None:

@@ -84,6 +84,25 @@ def test_messages_name_their_request_and_clients_cannot_forge_a_line(capsys: pyt
     assert not any(line.startswith("2026-01-01") for line in text)
 
 
+@pytest.mark.parametrize("log_format", ["default", "json"])
+def test_messages_are_bounded_and_safe_for_a_terminal(capsys: pytest.CaptureFixture[str], log_format: str) -> None:
+    def log() -> None:
+        ABOUT.set(About("m" * 10**6, "r" * 10**6))
+        try:
+            raise ValueError("\x1b[2J\n2026-01-01 ERROR forged" + "x" * 10**6)
+        except ValueError:
+            OURS.exception("/path/\x1b[2J\udcff\n2026-01-01 ERROR forged%s", "x" * 10**6)
+
+    with closing(Logs(log_format=log_format)):
+        copy_context().run(log)
+    written = capsys.readouterr().err
+    assert 10_000 < len(written) < 25_000
+    assert not re.search(r"^2026-01-01", written, re.M)
+    assert "\x1b" not in written
+    assert "ValueError: " in written
+    assert written.encode()
+
+
 def test_wrong_setting_changes_none() -> None:
     for wrong, error, message in (
         ({"zz": True}, InvalidRequest, "log setting: got 'zz', expected one of log_file, log_info, "),

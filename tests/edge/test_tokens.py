@@ -16,6 +16,7 @@ import pytest
 from edge.errors import PermissionDenied, Unauthenticated, UsageError
 from edge.protocol import INFERENCE
 from edge.security.access import Access
+from edge.security.credentials import read_token
 from edge.security.scopes import TELEMETRY_GET
 from edge.security.tokens import MAX_TOKENS, Token, find_token, new_token, read_tokens
 from edge.security.watched import read_limited
@@ -175,6 +176,19 @@ def test_command_prints_the_line_and_the_token(file: Path) -> None:
     assert (found.name, found.scopes) == ("camera", ("infer", "metrics"))
     made = json.loads(answer(fewheads("token", "camera", "--scope=control", "--json")))
     assert hashlib.sha256(made["token"].encode()).hexdigest() == made["line"]["sha256"]
+    out = file.parent / "camera.token"
+    done = fewheads("token", "camera", "--scope=infer", "--out", out)
+    file.write_text(answer(done))
+    found = find_token(read_tokens(file), read_token(out))  # which refuses a file that others may read
+    assert found
+    assert out.read_text().strip() not in done.stdout + done.stderr
+    made = json.loads(answer(fewheads("token", "camera", "--scope=infer", "--out", f"{out}2", "--json")))
+    assert made["token_file"] == f"{out}2"
+    before = out.read_bytes()
+    for wrong in (out, file.parent / "none" / "token"):  # an earlier token stays
+        line = refusal(fewheads("token", "camera", "--scope=infer", "--out", wrong), 2)
+        assert line.startswith(f"fewheads: --out {wrong}: got ")
+    assert out.read_bytes() == before
     assert "token name: got 'two words'" in refusal(fewheads("token", "two words", "--scope=infer"), 2)
 
 

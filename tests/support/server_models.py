@@ -35,10 +35,13 @@ def write_echo_bundle(directory: Path, datatype: str) -> Bundle:
     return write_bundle_of(directory, f"echo-{datatype.lower()}", serialized(graph), {name: value}, {result: value})
 
 
-def write_busy_bundle(directory: Path) -> Bundle:
-    """``busy``: multiplies 256 x 256 matrices ``steps`` times, which takes some 0.2 to 1 ms each, and returns steps."""
+def write_busy_bundle(directory: Path, steps: int = 20) -> Bundle:
+    """``busy``: multiplies 256 x 256 matrices ``steps`` times, which takes some 0.2 to 1 ms each, and returns steps.
+
+    By default, its golden set has so many steps that the scheduler computes none of its runs on the event loop.
+    """
     graph = loop_graph("done", [1])
-    value = np.array([20], np.int64)  # so many that the scheduler computes none of its runs on the event loop
+    value = np.array([steps], np.int64)
     return write_bundle_of(directory, "busy", serialized(graph), {"steps": value}, {"done": value})
 
 
@@ -63,8 +66,27 @@ def loop_graph(output: str, shape: list[int | str]) -> onnx.GraphProto:
 
 def failing_graph(output: str, elements: Array) -> onnx.GraphProto:
     """A graph that returns the element at ``index`` (INT64, [1]); beyond the last one the runtime fails."""
-    text = f"failing (int64[1] index) => (int64[1] {output}) {{ {output} = Gather(elements, index) }}"
-    return graph_of(text, elements=elements)
+    return graph_of(
+        f"""failing (int64[1] index) => (int64[1] {output}) {{
+            near = Clip(index, first, last)
+            inside = Equal(near, index)
+            size = Cast<to = {TensorProto.INT64}>(inside)
+            found = Gather(elements, near)
+            {output} = Reshape<allowzero = 1>(found, size)
+        }}""",
+        elements=elements,
+        first=np.array(0),
+        last=np.array(len(elements) - 1),
+    )
+
+
+def table_graph(rows: int) -> onnx.GraphProto:
+    """A graph that returns ``table[ids]``, [n, 2], for ``ids`` (INT64, [n, 1]); row by row its number."""
+    return graph_of(
+        "table (int64[n, 1] ids) => (float[n, 2] vector) { found = Gather(table, ids) vector = Squeeze(found, axis) }",
+        table=np.repeat(np.arange(rows, dtype=np.float32), 2).reshape(rows, 2),
+        axis=np.array([1]),
+    )
 
 
 def write_bundle_of(
