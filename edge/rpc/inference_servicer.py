@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 import grpc
 
+from edge.errors import RequestError
 from edge.pb import inference_pb2 as pb
 from edge.rpc.methods import UNPARSEABLE, Status, authorization, status_of
 from edge.security.access import CALLER, Access
@@ -83,13 +84,17 @@ class InferenceServicer:
 
     def start_model_infer(
         self,
-        request: pb.ModelInferRequest | None,
+        request: pb.ModelInferRequest | RequestError | None,
         context: _Context,
         end: Callable[[pb.ModelInferResponse | Status], None],
     ) -> Call | None:
-        """Start ModelInfer as :class:`edge.http2.routes.Direct`; the request is None if it does not parse."""
-        if request is None:
-            end(Status(grpc.StatusCode.INTERNAL, UNPARSEABLE))
+        """Start ModelInfer as :class:`edge.http2.routes.Direct`.
+
+        The request is None if it does not parse, and an error if it is refused before.
+        """
+        if not isinstance(request, pb.ModelInferRequest):
+            refused = status_of(request, "ModelInfer") if request else Status(grpc.StatusCode.INTERNAL, UNPARSEABLE)
+            end(refused)
             return None
         self._introduce(context)
 
@@ -105,6 +110,8 @@ class InferenceServicer:
             request = await context.read()
             if request is None:
                 raise Unparseable
+            if isinstance(request, RequestError):
+                raise request
             if self._access:
                 self._access.authorize(authorization(context.invocation_metadata()), INFER_STREAM)
             return None if request is grpc.aio.EOF else request

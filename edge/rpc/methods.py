@@ -12,9 +12,11 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from edge.errors import INTERNAL, Overloaded, RequestError
+from edge.errors import INTERNAL, InvalidRequest, Overloaded, RequestError
+from edge.pb import inference_pb2 as pb
 from edge.pb.pool import POOL
 from edge.protocol import RETRY_AFTER_MS
+from edge.serving.request_limits import SMALL_BYTES, check_message
 from edge.serving.statuses import STATUSES
 
 log = logging.getLogger(__name__)
@@ -84,6 +86,8 @@ def _with_status(method: _Method, name: str) -> _Method:
         if request is None:
             return await context.abort(grpc.StatusCode.INTERNAL, UNPARSEABLE)
         try:
+            if isinstance(request, RequestError):
+                raise request
             return await method(request, context)
         except (grpc.aio.AbortError, asyncio.CancelledError):
             raise
@@ -97,10 +101,16 @@ def _with_status(method: _Method, name: str) -> _Method:
     return handler
 
 
-def _parser(message: type[Message]) -> Callable[[bytes], Message | None]:
-    def parse(data: bytes) -> Message | None:
+def _parser(message: type[Message]) -> Callable[[bytes], Message | RequestError | None]:
+    has_parts = message is pb.ModelInferRequest
+
+    def parse(data: bytes) -> Message | RequestError | None:
         try:
+            if has_parts and len(data) > SMALL_BYTES:
+                check_message(data)
             return message.FromString(data)
+        except InvalidRequest as error:
+            return error
         except DecodeError:
             return None  # the handler ends the call; an error here would be UNKNOWN
 

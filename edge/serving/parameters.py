@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from edge.errors import InvalidRequest
 from edge.pb import inference_pb2 as pb
 from edge.protocol import LOGPROBS, STREAM_PARTIAL
 from edge.scheduling.job import DEFAULT_PRIORITY, PRIORITY_LEVELS
+from edge.serving.request_limits import MOST_PARAMETERS, check_name, check_number
 
 #: Also the parameters of the response that name the tier that answered, and the reason for its choice.
 TIER, TIER_REASON = "tier", "tier_reason"
@@ -56,6 +58,7 @@ _ALIASES = {"deadline": "timeout", "deadline_ms": "timeout"}
 _FIXES = {"timeout": "Correct or rename it; timeout is in microseconds."}
 #: The share of characters that two names have in common if one is a misspelling of the other.
 _LIKENESS = 0.8
+#: The time of a comparison grows with the length.
 _MAX_COMPARED_LENGTH = 32
 
 
@@ -78,6 +81,7 @@ def parse(request: pb.ModelInferRequest) -> Parameters:
     """Return a request's parameters; none may be misspelt, mistyped, out of range, reserved or of a sequence."""
     if not request.parameters:
         return Parameters()
+    check_number("parameters", len(request.parameters), MOST_PARAMETERS, "the request")
     values: dict[str, Any] = {}
     for name, parameter in request.parameters.items():
         if name not in _KINDS:
@@ -144,21 +148,21 @@ def _stops(given: str) -> tuple[str, ...]:
 
 
 def _check_unknown(name: str) -> None:
-    """Raise an error for a reserved or misspelt name."""
+    """Raise an error for a name that is reserved, misspelt or too long."""
+    check_name("parameter name", name)
     if name.startswith("triton_"):
         fix = "Names that start with triton_ are the protocol's; choose another one."
         raise InvalidRequest("parameter name", given=name, expected="a known one", fix=fix)
-    known = _similar(name)
+    known = _similar(name) if len(name) <= _MAX_COMPARED_LENGTH else None
     if known:
         expected = f"{known!r}, or a name that is not like any of {', '.join(_OURS)}"
         fix = _FIXES.get(known, "Correct or rename it.")
         raise InvalidRequest("parameter name", given=name, expected=expected, fix=fix)
 
 
+@lru_cache
 def _similar(name: str) -> str | None:
-    """Return the parameter that a name probably misspells; None for a client's own."""
-    if len(name) > _MAX_COMPARED_LENGTH:  # the time of a comparison grows with the length
-        return None
+    """Return the parameter that a name probably misspells; None for a client's own, which it sends every time."""
     plain = name.lower().replace("-", "_")
     if plain in _ALIASES:
         return _ALIASES[plain]

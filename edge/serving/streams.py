@@ -17,6 +17,7 @@ from edge.pb import inference_pb2 as pb
 from edge.protocol import FINAL_RESPONSE, STREAM_PARTIAL, STREAM_RETRY_AFTER_MS
 from edge.serving.call import Call
 from edge.serving.inference import InferenceService
+from edge.serving.request_limits import MOST_NAME_CHARS
 
 log = logging.getLogger(__name__)
 
@@ -182,7 +183,7 @@ class Streams:
         self, request: pb.ModelInferRequest, deadline: float | None, exchange: _Exchange, outbox: _Outbox
     ) -> None:
         response = pb.ModelStreamInferResponse()
-        request_id = request.id
+        request_id = request.id[:MOST_NAME_CHARS]
         try:
             told = partial(outbox.progressed, exchange)
             response.infer_response.CopyFrom(await self._service.infer(request, deadline, told))
@@ -200,12 +201,13 @@ def _describe(
 ) -> None:
     """Make a response tell of an error; one that is not expected goes to the log."""
     answer = response.infer_response
-    answer.id, answer.model_name, answer.model_version = request_id, request.model_name, request.model_version
+    name, version = request.model_name[:MOST_NAME_CHARS], request.model_version[:MOST_NAME_CHARS]
+    answer.id, answer.model_name, answer.model_version = request_id, name, version
     if not isinstance(error, RequestError):
         log.error("a request of a stream failed", exc_info=error)
         response.error_message = INTERNAL
         return
-    log.debug("request %r of a stream to %r: %s", request_id, request.model_name, error)
+    log.debug("request %r of a stream to %r: %s", request_id, name, error)
     response.error_message = str(error)
     if isinstance(error, Overloaded) and error.retry_after_ms:
         answer.parameters[STREAM_RETRY_AFTER_MS].int64_param = error.retry_after_ms
