@@ -156,13 +156,16 @@ class TokenizerPreprocessor:
             subject = f"text in input {self._config.input!r}"
             raise InvalidRequest(subject, given=given, expected=f"1 to {most}", fix=fix)
 
-    def _decoded(self, name: str, column: Array) -> list[str]:
-        subject, limit = f"input {name!r}", self._config.max_text_bytes
-        longest = max(map(len, column.tolist()))
+    def check_bytes(self, name: str, longest: int) -> None:
+        """Raise an InvalidRequest if the longest text of an input has too many bytes."""
+        limit = self._config.max_text_bytes
         if longest > limit:
             given, expected = Literally(f"{longest} bytes"), f"at most {limit}"
-            raise InvalidRequest(f"text in {subject}", given=given, expected=expected, fix="Shorten the text.")
-        decoded: list[str] = text.decode(column, subject).tolist()
+            raise InvalidRequest(f"text in input {name!r}", given=given, expected=expected, fix="Shorten the text.")
+
+    def _decoded(self, name: str, column: Array) -> list[str]:
+        self.check_bytes(name, max(map(len, column.tolist())))
+        decoded: list[str] = text.decode(column, f"input {name!r}").tolist()
         return decoded
 
 

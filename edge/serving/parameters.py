@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from edge.errors import InvalidRequest
+from edge.errors import InvalidRequest, Literally
 from edge.pb import inference_pb2 as pb
+from edge.programs.sampling import LONGEST_STOP, MOST_STOPS
 from edge.protocol import LOGPROBS, STREAM_PARTIAL
 from edge.scheduling.job import DEFAULT_PRIORITY, PRIORITY_LEVELS
 from edge.serving.request_limits import MOST_PARAMETERS, check_name, check_number
@@ -58,6 +59,8 @@ _ALIASES = {"deadline": "timeout", "deadline_ms": "timeout"}
 _FIXES = {"timeout": "Correct or rename it; timeout is in microseconds."}
 #: The share of characters that two names have in common if one is a misspelling of the other.
 _LIKENESS = 0.8
+#: In a JSON list of the longest stop texts, a character may take 12, and 4 separate two texts.
+_MOST_STOP_CHARS = MOST_STOPS * (12 * LONGEST_STOP + 4)
 #: The time of a comparison grows with the length.
 _MAX_COMPARED_LENGTH = 32
 
@@ -107,6 +110,7 @@ def parse(request: pb.ModelInferRequest) -> Parameters:
     if "alpha" in values and not values.get("head"):
         fix = "Name a head, or leave it out."
         raise InvalidRequest("parameter 'alpha'", given=values["alpha"], expected="it beside 'head'", fix=fix)
+    check_name("parameter 'head'", values.get("head", ""))
     timeout_us = values.get("timeout")
     for name in _FLOATS & values.keys():
         values[name] = float(values[name])
@@ -142,6 +146,9 @@ def with_logprobs(
 
 def _stops(given: str) -> tuple[str, ...]:
     """Return the stop texts in a JSON list of texts; any other string is the only one."""
+    if len(given) > _MOST_STOP_CHARS:
+        text, expected = Literally(f"{len(given)} characters"), f"{MOST_STOPS} texts of up to {LONGEST_STOP} characters"
+        raise InvalidRequest("parameter 'stop'", given=text, expected=expected, fix="Give fewer or shorter texts.")
     with suppress(msgspec.DecodeError):
         return msgspec.json.decode(given, type=tuple[str, ...])
     return (given,)

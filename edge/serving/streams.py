@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -109,7 +109,7 @@ class Streams:
         outbox = _Outbox()
         await self._answer(self._read(read, deadline, outbox), write, outbox)
 
-    async def answer_all(self, requests: Sequence[pb.ModelInferRequest], write: Write) -> None:
+    async def answer_all(self, requests: Iterable[pb.ModelInferRequest], write: Write) -> None:
         """Answer requests that belong together, as the answers come. Cancelling this cancels all of them.
 
         The first error is raised, and cancels the other requests. A shutdown does not stop this.
@@ -166,11 +166,14 @@ class Streams:
             draining.cancel()
             outbox.ready.put_nowait(None)
 
-    async def _begin_all(self, requests: Sequence[pb.ModelInferRequest], outbox: _Outbox) -> None:
-        for request in requests:
-            await outbox.room.acquire()
-            self._begin(request, None, _Exchange(at_once=True), outbox)
-        outbox.ready.put_nowait(None)
+    async def _begin_all(self, requests: Iterable[pb.ModelInferRequest], outbox: _Outbox) -> None:
+        try:
+            for request in requests:
+                await outbox.room.acquire()
+                self._begin(request, None, _Exchange(at_once=True), outbox)
+                await asyncio.sleep(0)  # so that one which is refused at once ends this
+        finally:
+            outbox.ready.put_nowait(None)
 
     def _begin(
         self, request: pb.ModelInferRequest, deadline: float | None, exchange: _Exchange, outbox: _Outbox
