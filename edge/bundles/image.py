@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import struct
+import warnings
+from collections.abc import Callable
 from io import BytesIO
 from typing import TYPE_CHECKING, Final
 
@@ -41,6 +43,14 @@ _END: Final = b"\xd9"
 #: Usual progressive files have ten scans. Metadata of 16 MiB are 256 segments.
 _MAX_SCANS: Final = 100
 _MAX_SEGMENTS: Final = 2000
+#: How each resource in the metadata of Photoshop begins, all of which Pillow reads.
+_RESOURCE: Final = b"8BIM"
+_MAX_RESOURCES: Final = 10_000
+#: Offset of the first chunk in a PNG, and the bytes of a chunk beside its data.
+_PNG_CHUNKS, _PNG_OVERHEAD = 8, 12
+#: Encoders write chunks of 4 KiB or more with pixels, and a few dozen others.
+_MAX_CHUNKS: Final = 32_768
+_MAX_OTHER_CHUNKS: Final = 256
 #: The tag of EXIF that says how a camera was held.
 _ORIENTATION: Final = 0x0112
 #: A JPEG is decoded at an eighth, a quarter or half of its size where this many times the wanted size is left.
@@ -63,7 +73,6 @@ class ImagePreprocessor:
     """
 
     largest: float | None = None
-    slow = True
 
     def __init__(self, config: ImagePreprocess) -> None:
         try:
@@ -71,6 +80,8 @@ class ImagePreprocessor:
         except ImportError as error:
             fix = "Install the extra 'images'."
             raise BackendError("pillow", given=Literally(error), expected="an importable package", fix=fix) from None
+        # Pillow warns of each entry of an EXIF that it cannot read, of which a file may have thousands.
+        warnings.filterwarnings("ignore", module=r"PIL\.")
         self.inputs, self.outputs = config.inputs, config.outputs
         # JPEG does not define its decoder to the last bit.
         self.tolerance = _TOLERANCE / min(config.std)
@@ -94,11 +105,17 @@ class ImagePreprocessor:
         self._mode = "RGB" if config.colours == "rgb" else "L"
         self._mean, self._std = (np.array(values, np.float32)[:, None, None] for values in (config.mean, config.std))
 
-    def __call__(self, *images: Array) -> dict[str, Array]:
+    def slow(self, size_bytes: int) -> bool:
+        """Return that a small file may have many pixels."""
+        return True
+
+    def __call__(self, *images: Array, go_on: Callable[[], None] = lambda: None) -> dict[str, Array]:
         """Return the pixels of images; raise an InvalidRequest that names the row of the first that is refused."""
         rows, name = images[0].ravel().tolist(), self.inputs[0].name
-        place = f"image in input {name!r}"
-        pixels = [self.read(data, f"{place} row {row}" if len(rows) > 1 else place) for row, data in enumerate(rows, 1)]
+        place, pixels = f"image in input {name!r}", []
+        for row, data in enumerate(rows, 1):
+            go_on()
+            pixels.append(self.read(data, f"{place} row {row}" if len(rows) > 1 else place))
         return {self.outputs[0]: np.stack(pixels)}
 
     def read(self, data: bytes, subject: str) -> Array:
@@ -114,8 +131,7 @@ class ImagePreprocessor:
                 fix = 'Send base64 in JSON as {"b64": "…"}, or the bytes of the file as binary data.'
             raise _refused(subject, given, "JPEG or PNG", fix)
         try:
-            if kind == _JPEG:
-                _check_segments(data, subject)
+            (_check_segments if kind == _JPEG else _check_chunks)(data, subject)
             image = self._readers[kind](BytesIO(data))
             self._check(image, data, subject)
             square = self._square(image, subject)
@@ -170,6 +186,26 @@ def _check_segments(data: bytes, subject: str) -> None:
         if scans > _MAX_SCANS or segments > _MAX_SEGMENTS:
             given, expected = f"{segments} segments or more, {scans} of them scans", f"at most {_MAX_SEGMENTS} segments"
             raise _refused(subject, given, f"{expected} and {_MAX_SCANS} scans", "Save it again as a usual JPEG.")
+    if data.count(_RESOURCE) > _MAX_RESOURCES:
+        expected = f"at most {_MAX_RESOURCES}"
+        raise _refused(subject, "more resources of Photoshop", expected, "Save it again without its metadata.")
+
+
+def _check_chunks(data: bytes, subject: str) -> None:
+    """Refuse a PNG of too many parts: Pillow reads each of them, and inflates up to 1 MiB of a few bytes."""
+    chunks = others = 0
+    place = _PNG_CHUNKS
+    while place + _PNG_OVERHEAD <= len(data):
+        length, kind = int.from_bytes(data[place : place + 4], "big"), data[place + 4 : place + 8]
+        if kind == b"IEND":
+            break
+        place += _PNG_OVERHEAD + length
+        chunks += 1
+        others += kind != b"IDAT"
+        if chunks > _MAX_CHUNKS or others > _MAX_OTHER_CHUNKS:
+            given = f"{chunks} chunks or more, {others} of them without pixels"
+            expected = f"at most {_MAX_CHUNKS} chunks, and {_MAX_OTHER_CHUNKS} without pixels"
+            raise _refused(subject, given, expected, "Save it again without its metadata.")
 
 
 def _orientation(image: ImageFile) -> int:

@@ -30,6 +30,16 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
+#: Texts up to this size are read in a few milliseconds.
+_INLINE_BYTES: Final = 4096
+#: Returns if the work for a request is still wanted.
+GoOn = Callable[[], None]
+
+
+def always() -> None:
+    """Go on."""
+
+
 class Preprocessor(Protocol):
     """Computes inputs of a graph from text or images. A client sends all ``inputs``, or ``outputs``, never both."""
 
@@ -37,10 +47,15 @@ class Preprocessor(Protocol):
     outputs: tuple[str, ...]  # inputs of the graph
     largest: float | None  # absolute value in ``outputs`` of any input; None without a limit
     tolerance: float  # by which ``outputs`` may differ between machines
-    slow: bool  # takes milliseconds, so no event loop calls it; the shapes of ``outputs`` are then known before
 
-    def __call__(self, *texts: Array) -> dict[str, Array]:
-        """Return the outputs for texts or encoded images, (rows, 1); raise an InvalidRequest if one is not valid."""
+    def slow(self, size_bytes: int) -> bool:
+        """Return whether inputs of so many bytes in all take milliseconds, so that no event loop may call this."""
+
+    def __call__(self, *texts: Array, go_on: GoOn = always) -> dict[str, Array]:
+        """Return the outputs for texts or encoded images, (rows, 1); raise an InvalidRequest if one is not valid.
+
+        ``go_on`` is called before each row that takes long, and raises an error if the client has gone.
+        """
 
 
 class ExpressionPreprocessor:
@@ -50,7 +65,6 @@ class ExpressionPreprocessor:
     """
 
     tolerance = 0.0
-    slow = False
 
     def __init__(
         self,
@@ -64,7 +78,11 @@ class ExpressionPreprocessor:
         self._max_abs_operand = config.max_abs_operand
         self.largest: float | None = max(config.max_abs_operand, code)
 
-    def __call__(self, *texts: Array) -> dict[str, Array]:
+    def slow(self, size_bytes: int) -> bool:
+        """Return whether the texts are longer than is read in a few milliseconds."""
+        return size_bytes > _INLINE_BYTES
+
+    def __call__(self, *texts: Array, go_on: GoOn = always) -> dict[str, Array]:
         """Return the tokens of expressions."""
         decoded = text.decode(texts[0].ravel(), f"input {self.inputs[0].name!r}").tolist()
         return dict(zip(self.outputs, self._tokenize(decoded, self._max_abs_operand), strict=True))
@@ -79,7 +97,6 @@ class TokenizerPreprocessor:
     """
 
     tolerance = 0.0
-    slow = False
 
     def __init__(self, config: TokenizerPreprocess, definition: bytes, subject: str, *, cut: bool = True) -> None:
         self.inputs = config.inputs
@@ -98,11 +115,22 @@ class TokenizerPreprocessor:
         else:
             self._tokenizer.no_truncation()
 
-    def __call__(self, *texts: Array) -> dict[str, Array]:
+    def slow(self, size_bytes: int) -> bool:
+        """Return whether the texts are longer than is read in a few milliseconds."""
+        return size_bytes > _INLINE_BYTES
+
+    def __call__(self, *texts: Array, go_on: GoOn = always) -> dict[str, Array]:
         """Return what the graph reads of ids, mask, segments and offsets, as long as the longest row of the request."""
         columns = [self._decoded(spec.name, column.ravel()) for spec, column in zip(self.inputs, texts, strict=True)]
-        # One by one: the batch call would start threads of its own beside the server's.
-        encoded = [self._tokenizer.encode(*row) for row in zip(*columns, strict=True)]
+        # Only the batch call lets Python's other threads run meanwhile; of one row, it needs one core.
+        slow = self.slow(sum(len(one) for column in columns for one in column))
+        encoded = []
+        for first, *second in zip(*columns, strict=True):
+            go_on()
+            if slow:
+                encoded += self._tokenizer.encode_batch([(first, *second) if second else first])
+            else:
+                encoded.append(self._tokenizer.encode(first, *second))
         if not self._cut:
             for one in encoded:
                 self._check_length(len(one.ids))
@@ -128,13 +156,16 @@ class TokenizerPreprocessor:
             subject = f"text in input {self._config.input!r}"
             raise InvalidRequest(subject, given=given, expected=f"1 to {most}", fix=fix)
 
-    def _decoded(self, name: str, column: Array) -> list[str]:
-        subject, limit = f"input {name!r}", self._config.max_text_bytes
-        longest = max(map(len, column.tolist()))
+    def check_bytes(self, name: str, longest: int) -> None:
+        """Raise an InvalidRequest if the longest text of an input has too many bytes."""
+        limit = self._config.max_text_bytes
         if longest > limit:
             given, expected = Literally(f"{longest} bytes"), f"at most {limit}"
-            raise InvalidRequest(f"text in {subject}", given=given, expected=expected, fix="Shorten the text.")
-        decoded: list[str] = text.decode(column, subject).tolist()
+            raise InvalidRequest(f"text in input {name!r}", given=given, expected=expected, fix="Shorten the text.")
+
+    def _decoded(self, name: str, column: Array) -> list[str]:
+        self.check_bytes(name, max(map(len, column.tolist())))
+        decoded: list[str] = text.decode(column, f"input {name!r}").tolist()
         return decoded
 
 

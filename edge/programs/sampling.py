@@ -13,7 +13,7 @@ from edge.datatypes import Array
 from edge.errors import InvalidRequest, Literally
 
 #: Stop strings of a request, and the characters of each.
-_MOST_STOPS, _LONGEST_STOP = 4, 256
+MOST_STOPS, LONGEST_STOP = 4, 256
 _MOST_SEED = 2**63 - 1
 
 
@@ -61,13 +61,13 @@ def sampling_of(config: GenerateProgram, model: str, given: Mapping[str, Any]) -
     if found.seed is not None:
         _require(model, "seed", found.seed, 0, _MOST_SEED)
     subject, fix = f"parameter 'stop' of {model!r}", "Give fewer or shorter texts."
-    if len(found.stop) > _MOST_STOPS:
+    if len(found.stop) > MOST_STOPS:
         given_stops = Literally(f"{len(found.stop)} texts")
-        raise InvalidRequest(subject, given=given_stops, expected=f"at most {_MOST_STOPS}", fix=fix)
+        raise InvalidRequest(subject, given=given_stops, expected=f"at most {MOST_STOPS}", fix=fix)
     for text in found.stop:
-        if not 1 <= len(text) <= _LONGEST_STOP:
+        if not 1 <= len(text) <= LONGEST_STOP:
             length = Literally(f"a text of {len(text)} characters")
-            raise InvalidRequest(subject, given=length, expected=f"1 to {_LONGEST_STOP}", fix=fix)
+            raise InvalidRequest(subject, given=length, expected=f"1 to {LONGEST_STOP}", fix=fix)
     return found
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from edge.bundles.bundle import Bundle
 from edge.bundles.fields import Role
 from edge.bundles.golden import check_outputs
 from edge.bundles.manifest import LabelPostprocess, Serving
-from edge.bundles.preprocess import postprocessors, preprocessor
+from edge.bundles.preprocess import GoOn, always, postprocessors, preprocessor
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadBase, HeadProgram, LoopProgram
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, Literally
@@ -34,20 +33,9 @@ from edge.scheduling.tier_selection import DEADLINE, PINNED, ROUTER, TierSelecto
 
 #: Runs of each tier after it is loaded, for a first estimate of its latency.
 _MEASURED_RUNS = 3
+Shapes = Mapping[str, tuple[int, ...]]
 #: A head is trained for an alpha of 1; much larger ones only make infinities.
 _MOST_ALPHA = 1000
-
-
-class Feeds(NamedTuple):
-    """The inputs of the graph for one request, and their number of rows.
-
-    Those that a slow step computes are zeros of the right shape, which ``preprocess`` returns on any thread, or raises
-    an InvalidRequest.
-    """
-
-    inputs: dict[str, Array]
-    rows: int
-    preprocess: Callable[[], dict[str, Array]] | None = None
 
 
 class Model:
@@ -59,6 +47,7 @@ class Model:
         inputs: the tensors that a client may send, by name: the graph's inputs, and the texts or images that replace
             some of them.
         outputs: the tensors that a client may request, by name.
+        step: computes inputs of the graph from texts or images; None if clients send those themselves.
         on_request: those of them that are sent only to clients that ask for them.
         by_token: those of them that have a value for each token.
         made: computes further outputs, such as a label, a score or probabilities, by name.
@@ -92,19 +81,18 @@ class Model:
         self.use = UseCount()
         self.load_memory_bytes = 0
         self.loaded_at = int(time.time())
-        self._preprocess = preprocessor(bundle)
+        self.step = preprocessor(bundle)
         self.made = {made.output.name: made for made in postprocessors(bundle.manifest)}
         label = bundle.manifest.postprocess
         self.labels: dict[str, tuple[str, ...]] = {}
         if isinstance(label, LabelPostprocess):
             self.labels = {name: label.labels for name in (label.logits, *self.made) if name != label.output}
-        texts, computed = (self._preprocess.inputs, self._preprocess.outputs) if self._preprocess else ((), ())
+        texts, computed = (self.step.inputs, self.step.outputs) if self.step else ((), ())
         made = [made.output for made in self.made.values()]
         self.inputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*texts, *bundle.manifest.inputs)}
         self.outputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*bundle.manifest.outputs, *made)}
         self.by_token: tuple[str, ...] = ()
-        step = self._preprocess
-        limit = None if step is None or step.largest is None else np.float32(step.largest)
+        limit = None if self.step is None or self.step.largest is None else np.float32(self.step.largest)
         self.largest: dict[str, np.float32] = {} if limit is None else dict.fromkeys(computed, limit)
         self.optional = {*(spec.name for spec in texts), *computed}
         self._serving = bundle.manifest.serving or Serving()
@@ -178,47 +166,61 @@ class Model:
             )
         return executors
 
-    def prepare(self, arrays: Mapping[str, Array]) -> Feeds:
-        """Check a request's tensors against the batch limit and the profile, and preprocess them unless that is slow.
+    def check_shapes(self, shapes: Shapes) -> int:
+        """Check the shapes of a request's tensors by name, before any is decoded, and return the number of rows.
 
         Raises:
-            InvalidRequest: an input is missing or superfluous, the batch is too large or uneven, a shape is outside
-                the profile, or a text cannot be read.
+            InvalidRequest: an input is missing or superfluous, the batch is too large or uneven, or a shape is outside
+                the profile.
         """
-        rows = self._rows(arrays)
-        self._check_points(arrays)
-        inputs = dict(arrays)
-        step, preprocess = self._preprocess, None
-        texts = [spec.name for spec in step.inputs] if step else []
+        rows = self._rows(shapes)
+        self._check_points(shapes)
+        texts = [spec.name for spec in self.step.inputs] if self.step else []
+        computed = self.step.outputs if self.step else ()
         together = " and ".join(map(repr, texts))
-        sent = [name for name in texts if name in inputs]
-        if step and sent:
-            if both := [name for name in step.outputs if name in inputs]:
+        sent = [name for name in texts if name in shapes]
+        if sent:
+            if both := [name for name in computed if name in shapes]:
                 given = Literally(f"{sent[0]!r} and {both[0]!r}")
                 raise self._invalid("inputs", given, "one of them", f"{sent[0]!r} stands for {both[0]!r}.")
-            if missing := [name for name in texts if name not in inputs]:
+            if missing := [name for name in texts if name not in shapes]:
                 fix = f"This model reads them together; add {missing[0]!r}."
                 raise self._invalid("inputs", Literally(f"only {sent[0]!r}"), together, fix)
-            columns = [inputs.pop(name) for name in texts]
-            if step.slow:
-                preprocess = partial(step, *columns)
-                shapes = {spec.name: (len(columns[0]), *spec.shape[1:]) for spec in self.manifest.inputs}
-                inputs.update({name: np.broadcast_to(np.float32(0), shapes[name]) for name in step.outputs})
-            else:
-                inputs.update(step(*columns))
         for spec in self.manifest.inputs:
-            if spec.name not in inputs:
-                alternative = f" (or {together})" if step and spec.name in step.outputs else ""
-                given = Literally(f"only {sorted(arrays)}")
+            profile = self.manifest.profile.get(spec.name)
+            most = profile.max[0] if profile else spec.shape[0]
+            if sent and spec.name in computed and shapes[sent[0]][0] > most:  # of a model without a batch, too
+                given = Literally(f"{shapes[sent[0]][0]} rows")
+                raise self._invalid(f"input {sent[0]!r}", given, f"at most {most}", "Split the request.")
+            if spec.name in shapes:
+                self._check_profile(spec.name, shapes[spec.name])
+            elif not sent or spec.name not in computed:
+                alternative = f" (or {together})" if spec.name in computed else ""
+                given = Literally(f"only {sorted(shapes)}")
                 raise self._invalid("inputs", given, f"{spec.name!r}{alternative}", "Add it.")
-            shape, profile = inputs[spec.name].shape, self.manifest.profile.get(spec.name)
-            if profile and not all(a <= b <= c for a, b, c in zip(profile.min, shape, profile.max, strict=True)):
-                expected = f"between {list(profile.min)} and {list(profile.max)}"
-                what, fix = f"input {spec.name!r} shape", "Shorten or split the request."
-                raise self._invalid(what, list(shape), expected, fix)
+        return rows
+
+    def prepare(self, arrays: Mapping[str, Array], go_on: GoOn = always) -> dict[str, Array]:
+        """Return the inputs of the graph for tensors whose shapes were checked; on any thread.
+
+        Raises:
+            InvalidRequest: a text or an image cannot be read, its tokens are outside the profile, or values are wrong.
+        """
+        inputs, step = dict(arrays), self.step
+        if step and step.inputs[0].name in inputs:
+            computed = step(*(inputs.pop(spec.name) for spec in step.inputs), go_on=go_on)
+            for name, array in computed.items():
+                self._check_profile(name, array.shape)
+            inputs |= computed
         if error := self.wrong_values(inputs):
             raise error
-        return Feeds(inputs, rows, preprocess)
+        return inputs
+
+    def _check_profile(self, name: str, shape: tuple[int, ...]) -> None:
+        profile = self.manifest.profile.get(name)
+        if profile and not all(a <= b <= c for a, b, c in zip(profile.min, shape, profile.max, strict=True)):
+            expected = f"between {list(profile.min)} and {list(profile.max)}"
+            raise self._invalid(f"input {name!r} shape", list(shape), expected, "Shorten or split the request.")
 
     def apply_head(self, options: Options, head: Model, alpha: float | None) -> Options:
         """Return options that apply a head; no alpha is the head's own.
@@ -293,11 +295,11 @@ class Model:
         name, value = next(iter(parameters.items()))
         return self._invalid(f"parameter {name!r}", value, expected, "Leave it out.")
 
-    def _rows(self, arrays: Mapping[str, Array]) -> int:
+    def _rows(self, shapes: Shapes) -> int:
         limit = self.manifest.max_batch_size
-        if not limit or not arrays:
+        if not limit or not shapes:
             return 1  # without a batch dimension
-        batches: dict[str, int] = {name: array.shape[0] for name, array in arrays.items()}
+        batches = {name: shape[0] for name, shape in shapes.items()}
         rows = max(batches.values())
         if min(batches.values()) != rows:
             raise self._invalid("batch", batches, "the same first dimension everywhere", "Send as many rows each.")
@@ -305,13 +307,13 @@ class Model:
             raise self._invalid("batch", Literally(f"{rows} rows"), f"at most {limit}", "Split the request.")
         return rows
 
-    def _check_points(self, arrays: Mapping[str, Array]) -> None:
+    def _check_points(self, shapes: Shapes) -> None:
         loop = self.manifest.program
         if not isinstance(loop, LoopProgram) or not loop.points or not loop.values:
             return
-        if not {loop.points, loop.values} <= arrays.keys():  # the missing one is reported with the others
+        if not {loop.points, loop.values} <= shapes.keys():  # the missing one is reported with the others
             return
-        points, values = arrays[loop.points].shape[1], arrays[loop.values].shape[1]
+        points, values = shapes[loop.points][1], shapes[loop.values][1]
         if points != values + 1:
             given = Literally(f"{points} points and {values} values")
             fix = "Give the value of each point but the last, whose value is predicted."

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from edge.datatypes import Array
+import numpy as np
+
+from edge.bundles.preprocess import TokenizerPreprocessor
+from edge.datatypes import WIRE_TYPES, Array
 from edge.errors import InvalidRequest, Literally
 from edge.pb import inference_pb2 as pb
 from edge.programs.generate import PROMPT_TOKENS
 from edge.programs.generated_text import Pieces
+from edge.programs.sampling import MOST_STOPS
 from edge.protocol import BY_STOP, FINAL_RESPONSE, LOGPROBS, STOPPED, STREAM_PARTIAL, TOKEN_IDS
-from edge.rest.json_messages import INT64, checked, encode, field, kind_of, whole
+from edge.rest.json_messages import INT64, checked, encode, encode_parts, field, kind_of, whole
 from edge.rest.messages import set_parameters
 from edge.serving.metadata import TextModel
+from edge.serving.request_limits import check_name
 from edge.serving.wire import from_raw
 
 if TYPE_CHECKING:
@@ -37,6 +42,8 @@ _NEUTRAL: Final[dict[str, object]] = {
     "repetition_penalty": 1,
 }
 _OTHERS: Final = ("ignore_eos", "head", "stop", "logprobs", "n", "best_of", "stream", "stream_options", "user")
+#: As many tokens with their log-probabilities are written in two milliseconds or so.
+_INLINE_TOKENS: Final = 1024
 FIELDS: Final = ("model", "prompt", *_INTEGERS, *_NUMBERS, *_OTHERS, *_NEUTRAL)
 
 
@@ -75,6 +82,7 @@ def completion_of(document: Mapping[str, Any]) -> Completion:
     if field(given, "ignore_eos", bool, default=False):
         parameters["ignore_eos"] = True
     if head := field(given, "head", str, default=""):
+        check_name("head of body", head)
         parameters["head"] = head
     if stops := _stops(given.get("stop", [])):
         parameters["stop"] = encode(stops).decode()
@@ -90,7 +98,8 @@ def completion_of(document: Mapping[str, Any]) -> Completion:
     usage = field(options, "include_usage", bool, "stream_options", default=False)
     prompts, logprobs = _prompts(given.get("prompt")), _logprobs(given.get("logprobs"))
     n = _choices(given, len(prompts))
-    return Completion(field(given, "model", str), prompts, n, parameters, stream, usage, logprobs)
+    check_name("model of body", model := field(given, "model", str))
+    return Completion(model, prompts, n, parameters, stream, usage, logprobs)
 
 
 def _choices(given: Mapping[str, Any], prompts: int) -> int:
@@ -129,9 +138,12 @@ def _number(value: object, subject: str) -> float:
 
 
 def _stops(value: object) -> list[str]:
-    if isinstance(value, list):
-        return [checked(one, str, "a text of stop of body") for one in value]
-    return [checked(value, str, "stop of body")]
+    texts = value if isinstance(value, list) else [value]
+    if len(texts) > MOST_STOPS:
+        given = Literally(f"{len(texts)} texts")
+        raise InvalidRequest("stop of body", given=given, expected=f"at most {MOST_STOPS}", fix="Give fewer texts.")
+    what = "a text of stop of body" if isinstance(value, list) else "stop of body"
+    return [checked(one, str, what) for one in texts]
 
 
 def _prompts(value: object) -> list[str | list[int]]:
@@ -158,9 +170,18 @@ class Answers:
         self._prompt_tokens = self._generated = 0
         self._spellings = [_Spelling(model.tokenizer) for _ in range(self._count)] if completion.logprobs else []
 
-    def requests(self) -> list[pb.ModelInferRequest]:
-        """Return a request for each choice."""
-        return [self._request(number) for number in range(self._count)]
+    def requests(self) -> Iterator[pb.ModelInferRequest]:
+        """Yield a request for each choice, when it is needed; raise an InvalidRequest for a prompt that is too long."""
+        completion = self._completion
+        for number in range(self._count):
+            prompt, choice = divmod(number, completion.n)
+            if not choice:
+                common = self._common(completion.prompts[prompt])
+            request = pb.ModelInferRequest(id=f"{self._id}-{number}")
+            request.MergeFrom(common)
+            if choice and "seed" in completion.parameters:  # draws of its own
+                request.parameters["seed"].int64_param = (completion.parameters["seed"] + choice) % 2**63
+            yield request
 
     def choice(self, response: pb.ModelStreamInferResponse) -> dict[str, Any]:
         """Return the choice that a response belongs to, with its text; count the tokens of a last response."""
@@ -184,29 +205,43 @@ class Answers:
         about = {"id": self._id, "object": "text_completion", "created": self._created}
         return {**about, "model": self._completion.model, "choices": choices, **more}
 
+    @property
+    def slow(self) -> bool:
+        """Whether :meth:`body` takes milliseconds, so that no event loop may write it."""
+        return bool(self._spellings) and self._generated > _INLINE_TOKENS
+
+    def body(self, choices: list[dict[str, Any]]) -> bytes:
+        """Return the body with all choices; between two of them other threads take their turn."""
+        start = encode(self.document([])).removesuffix(b"[]}")
+        return b'%b%b,"usage":%b}' % (start, encode_parts([choice] for choice in choices), encode(self.usage()))
+
     def usage(self) -> dict[str, int]:
         """Return the numbers of tokens of all prompts, and of all texts so far."""
         total = self._prompt_tokens + self._generated
         return {"prompt_tokens": self._prompt_tokens, "completion_tokens": self._generated, "total_tokens": total}
 
-    def _request(self, number: int) -> pb.ModelInferRequest:
+    def _common(self, prompt: str | list[int]) -> pb.ModelInferRequest:
+        """Return what the requests for all choices of a prompt have in common."""
         completion, model = self._completion, self._model
-        message = pb.ModelInferRequest(model_name=completion.model, id=f"{self._id}-{number}")
-        prompt, choice = completion.prompts[number // completion.n], number % completion.n
+        message = pb.ModelInferRequest(model_name=completion.model)
         if isinstance(prompt, str):
-            tensor = message.inputs.add(name=model.prompt, datatype="BYTES", shape=(1, 1))
-            tensor.contents.bytes_contents.append(prompt.encode())
+            text = prompt.encode()
+            assert isinstance(model.model.step, TokenizerPreprocessor)
+            model.model.step.check_bytes(model.prompt, len(text))
+            message.inputs.add(name=model.prompt, datatype="BYTES", shape=(1, 1))
+            message.raw_input_contents.append(len(text).to_bytes(4, "little") + text)
         else:
-            for name, values in ((model.ids, prompt), (model.mask, [1] * len(prompt))):
-                tensor = message.inputs.add(name=name, datatype="INT64", shape=(1, len(prompt)))
-                tensor.contents.int64_contents.extend(whole(one, INT64, "an id of prompt of body") for one in values)
+            shape = (1, len(prompt))
+            if prompt:
+                model.model.check_shapes({model.ids: shape, model.mask: shape})
+            ids = [whole(one, INT64, "an id of prompt of body") for one in prompt]
+            for name, values in ((model.ids, ids), (model.mask, [1] * len(prompt))):
+                message.inputs.add(name=name, datatype="INT64", shape=shape)
+                message.raw_input_contents.append(np.array(values, WIRE_TYPES["INT64"]).tobytes())
         by_token = (LOGPROBS, TOKEN_IDS) if completion.logprobs else ()
         for name in (model.text, model.generated, *by_token):
             message.outputs.add(name=name)
-        parameters = completion.parameters
-        if choice and "seed" in parameters:  # draws of its own
-            parameters = {**parameters, "seed": (parameters["seed"] + choice) % 2**63}
-        set_parameters(message.parameters, parameters, "the request")
+        set_parameters(message.parameters, completion.parameters, "the request")
         return message
 
 

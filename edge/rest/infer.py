@@ -14,8 +14,9 @@ import numpy as np
 from edge.datatypes import NUMPY_TYPES, Array
 from edge.errors import InvalidRequest, Literally
 from edge.pb import inference_pb2 as pb
-from edge.rest.json_messages import INT64, MAX_JSON_BYTES, checked, encode, field, kind_of, parse, whole
+from edge.rest.json_messages import INT64, MAX_JSON_BYTES, checked, encode, encode_parts, field, kind_of, parse, whole
 from edge.rest.messages import set_parameters, values_of
+from edge.serving.request_limits import MOST_TENSORS, check_number
 from edge.serving.shared_memory import is_shared
 from edge.serving.wire import from_raw, to_raw
 
@@ -35,6 +36,8 @@ _ELEMENTS: Final[dict[str, set[type]]] = {
 _MAX_RANK = 8  # of inputs of bundles
 _SHOWN_BYTES = 16  # of those that are not UTF-8
 _MAX_DIGITS = 10
+#: Elements that are written in two milliseconds or so.
+_PART: Final = 4096
 
 
 class Wanted(NamedTuple):
@@ -61,14 +64,14 @@ def infer_request(
     request = pb.ModelInferRequest(model_name=model, model_version=version, id=field(document, "id", str, default=""))
     parameters = field(document, "parameters", dict, default={})
     set_parameters(request.parameters, parameters, "the request")
-    for item in field(document, "inputs", list, default=[]):
+    for item in _tensors(document, "inputs"):
         end = _add_input(request, checked(item, dict, "an input"), body, end)
     if end != len(body):
         given = Literally(f"{len(body) - end} bytes that belong to no input")
         expected = f"as many as the inputs' {_BINARY_SIZE} add up to"
         raise InvalidRequest("binary data", given=given, expected=expected, fix="Send each input's bytes, and no more.")
     wanted = Wanted(parameters.get("binary_data_output") is True, {})
-    for item in field(document, "outputs", list, default=[]):
+    for item in _tensors(document, "outputs"):
         name = field(checked(item, dict, "an output"), "name", str, "an output")
         subject = f"output {name!r}"
         own = dict(field(item, "parameters", dict, subject, {}))
@@ -76,6 +79,12 @@ def infer_request(
             wanted.outputs[name] = checked(own.pop(_BINARY), bool, f"{_BINARY} of {subject}")
         set_parameters(request.outputs.add(name=name).parameters, own, subject)
     return request, wanted
+
+
+def _tensors(document: dict[str, Any], name: str) -> list[Any]:
+    tensors: list[Any] = field(document, name, list, default=[])
+    check_number(name, len(tensors), MOST_TENSORS, "body")
+    return tensors
 
 
 def check_outputs(request: pb.ModelInferRequest, wanted: Wanted, metadata: pb.ModelMetadataResponse) -> None:
@@ -94,26 +103,38 @@ def all_binary(request: pb.ModelInferRequest, wanted: Wanted) -> bool:
     return all(wanted.binary(output.name) or is_shared(output.parameters) for output in request.outputs)
 
 
+def json_bytes(size: int, json_length: str | None) -> int:
+    """Return how many bytes of a body of this size are read as JSON."""
+    return size if json_length is None else _json_end(json_length, size)
+
+
+def text_bytes(response: pb.ModelInferResponse, wanted: Wanted) -> int:
+    """Return the bytes of the outputs that become JSON."""
+    named = zip(response.outputs, response.raw_output_contents, strict=True)
+    return sum(len(raw) for tensor, raw in named if not wanted.binary(tensor.name))
+
+
 def infer_response(response: pb.ModelInferResponse, wanted: Wanted) -> tuple[bytes, int | None]:
     """Return the body of a response, and the number of its bytes of JSON; None if all are."""
-    outputs: list[dict[str, Any]] = []
+    outputs: list[bytes] = []
     binary: list[bytes] = []
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
         output: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+        data = None
         if is_shared(tensor.parameters):
             pass  # without parameters, which the stock client in C++ takes for a sign of binary data
         elif wanted.binary(tensor.name):
             output["parameters"] = {_BINARY_SIZE: len(raw)}
             binary.append(raw)
         else:
-            output["data"] = _data(raw, tensor.datatype, tuple(tensor.shape), f"output {tensor.name!r}")
-        outputs.append(output)
+            data = _data(raw, tensor.datatype, tuple(tensor.shape), f"output {tensor.name!r}")
+        outputs.append(encode(output) if data is None else b'%b,"data":%b}' % (encode(output)[:-1], data))
     document: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
     if response.id:
         document["id"] = response.id
     if response.parameters:
         document["parameters"] = values_of(response.parameters)
-    text = encode({**document, "outputs": outputs})
+    text = b'%b,"outputs":[%b]}' % (encode(document)[:-1], b",".join(outputs))
     return (b"".join([text, *binary]), len(text)) if binary else (text, None)
 
 
@@ -230,16 +251,18 @@ def _too_large(given: float, datatype: str, least: float, most: float, subject: 
     return InvalidRequest(f"an element of {subject}", given=given, expected=expected, fix="Send values that fit.")
 
 
-def _data(raw: bytes, datatype: str, shape: tuple[int, ...], subject: str) -> list[Any]:
+def _data(raw: bytes, datatype: str, shape: tuple[int, ...], subject: str) -> bytes:
+    """Return a tensor as a flat list of JSON."""
     fix = f"Request it with {_BINARY} true."
     if len(raw) > MAX_JSON_BYTES:
         given, expected = Literally(f"{len(raw)} bytes as JSON"), f"at most {MAX_JSON_BYTES}"
         raise InvalidRequest(subject, given=given, expected=expected, fix=fix)
-    elements: list[Any] = from_raw(raw, datatype, shape, subject).ravel().tolist()
+    elements = from_raw(raw, datatype, shape, subject).ravel()
+    parts = (elements[start : start + _PART].tolist() for start in range(0, elements.size, _PART))
     if datatype != "BYTES":
-        return elements
+        return encode_parts(parts)
     try:
-        return [element.decode() for element in elements]
+        return encode_parts([element.decode() for element in part] for part in parts)
     except UnicodeDecodeError as error:
         wrong = error.object[error.start : error.start + _SHOWN_BYTES]
         raise InvalidRequest(f"{subject} as JSON", given=wrong, expected="UTF-8", fix=fix) from None

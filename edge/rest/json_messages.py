@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 from google.protobuf.message import Message
@@ -14,8 +14,13 @@ from edge.errors import InvalidRequest, Literally
 
 T = TypeVar("T")
 
-#: More JSON than this would block the event loop for a large part of a second.
+#: More JSON than this is refused: the parser keeps other threads from running for up to a tenth of a second.
 MAX_JSON_BYTES: Final = 4 * 1024**2
+#: As much JSON is read in two milliseconds or so.
+INLINE_JSON_BYTES: Final = 64 * 1024
+#: Of lists and objects: each costs a hundred times the time of a digit.
+_MOST_NESTED: Final = 64 * 1024
+_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 #: Names of the types of JSON. A bool is not a number here, although it is an int in Python.
 _KINDS: Final[dict[type, str]] = {
     dict: "an object",
@@ -42,6 +47,11 @@ def parse(data: bytes) -> dict[str, Any]:
         raise InvalidRequest("JSON", given=given, expected=expected, fix=fix)
     if not data:
         return {}
+    if data.count(b"[") + data.count(b"{") > _MOST_NESTED:
+        outside = _STRING.sub(b"", data)
+        if (nested := outside.count(b"[") + outside.count(b"{")) > _MOST_NESTED:
+            given, fix = Literally(f"{nested} lists and objects"), "Send tensors as flat lists, or as binary data."
+            raise InvalidRequest("JSON", given=given, expected=f"at most {_MOST_NESTED}", fix=fix)
     try:
         text = data.decode()
         value = _DECODER.decode(text)
@@ -61,6 +71,11 @@ def parse(data: bytes) -> dict[str, Any]:
 def encode(value: object) -> bytes:
     """Return JSON, in which numbers may be ``NaN``, ``Infinity`` or ``-Infinity``, as in Triton."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def encode_parts(parts: Iterable[list[Any]]) -> bytes:
+    """Return the JSON of the list that these parts make up; between two of them other threads take their turn."""
+    return b"[" + b",".join([encode(part)[1:-1] for part in parts]) + b"]"
 
 
 def checked(value: Any, kind: type[T], subject: str) -> T:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from edge.errors import InvalidRequest, Literally
 from edge.pb import inference_pb2 as pb
 from edge.rest.json_messages import INT64, checked, field, kind_of, whole
+from edge.serving.request_limits import MOST_PARAMETERS, check_number
 
 _UINT64: Final = (0, 2**64 - 1)
 _UINT32: Final = (0, 2**32 - 1)
@@ -20,6 +21,7 @@ def set_parameters(
     parameters: MutableMapping[str, pb.InferParameter], document: Mapping[str, Any], subject: str
 ) -> None:
     """Add the parameters of a request or a tensor to its message."""
+    check_number("parameters", len(document), MOST_PARAMETERS, subject)
     for name, value in document.items():
         own = f"parameter {name!r} of {subject}"
         if type(value) is float:

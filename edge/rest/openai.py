@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from edge.pb import inference_pb2 as pb
 from edge.rest.completions import Answers, completion_of
 from edge.rest.endpoint import Endpoints, unless_gone
 from edge.rest.events import EventStream, SendEvent
-from edge.rest.json_messages import parse
+from edge.rest.json_messages import INLINE_JSON_BYTES, parse
 from edge.serving.inference import InferenceService
 from edge.serving.metadata import Metadata, TextModel
 from edge.serving.streams import Streams
@@ -25,7 +27,12 @@ class OpenAiApi:
 
     async def complete(self, request: Request) -> object:
         """Answer a request for completions, at once or as events."""
-        completion = completion_of(parse(await self._endpoints.body(request)))
+        body, threads = await self._endpoints.body(request), self._service.threads
+        if len(body) > INLINE_JSON_BYTES:
+            reading = threads.run(len(body), lambda: completion_of(parse(body)))
+            completion = await unless_gone(request, reading)
+        else:
+            completion = completion_of(parse(body))
         answers = Answers(completion, self._metadata.text_model(completion.model))
         if self._service.traced:
             carry(request.headers.items())
@@ -38,7 +45,9 @@ class OpenAiApi:
 
         await unless_gone(request, self._streams.answer_all(answers.requests(), add))
         choices.sort(key=lambda choice: choice["index"])
-        return answers.document(choices, usage=answers.usage())
+        writing = partial(answers.body, choices)
+        content = await threads.run(0, writing, accepted=True) if answers.slow else writing()
+        return Response(content, media_type="application/json")
 
     def models(self, request: Request) -> object:
         """Return the models that generate text."""

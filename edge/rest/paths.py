@@ -14,8 +14,8 @@ from starlette.routing import Route
 
 from edge.pb import inference_pb2 as pb
 from edge.protocol import INFERENCE
-from edge.rest.endpoint import Endpoints, Handler, http_error, json_response, unless_gone
-from edge.rest.infer import JSON_LENGTH, all_binary, check_outputs, infer_request, infer_response
+from edge.rest.endpoint import Endpoints, Handler, http_error, json_response
+from edge.rest.infer_endpoint import InferEndpoint
 from edge.rest.json_messages import field, parse, plain
 from edge.rest.messages import load_parameters, log_settings, region, trace_of, trace_setting, values_of
 from edge.rest.openai import OpenAiApi
@@ -24,7 +24,6 @@ from edge.serving.extensions import Extensions
 from edge.serving.inference import InferenceService
 from edge.serving.metadata import Metadata
 from edge.serving.streams import Streams
-from edge.serving.traces import carry
 
 _M = TypeVar("_M", bound=Message)
 #: Methods, path, RPC whose scopes apply, handler.
@@ -49,10 +48,10 @@ class RestApi:
         access: Access | None,
         max_message_bytes: int,
     ) -> None:
-        self._service = service
         self._metadata = metadata
         self._extensions = extensions
         self._endpoints = Endpoints(access, max_message_bytes)
+        self._infer = InferEndpoint(service, metadata, self._endpoints)
         self._openai = OpenAiApi(service, streams, metadata, self._endpoints)
         self.application = Starlette(routes=list(self._routes()), exception_handlers={HTTPException: http_error})
         self.application.router.redirect_slashes = False
@@ -69,7 +68,7 @@ class RestApi:
             ("GET", "/config", "ModelConfig", self._model_config),
             ("GET", "/ready", "ModelReady", self._model_ready),
             ("GET", "/stats", "ModelStatistics", self._model_statistics),
-            ("POST", "/infer", "ModelInfer", self._infer),
+            ("POST", "/infer", "ModelInfer", self._infer.infer),
         ]
         return [
             ("GET", "/v2", "ServerMetadata", lambda r: plain(metadata.server_metadata())),
@@ -97,22 +96,6 @@ class RestApi:
             ("GET", "/v1/models", "RepositoryIndex", self._openai.models),
             ("GET", "/v1/models/{model}", "ModelMetadata", self._openai.model),
         ]
-
-    async def _infer(self, request: Request) -> object:
-        body = await self._endpoints.body(request)
-        path, json_length = request.path_params, request.headers.get(JSON_LENGTH)
-        message, wanted = infer_request(path["model"], path.get("version", ""), body, json_length)
-        del body  # the message has its own copy
-        if not all_binary(message, wanted):
-            metadata = pb.ModelMetadataRequest(name=message.model_name, version=message.model_version)
-            check_outputs(message, wanted, self._metadata.model_metadata(metadata))
-        if self._service.traced:
-            carry(request.headers.items())
-        response = await unless_gone(request, self._service.infer(message, None))
-        content, json_bytes = infer_response(response, wanted)
-        if json_bytes is None:
-            return Response(content, media_type="application/json")
-        return Response(content, headers={JSON_LENGTH: str(json_bytes)}, media_type="application/octet-stream")
 
     def _model_ready(self, request: Request) -> object:
         message = _named(pb.ModelReadyRequest, request)

@@ -12,12 +12,13 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from edge.errors import INTERNAL, Overloaded, RequestError
+from edge.errors import INTERNAL, InvalidRequest, Overloaded, RequestError
 from edge.pb import inference_pb2 as pb
 from edge.pb.pool import POOL
 from edge.protocol import RETRY_AFTER_MS
 from edge.rpc.limits import Limits
-from edge.rpc.parsing import UNPARSEABLE, Status, encoding_of, inflate, structure_problem, too_large
+from edge.rpc.parsing import UNPARSEABLE, Status, encoding_of, inflate, too_large
+from edge.serving.request_limits import SMALL_BYTES, check_message
 from edge.serving.statuses import STATUSES
 
 log = logging.getLogger(__name__)
@@ -25,8 +26,6 @@ log = logging.getLogger(__name__)
 STATUS_CODES: dict[type[RequestError], grpc.StatusCode] = {
     kind: getattr(grpc.StatusCode, status.grpc) for kind, status in STATUSES.items()
 }
-#: Requests up to this size are parsed as they are: what they expand to is small.
-_SMALL_BYTES = 64 * 1024
 #: The first bytes of gzip and of deflate; only grpcio leaves them to be decompressed here.
 _PACKED = (0x1F, 0x78)
 #: Makes a handler, by whether the client streams and whether the server does.
@@ -99,7 +98,7 @@ def _parser(message: type[Message], max_bytes: int) -> Callable[[bytes], Any]:
 
     An error in a deserializer would end the call as UNKNOWN.
     """
-    has_tensors = message.DESCRIPTOR.full_name == pb.ModelInferRequest.DESCRIPTOR.full_name
+    has_tensors = message is pb.ModelInferRequest
 
     def parse(data: bytes) -> Any:
         if data and data[0] in _PACKED and (encoding := encoding_of(data)):
@@ -109,10 +108,12 @@ def _parser(message: type[Message], max_bytes: int) -> Callable[[bytes], Any]:
             data = data if inflated is None else inflated
         if len(data) > max_bytes:
             return too_large(f"{len(data)} bytes", max_bytes)
-        if len(data) > _SMALL_BYTES and has_tensors and (problem := structure_problem(data)):
-            return Status(grpc.StatusCode.INVALID_ARGUMENT, problem)
         try:
+            if has_tensors and len(data) > SMALL_BYTES:
+                check_message(data)
             return message.FromString(data)
+        except InvalidRequest as error:
+            return status_of(error, message.DESCRIPTOR.name)
         except DecodeError:
             return Status(grpc.StatusCode.INTERNAL, UNPARSEABLE)
 

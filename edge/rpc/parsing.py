@@ -7,19 +7,12 @@ from typing import Final, NamedTuple
 
 import grpc
 
-from edge.pb import inference_pb2 as pb
-
 #: The ``wbits`` argument of zlib for each ``grpc-encoding`` that a client may use.
 WINDOW_BITS: Final = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
 UNPARSEABLE: Final = (
     "request message: got bytes that do not parse, expected the protobuf of this method. "
     "Send the type that the .proto file names for it."
 )
-#: What a request may have beside raw tensors. Parsed, empty elements take up to fifty times their bytes.
-_MAX_STRUCTURE_BYTES: Final = 4 * 1024**2
-_MAX_FIELDS: Final = 4096
-_RAW_FIELD: Final = pb.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number
-_LENGTH_DELIMITED: Final = 2
 
 
 class Status(NamedTuple):
@@ -61,37 +54,3 @@ def encoding_of(data: bytes) -> bytes | None:
     if data[:1] == b"\x78" and int.from_bytes(data[:2], "big") % 31 == 0:
         return b"deflate"
     return None
-
-
-def structure_problem(data: bytes) -> str:
-    """Return why a ModelInferRequest is not parsed: it has too many fields, or too much beside raw tensors."""
-    at, fields, structure = 0, 0, len(data)
-    try:
-        while at < len(data):
-            fields += 1
-            if fields > _MAX_FIELDS:
-                return f"request: got more than {_MAX_FIELDS} fields, expected fewer. Send fewer tensors."
-            tag, at = _varint(data, at)
-            if tag & 7 != _LENGTH_DELIMITED:
-                break  # no field of this message; the parser decides
-            length, at = _varint(data, at)
-            if tag >> 3 == _RAW_FIELD:
-                structure -= length
-            at += length
-    except IndexError:
-        pass  # cut; the parser refuses it
-    if structure > _MAX_STRUCTURE_BYTES:
-        expected = f"at most {_MAX_STRUCTURE_BYTES}. Put large tensors into raw_input_contents."
-        return f"request: got {structure} bytes beside raw tensors, expected {expected}"
-    return ""
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80 or shift > 63:
-            return value, at
-        shift += 7

@@ -6,12 +6,14 @@ shapes, parameters and requested outputs. A request whose form is in the cache s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from edge.bundles.preprocess import GoOn, always
 from edge.datatypes import WIRE_TYPES, Array
+from edge.datatypes import byte_size as tensor_bytes
 from edge.errors import ModelNotReady, RequestError
 from edge.pb import inference_pb2 as pb
 from edge.programs.program import Options
@@ -22,16 +24,14 @@ from edge.scheduling.batching import byte_size, within
 from edge.scheduling.job import BothUses, Use
 from edge.serving.parameters import Parameters, parse, with_logprobs
 from edge.serving.shared_memory import SharedMemory, Window, output_windows
-from edge.serving.wire import decode_inputs, requested_classes, requested_outputs
+from edge.serving.wire import Sent, decode_inputs, requested_classes, requested_outputs, sent_inputs
 
 #: A further form empties the cache.
 _MAX_FORMS: Final = 256
 #: Forms that are larger, such as those with data in parameters, are not kept.
 _MAX_FORM_BYTES: Final = 4096
-
-
-#: Returns the inputs of a graph that a slow step computes.
-Preprocess = Callable[[], dict[str, Array]]
+#: Elements that are decoded one by one, and bytes that are copied or checked, in a millisecond or two.
+_INLINE_ELEMENTS, _INLINE_BYTES = 4096, 1024**2
 
 
 class _Tensor(NamedTuple):
@@ -56,6 +56,7 @@ class Form(NamedTuple):
     shapes: Hashable  # the key that requests of one run share
     options: Options  # of the full tier
     classes: Mapping[str, int]  # how many of the largest values to return, by the outputs that are ranked
+    texts: bool  # whether the response contains texts, such as ranks
     use: Use  # of the model, and of a head
 
     def inputs(self, contents: Sequence[bytes]) -> dict[str, Array] | None:
@@ -72,13 +73,40 @@ class Form(NamedTuple):
         return None if self.model.checks_values and self.model.wrong_values(inputs) else inputs
 
 
-class Checked(NamedTuple):
-    """A request that has passed all checks."""
+class Prepared(NamedTuple):
+    """A request that has passed all checks, and the inputs of the graph."""
 
     form: Form
     inputs: Mapping[str, Array]
-    windows: Mapping[str, Window]  # the shared memory of the outputs that go there, by name
-    preprocess: Preprocess | None  # of the inputs that are still zeros
+
+
+class Draft(NamedTuple):
+    """A request that has passed the checks of all but its values, which are not decoded yet.
+
+    Attributes:
+        form: as far as it is known: without size, and with the bytes that the request holds until it is prepared.
+        message_bytes: of the message without raw contents, which the request holds until its end.
+        windows: the shared memory of the outputs that go there, by name.
+        slow: whether :meth:`prepare` takes milliseconds, so that no event loop may call it.
+    """
+
+    form: Form
+    sent: Mapping[str, Sent]
+    message_bytes: int
+    windows: Mapping[str, Window]
+    slow: bool
+
+    def prepare(self, go_on: GoOn = always) -> Prepared:
+        """Decode and preprocess the values, on any thread; raise an InvalidRequest if they are wrong.
+
+        ``go_on`` is called before each part that takes long, and raises an error if the client has gone.
+        """
+        form = self.form
+        inputs = form.model.prepare(decode_inputs(self.sent), go_on)
+        assembler = form.model.executors[form.model.full_tier].assembler
+        size_bytes = byte_size(inputs) + self.message_bytes
+        known = form._replace(size=assembler.size(inputs), size_bytes=size_bytes, shapes=assembler.key(inputs))
+        return Prepared(known, inputs)
 
 
 class Forms:
@@ -98,8 +126,10 @@ class Forms:
 
     def check(
         self, request: pb.ModelInferRequest, contents: Sequence[bytes], key: bytes, entry: Entry, model: Model
-    ) -> Checked:
-        """Validate a request to a model, of which the caller has taken a use, and take one of the head that it names.
+    ) -> Draft:
+        """Check all but the values of a request to a model, of which the caller has taken a use.
+
+        The time does not grow with the number of elements. This takes a use of the head that the request names.
 
         Args:
             contents, key: from :func:`take_apart`.
@@ -112,12 +142,13 @@ class Forms:
         names, text = with_logprobs(names, parameters.text, model.by_token)
         classes = requested_classes(request, model.outputs)
         windows = output_windows(request, self._shared_memory)
-        sent = decode_inputs(request, contents, model.inputs, self._shared_memory)
-        inputs, rows, preprocess = model.prepare(sent)
-        tensors = tensors_of(request, contents, inputs, model.largest) if key and not windows else None
-        assembler = model.executors[model.full_tier].assembler
-        size_bytes = byte_size(inputs) + (byte_size(sent) if preprocess else 0)  # files wait beside their pixels
-        known = (rows, assembler.size(inputs), size_bytes, assembler.key(inputs))
+        sent = sent_inputs(request, contents, model.inputs, self._shared_memory)
+        rows = model.check_shapes({name: tensor.shape for name, tensor in sent.items()})
+        slow, held_bytes = _is_slow(model, sent), _held_bytes(model, sent, rows)
+        kept = key and not windows and not slow
+        graph = [spec.name for spec in model.manifest.inputs if spec.name in sent]
+        tensors = tensors_of(request, contents, graph, model.largest) if kept else None
+        message_bytes = len(key) or sum(tensor.size_bytes for tensor in sent.values())
         options = model.options(parameters.loop, text)
         use: Use = model.use
         if parameters.head:
@@ -125,10 +156,10 @@ class Forms:
             options = model.apply_head(options, head, parameters.alpha)
             take(head.use, head.name)
             use = BothUses(use, head.use)
-        form = Form(entry, model, tensors or (), parameters, names, *known, options, classes, use)
-        if tensors:
-            self._remember(key, form)
-        return Checked(form, inputs, windows, preprocess)
+        texts = bool(classes) or any(model.outputs[name].datatype == "BYTES" for name in names)
+        unknown = (1, held_bytes + message_bytes, ())
+        form = Form(entry, model, tensors or (), parameters, names, rows, *unknown, options, classes, texts, use)
+        return Draft(form, sent, message_bytes, windows, slow)
 
     def _head(self, name: str) -> Model:
         """Return the model that a request names as its head, as name or name:version; its errors speak of the head."""
@@ -139,8 +170,9 @@ class Forms:
             subject, given = f"head {name!r}", error.given
             raise type(error)(subject, given=given, expected=error.expected, fix=error.fix) from None
 
-    def _remember(self, key: bytes, form: Form) -> None:
-        if len(key) <= _MAX_FORM_BYTES:
+    def remember(self, key: bytes, form: Form) -> None:
+        """Keep the form of a request, if it determines how to read its raw contents."""
+        if form.tensors and len(key) <= _MAX_FORM_BYTES:
             if len(self._forms) >= _MAX_FORMS:
                 self._forms.clear()
             self._forms[key] = form
@@ -165,14 +197,11 @@ def take_apart(request: pb.ModelInferRequest) -> tuple[str, list[bytes], bytes]:
 
 
 def tensors_of(
-    request: pb.ModelInferRequest,
-    contents: Sequence[bytes],
-    inputs: Mapping[str, Array],
-    largest: Mapping[str, np.float32],
+    request: pb.ModelInferRequest, contents: Sequence[bytes], inputs: Collection[str], largest: Mapping[str, np.float32]
 ) -> tuple[_Tensor, ...] | None:
-    """Return how to read the graph's inputs in further requests of a form; None if each of them needs validation."""
-    if len(contents) != len(request.inputs) or {tensor.name for tensor in request.inputs} != inputs.keys():
-        return None  # typed contents, shared memory, or a text that became other inputs
+    """Return how to read the graph's ``inputs`` in further requests of a form; None if each of them needs validation."""
+    if len(contents) != len(request.inputs) or {tensor.name for tensor in request.inputs} != set(inputs):
+        return None  # typed contents, shared memory, or a text that becomes other inputs
     tensors = []
     for tensor, data in zip(request.inputs, contents, strict=True):
         if tensor.datatype in ("BOOL", "BYTES") or tensor.parameters:
@@ -180,3 +209,24 @@ def tensors_of(
         dtype, limit = WIRE_TYPES[tensor.datatype], largest.get(tensor.name)
         tensors.append(_Tensor(tensor.name, dtype, tuple(tensor.shape), len(data), limit))
     return tuple(tensors)
+
+
+def _is_slow(model: Model, sent: Mapping[str, Sent]) -> bool:
+    """Return whether decoding, preprocessing and checking the values takes more than two milliseconds or so."""
+    texts = [sent[spec.name] for spec in model.step.inputs if spec.name in sent] if model.step else []
+    if texts and model.step and model.step.slow(sum(tensor.text_bytes for tensor in texts)):
+        return True
+    if sum(tensor.converted for tensor in sent.values()) > _INLINE_ELEMENTS:
+        return True
+    checked = model.checks_values or bool(model.largest)
+    return sum(t.size_bytes if checked else t.copied_bytes for t in sent.values()) > _INLINE_BYTES
+
+
+def _held_bytes(model: Model, sent: Mapping[str, Sent], rows: int) -> int:
+    """Return the bytes that a request holds until its values are prepared, of tensors whose size is known before."""
+    held = sum(tensor.size_bytes for tensor in sent.values())
+    if model.step and model.step.inputs[0].name in sent:
+        for spec in model.manifest.inputs:
+            if spec.name in model.step.outputs and -1 not in spec.shape[1:]:  # as pixels, beside their files
+                held += tensor_bytes(spec.datatype, (rows, *spec.shape[1:]))
+    return held

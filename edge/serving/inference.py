@@ -7,6 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from edge.datatypes import Array
@@ -18,20 +19,21 @@ from edge.programs.generate import PROMPT_TOKENS
 from edge.protocol import STOPPED, STREAM_PARTIAL
 from edge.repository.entry import Entry
 from edge.repository.repository import Repository
-from edge.scheduling.answers import PartialAnswers
+from edge.scheduling.answers import Answer, PartialAnswers
 from edge.scheduling.cache_budget import CacheBudget
-from edge.scheduling.job import BothUses, Job, expired
+from edge.scheduling.job import BothUses, Job, Use, expired
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import TierExecutor
 from edge.scheduling.tier_selection import PINNED, Demand
 from edge.security.access import CALLER
 from edge.security.rate import RateLimit
 from edge.serving.call import Call, Reply, Told
-from edge.serving.forms import Checked, Forms, Preprocess, take, take_apart
+from edge.serving.forms import Draft, Form, Forms, Prepared, take, take_apart
 from edge.serving.parameters import TIER, TIER_REASON
-from edge.serving.preprocess_threads import PreprocessThreads
+from edge.serving.request_limits import MOST_NAME_CHARS, check_names
 from edge.serving.responses import ResponseBuilder
 from edge.serving.shared_memory import SharedMemory, Window
+from edge.serving.threads import Threads
 from edge.serving.traces import CARRIER, Traces
 
 log = logging.getLogger(__name__)
@@ -80,8 +82,7 @@ class InferenceService:
         self._loop = asyncio.get_running_loop()
         self._ended: deque[Call] = deque()
         self._progressed: deque[Call] = deque()  # with partial answers that their readers have not been told of
-        self._preprocessed: deque[Call] = deque()  # by the threads
-        self._threads = PreprocessThreads(scheduler.queue, self._take_preprocessed)
+        self.threads = Threads(scheduler.queue)
         self._waking = False
         self._deliver = self._delivered  # one object, so that the jobs of a run are delivered together
 
@@ -95,7 +96,9 @@ class InferenceService:
             if not outcome.done():  # it is when the task was cancelled in this turn of the loop
                 outcome.set_result(end)
 
-        ABOUT.set(About(request.model_name, request.id))  # of the task, in which the transport logs
+        ABOUT.set(
+            About(request.model_name[:MOST_NAME_CHARS], request.id[:MOST_NAME_CHARS])
+        )  # of the task, in which the transport logs
         call = self.start(request, deadline, reply, told)
         try:
             response = await outcome
@@ -130,15 +133,19 @@ class InferenceService:
         try:
             if self._limit:
                 self._limit.take(CALLER.get())
-            call, preprocess = self._call(request)
+            if len(request_id) + len(request.model_name) + len(request.model_version) > MOST_NAME_CHARS:
+                request_id = ""  # which would be quoted in logs
+                check_names(request)
+            call, draft = self._call(request)
             call.reply, call.told = reply, None
             limit_seconds = self._set_deadline(call, deadline)
             try:
                 if call.form.parameters.stream_partial:
                     self._stream(call, told)
                 ended = False
-                if preprocess:
-                    self._threads.submit(call, preprocess)
+                if draft:
+                    work = partial(_prepared, call, draft)
+                    self.threads.submit(call.size_bytes, work, partial(self._resume, call))
                 else:
                     ended = self._submit(call)
             except BaseException as error:
@@ -146,7 +153,7 @@ class InferenceService:
                 self._refused(call.form.entry, error, request.model_name, request_id, call.started_ns)
                 raise
         except Exception as error:
-            _fail(reply, error, request.model_name, request_id)
+            _fail(reply, error, request.model_name[:MOST_NAME_CHARS], request_id)
             return None
         finally:
             del reply  # it may hold an error, whose traceback refers to this frame
@@ -173,16 +180,20 @@ class InferenceService:
             form.model, call.unsent(answer), form.output_names, request_id=identity, tier=call.executor.tier, windows={}
         )
 
-    def _call(self, request: pb.ModelInferRequest) -> tuple[Call, Preprocess | None]:
-        """Return the call of a request that passes all checks, and its slow preprocessing; count one that does not."""
+    def _call(self, request: pb.ModelInferRequest) -> tuple[Call, Draft | None]:
+        """Return the call of a request that passes all checks; count one that does not.
+
+        One whose values take long to prepare comes with its draft, and without its inputs.
+        """
         started_ns = time.perf_counter_ns()
         request_id, contents, key = take_apart(request)
+        draft: Draft | None = None
         windows: Mapping[str, Window] = {}
-        preprocess: Preprocess | None = None
         form = self._forms.find(key, self._repository.generation) if key else None
         inputs: Mapping[str, Array] | None = form.inputs(contents) if form else None
         if form is None or inputs is None or not form.use.take():
-            form, inputs, windows, preprocess = self._checked(request, request_id, contents, key, started_ns)
+            draft, form, inputs = self._checked(request, request_id, contents, key, started_ns)
+            windows, draft = draft.windows, draft if draft.slow else None
         model = form.model
         call = Call(
             model.executors[model.full_tier],
@@ -193,7 +204,7 @@ class InferenceService:
             use=form.use,
             statistics=form.entry.statistics,
             size=form.size,
-            size_bytes=form.size_bytes,
+            size_bytes=form.size_bytes + len(request_id),
             shapes=form.shapes,
         )
         call.request_id, call.form, call.windows, call.started_ns = request_id, form, windows, started_ns
@@ -201,20 +212,28 @@ class InferenceService:
         options = form.options
         call.options, call.sent = options.of_one_request() if options.sampling else options, {}
         call.trace_context = CARRIER.get() if self._traces else None
-        return call, preprocess
+        return call, draft
 
     def _checked(
         self, request: pb.ModelInferRequest, request_id: str, contents: Sequence[bytes], key: bytes, started_ns: int
-    ) -> Checked:
-        """Check a request, and take a use of its model; count a request that does not pass."""
+    ) -> tuple[Draft, Form, Mapping[str, Array]]:
+        """Check a request, and its values unless that is slow, and take its uses; count one that does not pass."""
         entry, model = self._repository.ready(request.model_name, request.model_version)
         take(model.use, model.name)
+        use: Use = model.use
         try:
-            return self._forms.check(request, contents, key, entry, model)
+            draft = self._forms.check(request, contents, key, entry, model)
+            use = draft.form.use
+            if draft.slow:
+                return draft, draft.form, {}
+            form, inputs = draft.prepare()
         except BaseException as error:
-            model.use.give_back()
+            use.give_back()
             self._refused(entry, error, request.model_name, request_id, started_ns)
             raise
+        if key:
+            self._forms.remember(key, form)
+        return draft, form, inputs
 
     def _set_deadline(self, call: Call, deadline: float | None) -> float | None:
         """Set a call's deadline to the client's or the server's, and return the server's limit if that is earlier."""
@@ -285,21 +304,20 @@ class InferenceService:
         self._progressed.append(call)  # type: ignore[arg-type]  # as above
         self._wake()
 
-    def _take_preprocessed(self, call: Call) -> None:
-        """Accept a call on the thread that preprocessed it."""
-        self._preprocessed.append(call)
-        self._wake()
-
-    def _resume(self, call: Call) -> None:
-        """Queue a call after its preprocessing, or reply with the error of it."""
-        self._threads.left(call)
-        reply, error = call.reply, call.take_error()
+    def _resume(self, call: Call, prepared: Prepared | Exception | None) -> None:
+        """Queue a call with its inputs, or reply with the error of their preparation."""
+        reply = call.reply
         if reply is None:  # it was cancelled or late meanwhile
             self._scheduler.forget(call)
             return
+        error = prepared if isinstance(prepared, Exception) else call.take_error()
         try:
             if error is not None:
                 raise error
+            assert isinstance(prepared, Prepared)  # else it was cancelled
+            call.form, call.inputs = prepared
+            call.size, call.shapes = call.form.size, call.form.shapes
+            call.size_bytes = call.form.size_bytes + len(call.request_id)
             ended = self._submit(call)
         except Exception as failed:
             call.reply = call.told = None
@@ -311,7 +329,7 @@ class InferenceService:
             _fail(reply, failed, form.model.name, call.request_id)
             return
         finally:
-            del reply, error  # the error's traceback may refer to this frame
+            del reply, prepared, error  # an error's traceback may refer to this frame
         if ended:
             self._finish(call)
 
@@ -325,12 +343,6 @@ class InferenceService:
 
     def _finish_all(self) -> None:
         self._waking = False  # first, so that a later call wakes the loop again
-        while self._preprocessed:
-            ready = self._preprocessed.popleft()
-            try:
-                self._resume(ready)
-            except Exception:  # must not affect other calls
-                log.exception("a preprocessed request cannot be queued or answered")
         while self._progressed:
             progressed = self._progressed.popleft()
             if progressed.told is not None:
@@ -349,57 +361,76 @@ class InferenceService:
             self._scheduler.returned((time.perf_counter_ns() - call.computed_ns) / 1e9)
 
     def _finish(self, call: Call) -> None:
-        """Reply to a call, with the tier and the timings that it requested, and count it."""
-        form, answer, reply = call.form, call.answer, call.reply
-        assert reply is not None
-        error = call.take_error()
-        if answer:
-            begun_ns = time.perf_counter_ns()
+        """Reply to a call that has ended; texts that take milliseconds to write are written on a thread."""
+        answer, form = call.answer, call.form
+        if answer and form.texts and not call.partials and self._responses.slow(form.model, answer, form.classes):
+            size_bytes = sum(array.nbytes for array in answer.outputs.values())
+            work = partial(self._built, call, answer)
+            self.threads.submit(size_bytes, work, partial(self._reply, call), accepted=True)
+            return
+        outcome: pb.ModelInferResponse | Exception | None = None
+        try:
+            outcome = self._built(call, answer) if answer else None
+        except Exception as error:
+            outcome = error
+        try:
+            self._reply(call, outcome)
+        finally:
+            del outcome  # the error's traceback refers to this frame
+
+    def _built(self, call: Call, answer: Answer) -> pb.ModelInferResponse:
+        """Return the response to a call, with the tier and the timings that it requested; on any thread."""
+        form, timings, begun_ns = call.form, call.timings, time.perf_counter_ns()
+        tier = call.answering_tiers(answer) if len(form.model.tiers) > 1 else ""
+        response = self._responses.build(
+            form.model,
+            call.unsent(answer) if call.partials else answer,
+            form.output_names,
+            request_id=call.request_id,
+            tier=tier or call.executor.tier,
+            windows=call.windows,
+            classes=form.classes,
+        )
+        if tier:
+            response.parameters[TIER].string_param = tier
+            response.parameters[TIER_REASON].string_param = call.tier_reason
+        if STOPPED in answer.facts:
+            call.end = call.end_of(answer)
+            response.parameters[STOPPED].string_param = call.end.stopped
+            if isinstance(call.end, TextEnd):
+                response.parameters[PROMPT_TOKENS].int64_param = call.end.prompt_tokens
+        now_ns = time.perf_counter_ns()
+        timings.compute_output_ns += now_ns - begun_ns
+        timings.request_ns = now_ns - call.started_ns
+        if form.parameters.timings:
+            for stage in _STAGES:
+                response.parameters[stage].int64_param = getattr(timings, stage)
+        return response
+
+    def _reply(self, call: Call, response: pb.ModelInferResponse | Exception | None) -> None:
+        """Reply to a call, and count it. Without a response, its job has an error."""
+        form, reply, error = call.form, call.reply, call.take_error()
+        if reply is None:  # it was cancelled or late meanwhile
+            return
+        if isinstance(response, pb.ModelInferResponse):
+            if call.timer:
+                call.timer.cancel()
+            call.reply = call.told = None
             try:
-                tier = call.answering_tiers(answer) if len(form.model.tiers) > 1 else ""
-                used, identity = tier or call.executor.tier, call.request_id
-                response = self._responses.build(
-                    form.model,
-                    call.unsent(answer) if call.partials else answer,
-                    form.output_names,
-                    request_id=identity,
-                    tier=used,
-                    windows=call.windows,
-                    classes=form.classes,
-                )
-            except Exception as wrong:
-                error = wrong
-            else:
-                if call.timer:
-                    call.timer.cancel()
-                call.reply = call.told = None
-                timings, now_ns = call.timings, time.perf_counter_ns()
-                timings.compute_output_ns += now_ns - begun_ns
-                timings.request_ns = now_ns - call.started_ns
-                if tier:
-                    response.parameters[TIER].string_param = tier
-                    response.parameters[TIER_REASON].string_param = call.tier_reason
-                if STOPPED in answer.facts:
-                    call.end = call.end_of(answer)
-                    response.parameters[STOPPED].string_param = call.end.stopped
-                    if isinstance(call.end, TextEnd):
-                        response.parameters[PROMPT_TOKENS].int64_param = call.end.prompt_tokens
-                if form.parameters.timings:
-                    for stage in _STAGES:
-                        response.parameters[stage].int64_param = getattr(timings, stage)
-                try:
-                    reply(response)
-                finally:
-                    form.entry.statistics.succeeded(call, tier)  # readers of these numbers run later on this thread
-                    if self._traces:
-                        self._traces.answered(call, tier)
-                return
+                reply(response)
+            finally:
+                tier = response.parameters[TIER].string_param if len(form.model.tiers) > 1 else ""
+                form.entry.statistics.succeeded(call, tier)  # readers of these numbers run later on this thread
+                if self._traces:
+                    self._traces.answered(call, tier)
+            return
+        error = error or response
         assert error is not None
         self._end(call, type(error).__name__)
         if not isinstance(error, Exception):  # a KeyboardInterrupt in a runtime must not end the event loop
             error = RuntimeError(f"{type(error).__name__} in a run")
         _fail(reply, error, form.model.name, call.request_id)
-        del error, reply  # the error's traceback may refer to this frame
+        del error, reply, response  # the error's traceback may refer to this frame
 
     def _timed_out(self, call: Call) -> None:
         reply = call.reply
@@ -431,6 +462,24 @@ class InferenceService:
             entry.statistics.failed(type(error).__name__, time.perf_counter_ns() - started_ns, place)
             if self._traces:
                 self._traces.failed(name, request_id, started_ns, type(error).__name__, CARRIER.get())
+
+
+class _Gone(Exception):
+    """Nobody waits for the answer to a request any more."""
+
+
+def _prepared(call: Call, draft: Draft) -> Prepared | None:
+    """Return the inputs of a call, on any thread; None if it was cancelled or is late, which is then its error."""
+
+    def go_on() -> None:
+        if call.leaves(time.monotonic()):
+            raise _Gone
+
+    try:
+        go_on()
+        return draft.prepare(go_on)
+    except _Gone:
+        return None
 
 
 def _fail(reply: Reply, error: Exception, model: str, request_id: str) -> None:

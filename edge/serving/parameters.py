@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
 
-from edge.errors import InvalidRequest
+from edge.errors import InvalidRequest, Literally
 from edge.pb import inference_pb2 as pb
+from edge.programs.sampling import LONGEST_STOP, MOST_STOPS
 from edge.protocol import LOGPROBS, STREAM_PARTIAL
 from edge.scheduling.job import DEFAULT_PRIORITY, PRIORITY_LEVELS
+from edge.serving.request_limits import MOST_PARAMETERS, check_name, check_number
 
 #: Also the parameters of the response that name the tier that answered, and the reason for its choice.
 TIER, TIER_REASON = "tier", "tier_reason"
@@ -56,6 +59,9 @@ _ALIASES = {"deadline": "timeout", "deadline_ms": "timeout"}
 _FIXES = {"timeout": "Correct or rename it; timeout is in microseconds."}
 #: The share of characters that two names have in common if one is a misspelling of the other.
 _LIKENESS = 0.8
+#: In a JSON list of the longest stop texts, a character may take 12, and 4 separate two texts.
+_MOST_STOP_CHARS = MOST_STOPS * (12 * LONGEST_STOP + 4)
+#: The time of a comparison grows with the length.
 _MAX_COMPARED_LENGTH = 32
 
 
@@ -78,6 +84,7 @@ def parse(request: pb.ModelInferRequest) -> Parameters:
     """Return a request's parameters; none may be misspelt, mistyped, out of range, reserved or of a sequence."""
     if not request.parameters:
         return Parameters()
+    check_number("parameters", len(request.parameters), MOST_PARAMETERS, "the request")
     values: dict[str, Any] = {}
     for name, parameter in request.parameters.items():
         if name not in _KINDS:
@@ -103,6 +110,7 @@ def parse(request: pb.ModelInferRequest) -> Parameters:
     if "alpha" in values and not values.get("head"):
         fix = "Name a head, or leave it out."
         raise InvalidRequest("parameter 'alpha'", given=values["alpha"], expected="it beside 'head'", fix=fix)
+    check_name("parameter 'head'", values.get("head", ""))
     timeout_us = values.get("timeout")
     for name in _FLOATS & values.keys():
         values[name] = float(values[name])
@@ -138,27 +146,30 @@ def with_logprobs(
 
 def _stops(given: str) -> tuple[str, ...]:
     """Return the stop texts in a JSON list of texts; any other string is the only one."""
+    if len(given) > _MOST_STOP_CHARS:
+        text, expected = Literally(f"{len(given)} characters"), f"{MOST_STOPS} texts of up to {LONGEST_STOP} characters"
+        raise InvalidRequest("parameter 'stop'", given=text, expected=expected, fix="Give fewer or shorter texts.")
     with suppress(msgspec.DecodeError):
         return msgspec.json.decode(given, type=tuple[str, ...])
     return (given,)
 
 
 def _check_unknown(name: str) -> None:
-    """Raise an error for a reserved or misspelt name."""
+    """Raise an error for a name that is reserved, misspelt or too long."""
+    check_name("parameter name", name)
     if name.startswith("triton_"):
         fix = "Names that start with triton_ are the protocol's; choose another one."
         raise InvalidRequest("parameter name", given=name, expected="a known one", fix=fix)
-    known = _similar(name)
+    known = _similar(name) if len(name) <= _MAX_COMPARED_LENGTH else None
     if known:
         expected = f"{known!r}, or a name that is not like any of {', '.join(_OURS)}"
         fix = _FIXES.get(known, "Correct or rename it.")
         raise InvalidRequest("parameter name", given=name, expected=expected, fix=fix)
 
 
+@lru_cache
 def _similar(name: str) -> str | None:
-    """Return the parameter that a name probably misspells; None for a client's own."""
-    if len(name) > _MAX_COMPARED_LENGTH:  # the time of a comparison grows with the length
-        return None
+    """Return the parameter that a name probably misspells; None for a client's own, which it sends every time."""
     plain = name.lower().replace("-", "_")
     if plain in _ALIASES:
         return _ALIASES[plain]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Final
 
 from edge.datatypes import DATATYPES, WIRE_TYPES, Array, datatype_of
 from edge.errors import Literally, RunnerError
@@ -15,12 +16,22 @@ from edge.serving.classification import largest_classes
 from edge.serving.shared_memory import Window, describe
 from edge.serving.wire import to_raw
 
+#: Elements whose texts are written in a few milliseconds.
+_INLINE_ELEMENTS: Final = 4096
+
 
 class ResponseBuilder:
     """Builds responses, and logs a warning for outputs that hold a NaN or an infinity."""
 
     def __init__(self) -> None:
         self._warnings = NonfiniteWarnings()
+
+    def slow(self, model: Model, answer: Answer, classes: Mapping[str, int]) -> bool:
+        """Return whether the texts of a response take milliseconds, so that no event loop may build it."""
+        sizes = [array.size for array in answer.outputs.values() if array.dtype.kind == "O"]
+        sizes += [answer.outputs[made.reads].size for made in model.made.values() if made.output.datatype == "BYTES"]
+        sizes += [answer.outputs[name if name in answer.outputs else model.made[name].reads].size for name in classes]
+        return sum(sizes) > _INLINE_ELEMENTS
 
     def build(
         self,

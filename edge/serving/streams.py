@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -17,6 +17,7 @@ from edge.pb import inference_pb2 as pb
 from edge.protocol import FINAL_RESPONSE, STREAM_PARTIAL, STREAM_RETRY_AFTER_MS
 from edge.serving.call import Call
 from edge.serving.inference import InferenceService
+from edge.serving.request_limits import MOST_NAME_CHARS
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ class Streams:
         outbox = _Outbox()
         await self._answer(self._read(read, deadline, outbox), write, outbox)
 
-    async def answer_all(self, requests: Sequence[pb.ModelInferRequest], write: Write) -> None:
+    async def answer_all(self, requests: Iterable[pb.ModelInferRequest], write: Write) -> None:
         """Answer requests that belong together, as the answers come. Cancelling this cancels all of them.
 
         The first error is raised, and cancels the other requests. A shutdown does not stop this.
@@ -165,11 +166,14 @@ class Streams:
             draining.cancel()
             outbox.ready.put_nowait(None)
 
-    async def _begin_all(self, requests: Sequence[pb.ModelInferRequest], outbox: _Outbox) -> None:
-        for request in requests:
-            await outbox.room.acquire()
-            self._begin(request, None, _Exchange(at_once=True), outbox)
-        outbox.ready.put_nowait(None)
+    async def _begin_all(self, requests: Iterable[pb.ModelInferRequest], outbox: _Outbox) -> None:
+        try:
+            for request in requests:
+                await outbox.room.acquire()
+                self._begin(request, None, _Exchange(at_once=True), outbox)
+                await asyncio.sleep(0)  # so that one which is refused at once ends this
+        finally:
+            outbox.ready.put_nowait(None)
 
     def _begin(
         self, request: pb.ModelInferRequest, deadline: float | None, exchange: _Exchange, outbox: _Outbox
@@ -182,7 +186,7 @@ class Streams:
         self, request: pb.ModelInferRequest, deadline: float | None, exchange: _Exchange, outbox: _Outbox
     ) -> None:
         response = pb.ModelStreamInferResponse()
-        request_id = request.id
+        request_id = request.id[:MOST_NAME_CHARS]
         try:
             told = partial(outbox.progressed, exchange)
             response.infer_response.CopyFrom(await self._service.infer(request, deadline, told))
@@ -200,12 +204,13 @@ def _describe(
 ) -> None:
     """Make a response tell of an error; one that is not expected goes to the log."""
     answer = response.infer_response
-    answer.id, answer.model_name, answer.model_version = request_id, request.model_name, request.model_version
+    name, version = request.model_name[:MOST_NAME_CHARS], request.model_version[:MOST_NAME_CHARS]
+    answer.id, answer.model_name, answer.model_version = request_id, name, version
     if not isinstance(error, RequestError):
         log.error("a request of a stream failed", exc_info=error)
         response.error_message = INTERNAL
         return
-    log.debug("request %r of a stream to %r: %s", request_id, request.model_name, error)
+    log.debug("request %r of a stream to %r: %s", request_id, name, error)
     response.error_message = str(error)
     if isinstance(error, Overloaded) and error.retry_after_ms:
         answer.parameters[STREAM_RETRY_AFTER_MS].int64_param = error.retry_after_ms

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from edge.datatypes import NUMPY_TYPES, WIRE_TYPES, Array, TensorSpec, byte_size
 from edge.errors import InvalidRequest, Literally
 from edge.pb import inference_pb2 as pb
-from edge.serving.shared_memory import SharedMemory, is_shared, no_shared_memory, window_of
+from edge.serving.request_limits import MOST_PARAMETERS, check_name, check_number
+from edge.serving.shared_memory import SharedMemory, Window, is_shared, no_shared_memory, window_of
 
 #: Datatype to its field of InferTensorContents. FP16 and BF16 are raw only.
 CONTENTS_FIELDS: dict[str, str] = {
@@ -27,62 +28,135 @@ CONTENTS_FIELDS: dict[str, str] = {
 }
 _CLASSIFICATION: Final = "classification"
 _METADATA_FIX = "ModelMetadata returns the names, datatypes and shapes."
+_LENGTHS_FIX: Final = "Write 4 bytes of little-endian length before each element."
+#: A bytes object of Python without its contents, and the reference to it.
+_OBJECT_BYTES: Final = 41
+#: A typed number is converted in a fraction of the time that a text of BYTES takes.
+_NUMBERS_PER_TEXT: Final = 8
+#: Numbers that are converted at once, in about a millisecond.
+_CHUNK: Final = 16 * 1024
 
 
-def decode_inputs(
+class Sent(NamedTuple):
+    """A tensor that a request declares; its contents have the declared size, and are not decoded yet."""
+
+    datatype: str
+    shape: tuple[int, ...]
+    subject: str
+    raw: bytes | None = None
+    window: Window | None = None  # in shared memory
+    contents: pb.InferTensorContents | None = None  # typed
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes that its contents hold; of BYTES at most, with those of Python's objects."""
+        if self.datatype != "BYTES":
+            return byte_size(self.datatype, self.shape)
+        return self.text_bytes + _OBJECT_BYTES * prod(self.shape)
+
+    @property
+    def text_bytes(self) -> int:
+        """The bytes of its contents as they were sent."""
+        if self.contents is None:
+            return len(self.raw) if self.raw is not None else self.window.byte_size if self.window else 0
+        return sum(map(len, self.contents.bytes_contents)) if self.datatype == "BYTES" else self.size_bytes
+
+    @property
+    def converted(self) -> int:
+        """The number of elements that :meth:`decode` converts one by one."""
+        if self.datatype == "BYTES":
+            return prod(self.shape)
+        return 0 if self.contents is None else prod(self.shape) // _NUMBERS_PER_TEXT
+
+    @property
+    def copied_bytes(self) -> int:
+        """The number of bytes that :meth:`decode` copies at once."""
+        return self.size_bytes if self.window or self.datatype == "BOOL" else 0
+
+    def decode(self) -> Array:
+        """Return the tensor; on any thread. Raise an InvalidRequest for elements that cannot be read."""
+        if self.contents is not None:
+            return from_typed(self.contents, self.datatype, self.shape, self.subject)
+        raw = self.window.read() if self.window else self.raw
+        assert raw is not None
+        return from_raw(raw, self.datatype, self.shape, self.subject)
+
+
+def sent_inputs(
     request: pb.ModelInferRequest,
     raw: Sequence[bytes],
     specs: Mapping[str, TensorSpec],
     shared_memory: SharedMemory | None = None,
-) -> dict[str, Array]:
+) -> dict[str, Sent]:
     """Return the request's tensors by name, after checks of names, datatypes, ranks, fixed dimensions and sizes.
 
-    The model checks which inputs are required, and the limits of batch and profile. ``shared_memory`` is None if the
-    server does not allow it.
+    No element is decoded, so the time does not grow with their number. The model checks which inputs are required, and
+    the limits of batch and profile. ``shared_memory`` is None if the server does not allow it.
     """
-    sent = sum(not is_shared(tensor.parameters) for tensor in request.inputs)
-    if sent != len(request.inputs) and shared_memory is None:
+    named: dict[str, pb.ModelInferRequest.InferInputTensor] = {}
+    for tensor in request.inputs:  # ends at the first superfluous one, however many there are
+        name = tensor.name
+        check_name("input name", name)
+        if name not in specs:
+            raise InvalidRequest("input name", given=name, expected=f"one of {sorted(specs)}", fix=_METADATA_FIX)
+        if name in named:
+            raise _repeated(f"input {name!r}")
+        check_number("parameters", len(tensor.parameters), MOST_PARAMETERS, f"input {name!r}")
+        named[name] = tensor
+    in_messages = sum(not is_shared(tensor.parameters) for tensor in named.values())
+    if in_messages != len(named) and shared_memory is None:
         raise no_shared_memory("inputs")
-    if raw and len(raw) != sent:
-        given, expected = Literally(f"{len(raw)} entries"), f"{sent}, one for each input that is not in shared memory"
+    if raw and len(raw) != in_messages:
+        expected = f"{in_messages}, one for each input that is not in shared memory"
         fix = "Send each input raw and in order, or all of them typed."
-        raise InvalidRequest("raw_input_contents", given=given, expected=expected, fix=fix)
+        raise InvalidRequest("raw_input_contents", given=Literally(f"{len(raw)} entries"), expected=expected, fix=fix)
     contents = iter(raw)
-    arrays: dict[str, Array] = {}
-    for tensor in request.inputs:
-        spec, subject = specs.get(tensor.name), f"input {tensor.name!r}"
-        if spec is None:
-            raise InvalidRequest("input name", given=tensor.name, expected=f"one of {sorted(specs)}", fix=_METADATA_FIX)
-        if tensor.name in arrays:
-            raise _repeated(subject)
-        if tensor.datatype != spec.datatype:
-            expected = spec.datatype
-            raise InvalidRequest(f"{subject} datatype", given=tensor.datatype, expected=expected, fix=_METADATA_FIX)
-        shape = tuple(tensor.shape)
-        if any(size < 1 for size in shape) or not spec.accepts(shape):
-            expected = f"{list(spec.shape)}, where -1 is any size above 0"
-            raise InvalidRequest(f"{subject} shape", given=list(shape), expected=expected, fix=_METADATA_FIX)
-        shared = is_shared(tensor.parameters)
-        if (raw or shared) and tensor.HasField("contents"):
-            fix = "Send either contents, or raw_input_contents, or a region of shared memory."
-            given = Literally(f"{'shared memory' if shared else 'raw'} and typed contents")
-            raise InvalidRequest(subject, given=given, expected="one of them", fix=fix)
-        if shared:
-            window = window_of(tensor.parameters, shared_memory, subject, write=False)
-            _check_size(window.byte_size, spec.datatype, shape, subject)
-            arrays[tensor.name] = from_raw(window.read(), spec.datatype, shape, subject)
-        elif raw:
-            arrays[tensor.name] = from_raw(next(contents), spec.datatype, shape, subject)
-        else:
-            arrays[tensor.name] = from_typed(tensor.contents, spec.datatype, shape, subject)
-    return arrays
+    return {
+        name: _sent(tensor, contents if raw else None, specs[name], shared_memory) for name, tensor in named.items()
+    }
+
+
+def _sent(
+    tensor: pb.ModelInferRequest.InferInputTensor,
+    contents: Iterator[bytes] | None,
+    spec: TensorSpec,
+    shared_memory: SharedMemory | None,
+) -> Sent:
+    """Check what a tensor declares; ``contents`` are the raw ones that are left, None if they are typed."""
+    subject, datatype = f"input {tensor.name!r}", spec.datatype
+    if tensor.datatype != datatype:
+        raise InvalidRequest(f"{subject} datatype", given=tensor.datatype, expected=datatype, fix=_METADATA_FIX)
+    shape = tuple(tensor.shape)
+    if any(size < 1 for size in shape) or not spec.accepts(shape):
+        expected = f"{list(spec.shape)}, where -1 is any size above 0"
+        raise InvalidRequest(f"{subject} shape", given=list(shape), expected=expected, fix=_METADATA_FIX)
+    shared = is_shared(tensor.parameters)
+    if (contents or shared) and tensor.HasField("contents"):
+        fix = "Send either contents, or raw_input_contents, or a region of shared memory."
+        given = Literally(f"{'shared memory' if shared else 'raw'} and typed contents")
+        raise InvalidRequest(subject, given=given, expected="one of them", fix=fix)
+    if shared:
+        window = window_of(tensor.parameters, shared_memory, subject, write=False)
+        _check_size(window.byte_size, datatype, shape, subject)
+        return Sent(datatype, shape, subject, window=window)
+    if contents is not None:
+        data = next(contents)
+        _check_size(len(data), datatype, shape, subject)
+        return Sent(datatype, shape, subject, raw=data)
+    _check_typed(tensor.contents, datatype, shape, subject)
+    return Sent(datatype, shape, subject, contents=tensor.contents)
+
+
+def decode_inputs(sent: Mapping[str, Sent]) -> dict[str, Array]:
+    """Return the tensors of :func:`sent_inputs`; on any thread."""
+    return {name: tensor.decode() for name, tensor in sent.items()}
 
 
 def from_raw(data: bytes, datatype: str, shape: tuple[int, ...], subject: str) -> Array:
     """Return a tensor that shares memory with its raw contents; only BYTES and BOOL are copied."""
+    _check_size(len(data), datatype, shape, subject)
     if datatype == "BYTES":
         return _split_bytes(data, shape, subject)
-    _check_size(len(data), datatype, shape, subject)
     if datatype == "BOOL":
         flags: Array = np.frombuffer(data, np.uint8) != 0  # NumPy's bool has only the bit patterns 0 and 1
         return flags.reshape(shape)
@@ -90,20 +164,22 @@ def from_raw(data: bytes, datatype: str, shape: tuple[int, ...], subject: str) -
 
 
 def _check_size(size: int, datatype: str, shape: tuple[int, ...], subject: str) -> None:
-    """Check the raw bytes of a tensor before a copy; :func:`_split_bytes` checks those of BYTES."""
-    expected = size if datatype == "BYTES" else byte_size(datatype, shape)
-    if size != expected:
+    """Check the raw bytes of a tensor before anything is copied, or allocated for a huge shape."""
+    if datatype == "BYTES":
+        least = 4 * prod(shape)
+        if size < least:
+            given, expected = Literally(f"{size} raw bytes"), f"at least {least} for {least // 4} elements"
+            raise InvalidRequest(subject, given=given, expected=expected, fix=_LENGTHS_FIX)
+        return
+    expected_bytes = byte_size(datatype, shape)
+    if size != expected_bytes:
         given, fix = Literally(f"{size} raw bytes"), "Send every element, row-major, unpadded."
-        raise InvalidRequest(subject, given=given, expected=f"{expected} for {datatype} {list(shape)}", fix=fix)
+        raise InvalidRequest(subject, given=given, expected=f"{expected_bytes} for {datatype} {list(shape)}", fix=fix)
 
 
 def _split_bytes(data: bytes, shape: tuple[int, ...], subject: str) -> Array:
     """Split BYTES: each element is 4 bytes of little-endian length, then the element."""
     count = prod(shape)
-    fix = "Write 4 bytes of little-endian length before each element."
-    if count * 4 > len(data):  # before anything is allocated for a huge shape
-        given, expected = Literally(f"{len(data)} raw bytes"), f"at least {count * 4} for {count} elements"
-        raise InvalidRequest(subject, given=given, expected=expected, fix=fix)
     elements: list[bytes] = []
     position = 0
     while position + 4 <= len(data) and len(elements) < count:
@@ -112,12 +188,12 @@ def _split_bytes(data: bytes, shape: tuple[int, ...], subject: str) -> Array:
         elements.append(data[position - length : position])
     if position != len(data) or len(elements) != count:
         given = Literally(f"{len(data)} raw bytes that hold {len(elements)} elements in {position} bytes")
-        raise InvalidRequest(subject, given=given, expected=f"{count} elements that fill them", fix=fix)
+        raise InvalidRequest(subject, given=given, expected=f"{count} elements that fill them", fix=_LENGTHS_FIX)
     return _bytes_array(elements, shape)
 
 
-def from_typed(contents: pb.InferTensorContents, datatype: str, shape: tuple[int, ...], subject: str) -> Array:
-    """Return a copy of a tensor's typed contents."""
+def _check_typed(contents: pb.InferTensorContents, datatype: str, shape: tuple[int, ...], subject: str) -> None:
+    """Check which field holds the typed contents of a tensor, and that it holds as many elements as the shape says."""
     field = CONTENTS_FIELDS.get(datatype)
     if field is None:
         fix = "Put the bytes into raw_input_contents."
@@ -126,20 +202,30 @@ def from_typed(contents: pb.InferTensorContents, datatype: str, shape: tuple[int
     if others:
         fix = f"Put {datatype} into {field}."
         raise InvalidRequest(f"{subject} contents", given=others[0], expected=field, fix=fix)
-    values: Sequence[Any] = getattr(contents, field)
-    if len(values) != prod(shape):
-        given, expected = Literally(f"{len(values)} elements in {field}"), f"{prod(shape)} for shape {list(shape)}"
+    count = len(getattr(contents, field))
+    if count != prod(shape):
+        given, expected = Literally(f"{count} elements in {field}"), f"{prod(shape)} for shape {list(shape)}"
         raise InvalidRequest(subject, given=given, expected=expected, fix="Send as many elements as the shape says.")
+
+
+def from_typed(contents: pb.InferTensorContents, datatype: str, shape: tuple[int, ...], subject: str) -> Array:
+    """Return a copy of a tensor's typed contents, which have passed the check of their number."""
+    values: Sequence[Any] = getattr(contents, CONTENTS_FIELDS[datatype])
     if datatype == "BYTES":
         return _bytes_array(values, shape)
     dtype = NUMPY_TYPES[datatype]
-    if dtype.itemsize < 4 and dtype.kind in "iu":  # their field has 32 bits, so a value can be too large
-        limits = np.iinfo(dtype)
-        outside = [value for value in values if not limits.min <= value <= limits.max]
-        if outside:
-            expected = f"{datatype} values from {limits.min} to {limits.max}"
-            raise InvalidRequest(subject, given=outside[0], expected=expected, fix="Send values that fit.")
-    return np.array(values, dtype).reshape(shape)
+    narrow = dtype.itemsize < 4 and dtype.kind in "iu"  # their field has 32 bits, so a value can be too large
+    array: Array = np.empty(len(values), dtype)
+    for start in range(0, len(values), _CHUNK):  # between two chunks other threads take their turn
+        part = np.array(values[start : start + _CHUNK], np.int64 if narrow else dtype)
+        if narrow:
+            limits = np.iinfo(dtype)
+            outside = part[(part < limits.min) | (part > limits.max)]
+            if outside.size:
+                expected = f"{datatype} values from {limits.min} to {limits.max}"
+                raise InvalidRequest(subject, given=int(outside[0]), expected=expected, fix="Send values that fit.")
+        array[start : start + _CHUNK] = part
+    return array.reshape(shape)
 
 
 def _bytes_array(elements: Iterable[bytes], shape: tuple[int, ...]) -> Array:
@@ -154,11 +240,13 @@ def requested_outputs(
     """Return the names of the outputs to send, in the request's order; without any, all but those ``on_request``."""
     names: list[str] = []
     for output in request.outputs:
+        check_name("output name", output.name)
         if output.name not in specs:
             expected = f"one of {sorted(specs)}"
             raise InvalidRequest("output name", given=output.name, expected=expected, fix=_METADATA_FIX)
         if output.name in names:
             raise _repeated(f"output {output.name!r}")
+        check_number("parameters", len(output.parameters), MOST_PARAMETERS, f"output {output.name!r}")
         names.append(output.name)
     return names or [name for name in specs if name not in on_request]
 

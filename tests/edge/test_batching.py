@@ -28,7 +28,7 @@ from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import ServingOptions
 from edge.serving.responses import ResponseBuilder
 from tests.support import text_model as sentiment
-from tests.support.jobs import WAIT, Awaited, occupied, submitted
+from tests.support.jobs import WAIT, Awaited, occupied, prepared, submitted
 from tests.support.server_models import write_echo_bundle
 
 INPUTS = tuple(TensorSpec(name, "INT64", (-1, -1)) for name in ("ids", "mask"))
@@ -78,7 +78,7 @@ def ids(*shape: int, mask: int | None = None, value: int = 4) -> dict[str, Array
 def test_texts_of_any_lengths_get_the_same_answers_as_alone(
     scheduler: Scheduler, text_model: Model, requests: list[list[str]], tier: str
 ) -> None:
-    feeds = [text_model.prepare(texts(*rows)) for rows in requests]
+    feeds = [prepared(text_model, texts(*rows)) for rows in requests]
     executor, statistics = text_model.executors[tier], ModelStatistics()
     with occupied(scheduler):
         jobs = [submitted(scheduler, Awaited(executor, f.inputs, f.rows, statistics=statistics)) for f in feeds]
@@ -101,7 +101,7 @@ def test_texts_of_any_lengths_get_the_same_answers_as_alone(
 @pytest.mark.parametrize("culprit", [ids(1, 2, value=999), ids(1, 3, mask=2, value=1)], ids=["vocabulary", "lengths"])
 def test_only_the_culprit_of_a_run_fails(scheduler: Scheduler, text_model: Model, culprit: dict[str, Array]) -> None:
     executor, statistics = text_model.executors["full"], ModelStatistics()
-    good = [text_model.prepare(texts(row)).inputs for row in ("good", "bad bad", "fine")]
+    good = [text_model.prepare(texts(row)) for row in ("good", "bad bad", "fine")]
     with occupied(scheduler):
         jobs = [submitted(scheduler, Awaited(executor, feed, 1, statistics=statistics)) for feed in (*good, culprit)]
         jobs.append(submitted(scheduler, Awaited(executor, good[0], 1, statistics=statistics)))

@@ -17,6 +17,7 @@ from edge.launch import serving
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from edge.server import Ready
+from edge.serving.forms import take_apart
 from tests.support.busy_model import busy
 from tests.support.http2_client import RawClient
 from tests.support.metrics import gauge, gauges, wait_until
@@ -101,7 +102,8 @@ async def test_abandoned_call_leaves_nothing(model: Busy, stage: str, how: str) 
     before, answered = model.dropped(place or ""), model.reading().success_count
     async with at_stage(model, stage, how) as client:
         if stage == "queued" and how != "deadline":
-            assert wait_until(lambda: gauges(model.ready, "queue_depth", "queue_bytes") == [1, 8])
+            held = 8 + len(take_apart(busy(1))[2])  # the tensor, and the message around it
+            assert wait_until(lambda: gauges(model.ready, "queue_depth", "queue_bytes") == [1, held])
         if stage == "running":
             await asyncio.sleep(0.2)
         if stage == "streaming" and how != "deadline":

@@ -28,8 +28,8 @@ from tests.support.server_models import write_echo_bundle
 
 @pytest.fixture
 def checks(monkeypatch: pytest.MonkeyPatch) -> Mock:
-    spy = Mock(wraps=forms.decode_inputs)
-    monkeypatch.setattr(forms, "decode_inputs", spy)
+    spy = Mock(wraps=forms.sent_inputs)
+    monkeypatch.setattr(forms, "sent_inputs", spy)
     return spy
 
 

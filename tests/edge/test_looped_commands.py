@@ -21,6 +21,7 @@ from edge.load.inputs import random_inputs
 from edge.programs.tier_program import load_tier
 from edge.repository.model import Model
 from tests.support.commands import fewheads, mistake, shown
+from tests.support.jobs import prepared
 from tests.support.loop_model import ENDLESS, NAME, prompt, write_halving_bundle
 from tests.support.models import ORACLE_BUNDLE
 
@@ -158,7 +159,7 @@ def test_a_prompt_has_one_point_more_than_values(bundle: Bundle, tmp_path: Path)
     program = load_tier(paired, "onnxruntime", tmp_path)
     model = Model(paired, {("full", role): loaded for role, loaded in program.files.items()})
     good = {"xs": prompt(1, tokens=3), "ys": np.ones((1, 2), np.float32)}
-    assert model.prepare(good).rows == 1
+    assert prepared(model, good)[0] == 1
     with pytest.raises(InvalidRequest, match=r"'xs' and 'ys' of 'halving': got 4 points and 2 values, expected one"):
-        model.prepare({**good, "xs": prompt(1, tokens=4)})
+        prepared(model, {**good, "xs": prompt(1, tokens=4)})
     program.close()

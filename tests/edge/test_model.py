@@ -14,6 +14,7 @@ from edge.datatypes import Array
 from edge.errors import InvalidRequest
 from edge.repository.model import Model
 from edge.runtimes.build import load_runner
+from tests.support.jobs import prepared
 from tests.support.models import EXPRESSIONS, MAX_BATCH_SIZE, ORACLE_BUNDLE
 from tests.support.sample_requests import column as texts
 from tests.support.server_models import ECHO_MAX, echo_input, echo_output, write_echo_bundle
@@ -51,15 +52,15 @@ def test_model_has_the_tensors_of_its_graph_and_of_its_preprocessing(models: dic
 
 def test_tensors_pass_through_and_texts_are_preprocessed(models: dict[str, Model]) -> None:
     array = tokens(MAX_BATCH_SIZE)
-    feeds = models["oracle"].prepare({"x": array})
-    assert (feeds.rows, list(feeds.inputs), feeds.inputs["x"] is array) == (MAX_BATCH_SIZE, ["x"], True)
+    rows, inputs = prepared(models["oracle"], {"x": array})
+    assert (rows, list(inputs), inputs["x"] is array) == (MAX_BATCH_SIZE, ["x"], True)
     arrays = {"expression": texts(*EXPRESSIONS)}
-    feeds = models["oracle"].prepare(arrays)
-    assert (feeds.rows, list(feeds.inputs)) == (len(EXPRESSIONS), ["x"])
-    assert np.array_equal(feeds.inputs["x"], tokenize(EXPRESSIONS))
+    rows, inputs = prepared(models["oracle"], arrays)
+    assert (rows, list(inputs)) == (len(EXPRESSIONS), ["x"])
+    assert np.array_equal(inputs["x"], tokenize(EXPRESSIONS))
     assert list(arrays) == ["expression"]  # the request's own tensors stay as they were
     for size in (1, ECHO_MAX):  # without a batch dimension
-        assert models["echo"].prepare({ECHO: np.zeros(size, np.float32)}).rows == 1
+        assert prepared(models["echo"], {ECHO: np.zeros(size, np.float32)})[0] == 1
 
 
 OVERSIZE = f"got {MAX_BATCH_SIZE + 1} rows, expected at most {MAX_BATCH_SIZE}. Split the request."
@@ -79,5 +80,5 @@ def test_invalid_requests_are_rejected(models: dict[str, Model]) -> None:
         ("oracle", {"expression": texts(b"1 +")}, "expression: got '1 +'"),
     ):
         with pytest.raises(InvalidRequest) as caught:
-            models[name].prepare(arrays)
+            prepared(models[name], arrays)
         assert text in str(caught.value)

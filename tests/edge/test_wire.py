@@ -16,7 +16,7 @@ from edge.datatypes import NUMPY_TYPES, Array, TensorSpec, byte_size, datatype_o
 from edge.errors import InvalidRequest, Unsupported
 from edge.pb import inference_pb2 as pb
 from edge.serving.responses import encode_outputs
-from edge.serving.wire import CONTENTS_FIELDS, decode_inputs, from_raw, requested_outputs, to_raw
+from edge.serving.wire import CONTENTS_FIELDS, decode_inputs, from_raw, requested_outputs, sent_inputs, to_raw
 
 NUMERIC = tuple(name for name in NUMPY_TYPES if name != "BYTES")
 SHAPES = arrays.array_shapes(max_dims=4, max_side=4)
@@ -66,7 +66,7 @@ def typed_request(datatype: str, *shape: int, data: list[Any]) -> pb.ModelInferR
 
 def decoded(request: pb.ModelInferRequest, *specs: TensorSpec) -> dict[str, Array]:
     parsed = pb.ModelInferRequest.FromString(request.SerializeToString())
-    return decode_inputs(parsed, parsed.raw_input_contents, {s.name: s for s in specs})
+    return decode_inputs(sent_inputs(parsed, parsed.raw_input_contents, {s.name: s for s in specs}))
 
 
 @given(st.one_of([*(numeric_arrays(name) for name in NUMERIC if name != "FP16"), bytes_arrays()]))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from edge.datatypes import Array, TensorSpec
 from edge.programs.program import Computed, Program
+from edge.repository.model import Model
 from edge.scheduling.answers import Answer
 from edge.scheduling.batching import BatchAssembler
 from edge.scheduling.job import Job
@@ -44,6 +45,17 @@ def executor_of(
     work: Callable[[Array], Any], tier: str = "full", *, repeats: float = 1.0, **options: Any
 ) -> TierExecutor:
     return TierExecutor(tier, Calling(work, repeats), BatchAssembler(VALUES, {}), **options)
+
+
+class Feeds(NamedTuple):
+    """The rows of a request, and the inputs of the graph for them."""
+
+    rows: int
+    inputs: dict[str, Array]
+
+
+def prepared(model: Model, arrays: Mapping[str, Array]) -> Feeds:
+    return Feeds(model.check_shapes({name: array.shape for name, array in arrays.items()}), model.prepare(arrays))
 
 
 class Awaited(Job):
