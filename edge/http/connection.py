@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import Final
+from typing import Final, cast
 
 import h11
 
@@ -90,7 +90,8 @@ class HttpConnection(SendingHalf):
         self.http.start_next_cycle()
         self.share.idle(_KEEP_ALIVE_SECONDS)
         self._reader.resume()
-        self._advance()
+        if self.http.trailing_data[0]:
+            self._advance()
 
     def drain(self) -> None:
         """End after the request in progress, or at once."""
@@ -112,23 +113,28 @@ class HttpConnection(SendingHalf):
                 if self.http.their_state is h11.IDLE:
                     self._check_head()
                 event = self.http.next_event()
-                if event is h11.NEED_DATA:
-                    self._check_chunk()
-                    return
-                if event is h11.PAUSED:
-                    self._reader.pause()  # until the response in progress is complete
-                    return
-                if isinstance(event, h11.Data) and self._exchange:
-                    self._exchange.receive_data(event.data, event.chunk_start)
-                    if self._exchange.failed:
-                        return
-                elif isinstance(event, h11.EndOfMessage) and self._exchange:
-                    self._exchange.receive_end()
-                elif isinstance(event, h11.Request):
+                kind = type(event)
+                if kind is h11.Request:
                     self.share.met("head")
-                    self._exchange = Exchange(self, event, self._application)
+                    self._exchange = Exchange(self, cast(h11.Request, event), self._application)
                     if self._exchange.has_body:
                         self._reader.pause()  # until the application asks for it
+                        return
+                elif kind is h11.EndOfMessage:
+                    if self._exchange:
+                        self._exchange.receive_end()
+                    if not self.http.trailing_data[0]:
+                        return
+                elif event is h11.NEED_DATA:
+                    self._check_chunk()
+                    return
+                elif event is h11.PAUSED:
+                    self._reader.pause()  # until the response in progress is complete
+                    return
+                elif self._exchange:
+                    data = cast(h11.Data, event)
+                    self._exchange.receive_data(data.data, data.chunk_start)
+                    if self._exchange.failed:
                         return
         except h11.RemoteProtocolError as error:
             self._refuse(error)

@@ -32,6 +32,9 @@ _CLOSE: Final = (b"connection", b"close")
 _GONE: Final[Message] = {"type": "http.disconnect"}
 
 
+Headers = list[tuple[bytes, bytes]]
+
+
 class Exchange:
     """One request and its response. The bytes of both count in the share of the connection until the response ends.
 
@@ -44,8 +47,9 @@ class Exchange:
         self._connection = connection
         self._share = connection.share
         self._method = request.method
-        self._scope = _scope(connection, request)
-        self._size_bytes = _body_bytes(request)
+        headers = list(request.headers)
+        self._scope = _scope(connection, request, headers)
+        self._size_bytes = _body_bytes(headers)
         self._body = bytearray()
         self._size = 0
         self._chunks = 0
@@ -217,7 +221,7 @@ def error_response(status: int, error: object, headers: dict[str, str] | None = 
     return {"type": "http.response.start", "status": status, "headers": pairs}, body
 
 
-def _scope(connection: SendingHalf, request: h11.Request) -> Scope:
+def _scope(connection: SendingHalf, request: h11.Request, headers: Headers) -> Scope:
     path, _, query = request.target.partition(b"?")
     return {
         "type": "http",
@@ -231,15 +235,20 @@ def _scope(connection: SendingHalf, request: h11.Request) -> Scope:
         "path": unquote(path.decode()),
         "raw_path": path,
         "query_string": query,
-        "headers": list(request.headers),
+        "headers": headers,
         "state": state_of(connection.share),
     }
 
 
-def _body_bytes(request: h11.Request) -> int | None:
+def _body_bytes(headers: Headers) -> int | None:
     """Return the announced size of a body, None for chunks."""
-    fields = dict(request.headers)
-    return None if b"transfer-encoding" in fields else int(fields.get(b"content-length", 0))
+    size: int | None = 0
+    for name, value in headers:
+        if name == b"transfer-encoding":
+            return None
+        if name == b"content-length":
+            size = int(value)
+    return size
 
 
 def _no_room(size: int) -> Overloaded:
