@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from edge.connections.quota import Quota
-from edge.errors import Literally, UsageError
+from edge.errors import UsageError
 from edge.grpcio.server import GrpcServer
 from edge.health.health import Health
 from edge.health.supervisor import Supervisor
@@ -33,6 +33,7 @@ from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import ServingOptions
 from edge.security.access import Access
 from edge.security.credentials import ServerCertificates
+from edge.security.hosts import Hosts
 from edge.security.rate import RateLimit
 from edge.serving.extensions import Extensions, extensions
 from edge.serving.inference import InferenceService
@@ -45,10 +46,11 @@ from edge.telemetry.sources import ServedWork, Sources
 from edge.telemetry.telemetry import Telemetry
 
 if TYPE_CHECKING:
+    from edge.http.server import HttpServer
     from edge.http2.server import Http2Server
-    from edge.rest.paths import RestApi
-    from edge.rest.server import RestServer
-    from edge.telemetry.http import HttpServer
+
+_MAX_HTTP_CONNECTIONS: Final = 512
+_MAX_METRICS_CONNECTIONS: Final = 64
 
 #: What all clients may make the server hold is at least twice this.
 _LEAST_KEPT_BYTES: Final = 64 * 1024**2
@@ -61,7 +63,7 @@ class Parts:
     """The parts of a server that are started, stopped or closed; those that are off are None.
 
     Attributes:
-        open_pages: opens the port of metrics and the live page.
+        pages: the port of metrics and the live page.
     """
 
     scheduler: Scheduler
@@ -75,8 +77,8 @@ class Parts:
     supervisor: Supervisor
     transport: Transport
     grpc: GrpcServer | Http2Server
-    rest: RestServer | None
-    open_pages: Callable[[], HttpServer] | None
+    rest: HttpServer | None
+    pages: HttpServer | None
     traces: Traces | None
 
 
@@ -127,12 +129,12 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
     changes = Extensions(repository, control, shared_memory, logs, traces=traces, allow_log_settings=allow)
     energy = energy_meter(lambda: ServedWork(repository, scheduler))
     followed = [file for file in (access, certificates) if file]
-    sources = Sources(scheduler, repository, health, memory, Sensors(), streams, followed, energy)
+    kept = 2 * max(settings.max_message_bytes, _LEAST_KEPT_BYTES)
+    quota = Quota(kept, settings.max_message_bytes + _CALLS_BYTES)
+    sources = Sources(scheduler, repository, health, memory, Sensors(), streams, quota, followed, energy)
     telemetry = Telemetry(sources)
     transport = choose_transport(settings.transport)
     calls = min(max(Limits.max_concurrent_streams, 4 * settings.max_queue_size), MAX_STREAMS)
-    kept = 2 * max(settings.max_message_bytes, _LEAST_KEPT_BYTES)
-    quota = Quota(kept, settings.max_message_bytes + _CALLS_BYTES)
     grpc = _grpc_server(transport.name, quota)(
         InferenceServicer(inference, metadata, streams, changes, access),
         TelemetryServicer(telemetry, access),
@@ -140,11 +142,23 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
         access=access,
         certificates=certificates,
     )
-    rest = None
+    hosts = Hosts(settings.allowed_hosts) if settings.checks_hosts() else None
+    rest = pages = None
+    # These modules take memory, and are loaded only where their port is open.
     if settings.http_port is not None:
-        rest_api, rest_server = _rest_classes()
-        api = rest_api(inference, streams, metadata, changes, access, settings.max_message_bytes)
-        rest = rest_server(api, certificates)
+        from edge.http.server import HttpServer
+        from edge.rest.paths import RestApi
+
+        api = RestApi(inference, streams, metadata, changes, access, settings.max_message_bytes, hosts)
+        rest = HttpServer("http", api.application, quota, _MAX_HTTP_CONNECTIONS, certificates)
+    if settings.metrics_port is not None:
+        from edge.http.server import HttpServer
+        from edge.telemetry.metrics import ServerCollector, metrics_page
+        from edge.telemetry.pages import LiveReading, Pages
+
+        page = metrics_page(ServerCollector(sources))
+        application = Pages(page, LiveReading(telemetry.reading), access, hosts)
+        pages = HttpServer("metrics", application, quota, _MAX_METRICS_CONNECTIONS, certificates)
     notifier = Notifier()
     supervisor = Supervisor(
         health,
@@ -169,7 +183,7 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
         transport=transport,
         grpc=grpc,
         rest=rest,
-        open_pages=_pages(settings, sources, telemetry, access, certificates),
+        pages=pages,
         traces=traces,
     )
 
@@ -197,31 +211,3 @@ def _grpc_server(transport: str, quota: Quota) -> Callable[..., GrpcServer | Htt
     from edge.http2.server import Http2Server  # its library is an extra
 
     return partial(Http2Server, quota=quota)
-
-
-def _rest_classes() -> tuple[type[RestApi], type[RestServer]]:
-    try:
-        from edge.rest.paths import RestApi  # its libraries are an extra
-        from edge.rest.server import RestServer
-    except ModuleNotFoundError as error:
-        given, fix = Literally(f"no module {error.name}"), "pip install 'fewheads[rest]', or leave it out."
-        raise UsageError("--http-port", given=given, expected="starlette and uvicorn", fix=fix) from None
-    return RestApi, RestServer
-
-
-def _pages(
-    settings: Settings,
-    sources: Sources,
-    telemetry: Telemetry,
-    access: Access | None,
-    certificates: ServerCertificates | None,
-) -> Callable[[], HttpServer] | None:
-    if settings.metrics_port is None:
-        return None
-    # Prometheus' client and the HTTP server of the standard library take 2 MB.
-    from edge.telemetry.http import HttpServer
-    from edge.telemetry.metrics import ServerCollector, metrics_page
-    from edge.telemetry.pages import LiveReading, Pages
-
-    pages = Pages(metrics_page(ServerCollector(sources)), LiveReading(telemetry.reading), access)
-    return partial(HttpServer, pages.answer, settings.host, settings.metrics_port, certificates)

@@ -64,10 +64,10 @@ async def serve(settings: Settings, on_ready: Callable[[Ready], None]) -> None:
             closing.push_async_callback(asyncio.to_thread, parts.traces.close)
         closing.callback(asyncio.create_task(parts.telemetry.watch()).cancel)
         metrics_port = None
-        if parts.open_pages:
-            pages = parts.open_pages()
-            closing.push_async_callback(asyncio.to_thread, pages.close)
-            metrics_port = pages.port
+        if parts.pages:
+            await parts.pages.start(settings.host, settings.metrics_port or 0)
+            closing.push_async_callback(parts.pages.drain, _CLOSING_SECONDS)
+            metrics_port = parts.pages.port
         await parts.grpc.start(settings.host, settings.grpc_port)
         polling: list[asyncio.Task[None]] = []
         closing.push_async_callback(lambda: asyncio.gather(*polling))

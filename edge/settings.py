@@ -90,8 +90,14 @@ class Settings:
         choices=("auto", *TRANSPORTS),
     )
     metrics_port: int | None = port_setting(8002, "Port of Prometheus metrics and the live page; 0 takes any free one.")
-    http_port: int | None = port_setting(
-        None, "Port of the same over HTTP; 0 takes any free one. Needs `pip install 'fewheads[rest]'`.", unset="none"
+    http_port: int | None = port_setting(None, "Port of the same over HTTP; 0 takes any free one.", unset="none")
+    allowed_hosts: tuple[str, ...] = setting(
+        (),
+        "Name, beside local ones, for which a server without TLS and tokens on a loopback address answers over HTTP, "
+        "such as the one that a proxy passes on; may be repeated.",
+        unset="none",
+        option="--allow-host",
+        metavar="NAME",
     )
     target: str = setting("auto", "Runtime, as in `fewheads build --target`.")
     cache: Path | None = setting(None, "Directory of built models.", unset="~/.cache/fewheads")
@@ -187,6 +193,10 @@ class Settings:
         if wrong:
             fix = "\n  ".join(["Correct each:", *map(str, wrong)])
             raise UsageError(f"{len(wrong)} settings", given=Literally("wrong values"), expected="none", fix=fix)
+
+    def checks_hosts(self) -> bool:
+        """Return whether only the place of the server keeps strangers out, to which a web page's name may lead."""
+        return _is_loopback(self.host) and not self.tls_certificate and not self.tokens
 
     def exposure_warnings(self) -> list[str]:
         """Return what a stranger on the network can do with these settings; empty on a loopback address."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import resource
 from collections import Counter
@@ -62,18 +63,27 @@ class Quota:
         """The number of open connections, including those that shake hands."""
         return len(self._shares)
 
+    def connections_of_ports(self) -> Counter[str]:
+        """Return the number of open connections of each port that has some; threads may call it."""
+        return Counter(share.port for share in list(self._shares))
+
     def connect(self, port: str, max_connections: int, close: Callable[[], object]) -> Share | None:
         """Return the share of a new connection of a port, which ``close`` disconnects; None if there is no room.
 
-        The oldest connection that has not completed a call yet makes room for a new one.
+        The oldest connection that has not completed a call yet makes room for a new one, or else the one that has been
+        idle for longest: of the port, or of any if there are too many of all ports.
         """
-        of_port = [share for share in self._shares if share.port == port]
-        if len(of_port) >= max_connections or len(self._shares) >= self.max_connections:
-            new = next((share for share in of_port if not share.proven), None)
-            if new is None:
+        others = [share for share in self._shares if share.port == port]
+        if len(others) >= max_connections or len(self._shares) >= self.max_connections:
+            if len(others) < max_connections:
+                others = list(self._shares)
+            new = next((share for share in others if not share.proven), None)
+            idle = min((share for share in others if share.idle_until < math.inf), key=_idle_until, default=None)
+            leaving = new or idle
+            if leaving is None:
                 self.refusals[Refusal(port, "connections")] += 1
                 return None
-            new.end("connections")
+            leaving.end("connections")
         share = Share(self, port, close)
         self._shares[share] = None
         if self._sweeping is None:
@@ -95,6 +105,8 @@ class Quota:
             late = next((what for what, limit in share.limits.items() if limit < now), None)
             if late:
                 share.end(late)
+            elif share.idle_until < now:
+                share.disconnect()
             else:
                 share._sweep(now)
         self._sweeping = loop.call_later(_SWEEP_SECONDS, self._sweep) if self._shares else None
@@ -107,10 +119,11 @@ class Share:
         held_bytes: its bytes now.
         proven: whether one of its calls was accepted, so that it does not make room for new connections.
         limits: what its client has to do, and until which time of the event loop.
+        idle_until: when the connection closes because it has no call, in time of the event loop; infinite if it has.
         closed: whether the connection has ended.
     """
 
-    __slots__ = ("_close", "_quota", "_sweep", "closed", "held_bytes", "limits", "port", "proven")
+    __slots__ = ("_close", "_quota", "_sweep", "closed", "held_bytes", "idle_until", "limits", "port", "proven")
 
     def __init__(self, quota: Quota, port: str, close: Callable[[], object]) -> None:
         self._quota = quota
@@ -121,6 +134,7 @@ class Share:
         self.proven = False
         self.closed = False
         self.limits: dict[str, float] = {}
+        self.idle_until = math.inf
 
     def follow(self, close: Callable[[], object], sweep: Callable[[float], object] | None = None) -> None:
         """Set what disconnects the client, and what each second checks its calls at this time of the event loop."""
@@ -152,9 +166,23 @@ class Share:
         if what not in self.limits and not self.closed:
             self.limits[what] = asyncio.get_running_loop().time() + patience_seconds(size_bytes)
 
+    def progressed(self, what: str, size_bytes: int) -> None:
+        """The client has done this much of what is expected, whose size is not known, and gets time for more."""
+        if what in self.limits:
+            self.limits[what] += size_bytes / _LEAST_BYTES_PER_SECOND
+
     def met(self, what: str) -> None:
         """The client has done what was expected."""
         self.limits.pop(what, None)
+
+    def idle(self, seconds: float) -> None:
+        """The connection has no call: it closes after this time, or earlier to make room for others."""
+        if not self.closed:
+            self.idle_until = asyncio.get_running_loop().time() + seconds
+
+    def busy(self) -> None:
+        """The connection has a call, or begins one."""
+        self.idle_until = math.inf
 
     def refused(self, reason: str) -> None:
         """Count a refusal."""
@@ -164,6 +192,10 @@ class Share:
         """Disconnect the client, and count why."""
         log.debug("disconnected a client of %s: %s", self.port, reason)
         self.refused(reason)
+        self.disconnect()
+
+    def disconnect(self) -> None:
+        """Disconnect the client, and release everything."""
         close = self._close
         self.close()
         close()
@@ -181,6 +213,10 @@ class Share:
 
 def _nothing(*_: object) -> None:
     pass
+
+
+def _idle_until(share: Share) -> float:
+    return share.idle_until
 
 
 def free_files() -> int:

@@ -23,10 +23,12 @@ from edge.errors import (
     Unauthenticated,
     Unsupported,
 )
+from edge.http.asgi import accepted
 from edge.protocol import RETRY_AFTER_MS
 from edge.rest.json_messages import encode
 from edge.rest.openai_errors import PREFIX, openai_error
 from edge.security.access import CALLER, Access
+from edge.security.hosts import Hosts
 from edge.security.rate import client_of
 from edge.serving.statuses import STATUSES
 
@@ -43,8 +45,9 @@ Handler = Callable[[Request], object]
 class Endpoints:
     """Turns handlers into endpoints for Starlette."""
 
-    def __init__(self, access: Access | None, max_message_bytes: int) -> None:
+    def __init__(self, access: Access | None, max_message_bytes: int, hosts: Hosts | None = None) -> None:
         self._access = access
+        self._hosts = hosts
         self._max_message_bytes = max_message_bytes
 
     def endpoint(self, handler: Handler, rpc: str) -> Callable[[Request], Awaitable[Response]]:
@@ -83,11 +86,15 @@ class Endpoints:
         return b"".join(chunks)
 
     def _admit(self, request: Request, rpc: str) -> None:
+        if self._hosts:
+            self._hosts.check(request.headers.get("host"))
         if "origin" in request.headers:
             # Otherwise any web page could make its visitor's browser call a server on the visitor's host.
             given, fix = request.headers["origin"], "Send requests from a program, or from the page's own server."
             raise HTTPException(403, str(InvalidRequest("Origin", given=given, expected="no web page", fix=fix)))
         caller = self._access.authorize(request.headers.get("authorization"), rpc) if self._access else ""
+        if caller or not self._access:
+            accepted(request.scope)
         CALLER.set(caller or client_of(request.client.host if request.client else ""))
 
     def _too_large(self, given: str) -> HTTPException:

@@ -20,6 +20,7 @@ from edge.rest.json_messages import field, parse, plain
 from edge.rest.messages import load_parameters, log_settings, region, trace_of, trace_setting, values_of
 from edge.rest.openai import OpenAiApi
 from edge.security.access import Access
+from edge.security.hosts import Hosts
 from edge.serving.extensions import Extensions
 from edge.serving.inference import InferenceService
 from edge.serving.metadata import Metadata
@@ -37,7 +38,10 @@ _CUDA: Final = "/v2/cudasharedmemory"
 
 
 class RestApi:
-    """Answers the protocol over HTTP with the same methods as gRPC. Without ``access``, everyone may do everything."""
+    """Answers the protocol over HTTP with the same methods as gRPC. Without ``access``, everyone may do everything.
+
+    Without ``hosts``, any header ``Host`` is accepted.
+    """
 
     def __init__(
         self,
@@ -47,10 +51,11 @@ class RestApi:
         extensions: Extensions,
         access: Access | None,
         max_message_bytes: int,
+        hosts: Hosts | None = None,
     ) -> None:
         self._metadata = metadata
         self._extensions = extensions
-        self._endpoints = Endpoints(access, max_message_bytes)
+        self._endpoints = Endpoints(access, max_message_bytes, hosts)
         self._infer = InferEndpoint(service, metadata, self._endpoints)
         self._openai = OpenAiApi(service, streams, metadata, self._endpoints)
         self.application = Starlette(routes=list(self._routes()), exception_handlers={HTTPException: http_error})

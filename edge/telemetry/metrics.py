@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Final
 
@@ -14,12 +14,14 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from edge import __version__
+from edge.connections.quota import Quota
 from edge.instruments.board import Board, read_board
 from edge.instruments.histogram import Histogram
 from edge.instruments.memory import MemoryReading
 from edge.instruments.metrics import METRICS, PER_UNIT, Metric, ModelNow
 from edge.instruments.sensors import SensorReading
 from edge.repository.entry import Entry
+from edge.telemetry.pages import Content, Page
 from edge.telemetry.sources import Sources
 
 #: The gauges of the server: name to help and value.
@@ -31,6 +33,12 @@ SERVER_METRICS: Final[dict[str, tuple[str, Callable[[Sources], float]]]] = {
     "fewheads_queue_bytes_peak": ("Maximum of their bytes since the start", lambda of: of.scheduler.queue.peak_bytes),
     "fewheads_streams": ("Open streams of requests", lambda of: of.streams.open),
     "fewheads_stream_requests": ("Requests of streams in progress", lambda of: of.streams.in_flight),
+}
+#: The metrics of clients' connections: name to help.
+DOOR_METRICS: Final = {
+    "fewheads_connections": "Open connections of a port, including those that shake hands",
+    "fewheads_held_bytes": "Bytes of requests and answers that clients make the server hold, on all ports together",
+    "fewheads_refusals_total": "Clients of a port that were refused or disconnected, by reason",
 }
 #: Kind and unit of a sensor to the name, the help and the label of its metric.
 _SENSORS: Final = {
@@ -72,6 +80,7 @@ class ServerCollector(Collector):
         yield from families([self._model(entry) for entry in self._sources.repository if entry.version])
         for name, (text, read) in SERVER_METRICS.items():
             yield GaugeMetricFamily(name, text, read(self._sources))
+        yield from _door_metrics(self._sources.quota)
         yield from board_metrics(self._sources.memory.sample(), self._sources.sensors.sample())
         energy = self._sources.energy
         yield from power_metrics(read_board(), energy.idle_watts if energy else None)
@@ -110,6 +119,19 @@ def families(models: Sequence[ModelNow], metrics: Sequence[Metric] = METRICS) ->
         yield family
 
 
+def _door_metrics(quota: Quota) -> Iterator[Family]:
+    connections, held, refused = DOOR_METRICS.items()
+    gauge = GaugeMetricFamily(*connections, labels=("port",))
+    for port, count in quota.connections_of_ports().items():
+        gauge.add_metric([port], count)
+    yield gauge
+    yield GaugeMetricFamily(*held, quota.held_bytes)
+    counter = CounterMetricFamily(*refused, labels=("port", "reason"))
+    for refusal, count in quota.refusals.copy().items():
+        counter.add_metric(refusal, count)
+    yield counter
+
+
 def board_metrics(memory: Iterable[MemoryReading], sensors: Iterable[SensorReading]) -> Iterator[Family]:
     """Yield the families of memory and sensors; a family without readings is absent."""
     sizes = GaugeMetricFamily(_MEMORY, "Memory, by kind and source", labels=("kind", "source"))
@@ -145,18 +167,22 @@ def power_metrics(board: Board | None, idle_watts: float | None) -> Iterator[Fam
         yield GaugeMetricFamily(_IDLE, "Power of the board while nothing runs, an estimate", idle_watts)
 
 
-def metrics_page(collector: Collector) -> Callable[[str], tuple[Mapping[str, str], bytes]]:
-    """Return the function that renders the page for Prometheus, in the format that a header ``Accept`` names."""
+def metrics_page(collector: Collector) -> Page:
+    """Return the page for Prometheus, in the format that a header ``Accept`` names."""
     registry = CollectorRegistry()
     registry.register(collector)
 
-    def page(accept: str) -> tuple[Mapping[str, str], bytes]:
+    def page(accept: str) -> tuple[str, Callable[[], Content]]:
         # Never compressed: on a board, processor time costs more than bandwidth.
         encoder, content_type = choose_encoder(accept)
-        # Triton's sizes become whole numbers, as Triton writes them: the library writes large numbers with an exponent,
-        # and perf_analyzer reads no further than the point.
-        text = _SIZES.sub(lambda found: b"%b %d" % (found[1], int(float(found[2]))), encoder(registry))
-        return {"Content-Type": content_type}, text
+
+        def render() -> Content:
+            # Triton's sizes become whole numbers, as Triton writes them: the library writes large numbers with an
+            # exponent, and perf_analyzer reads no further than the point.
+            text = _SIZES.sub(lambda found: b"%b %d" % (found[1], int(float(found[2]))), encoder(registry))
+            return {"Content-Type": content_type}, text
+
+        return content_type, render
 
     return page
 

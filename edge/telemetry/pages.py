@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import logging
@@ -9,21 +10,20 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from edge.errors import PermissionDenied, Unauthenticated
+from edge.http.asgi import Receive, Scope, Send, accepted
 from edge.security.access import Access
+from edge.security.hosts import Hosts
 from edge.security.scopes import TELEMETRY_GET
 from edge.serving.statuses import STATUSES
-from edge.telemetry.http import Response
 from edge.telemetry.window import Reading, Recent, document
-
-if TYPE_CHECKING:
-    from email.message import Message
 
 log = logging.getLogger(__name__)
 
@@ -34,13 +34,16 @@ _STALE_SECONDS: Final = 30.0
 #: In every response: for this origin only, never cached, and without guesses at the content type.
 _HEADERS: Final = {
     "Cache-Control": "no-store",
+    "Connection": "close",  # few may be open, and a scrape needs one for a moment
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
 
-#: Takes the header ``Accept`` and returns headers and body of a page.
-Page = Callable[[str], tuple[Mapping[str, str], bytes]]
+#: Headers and body of a page.
+Content = tuple[Mapping[str, str], bytes]
+#: Takes the header ``Accept``; returns the name of a page, and what renders it in a thread.
+Page = Callable[[str], tuple[str, Callable[[], Content]]]
 
 
 class LiveReading:
@@ -66,39 +69,85 @@ class LiveReading:
             return self._json
 
 
-class Pages:
-    """Answers ``/``, ``/telemetry.json`` and ``/metrics``, to GET and HEAD. Without ``access``, everyone may read."""
+class Renderer:
+    """Renders pages in one thread, beside the event loop; all who wait for the same page share it."""
 
-    def __init__(self, metrics: Page, live: LiveReading, access: Access | None = None) -> None:
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "pages")
+        self._rendering: dict[str, asyncio.Future[Content]] = {}
+
+    async def __call__(self, name: str, render: Callable[[], Content]) -> Content:
+        """Return the page ``name``, which ``render`` renders if nobody waits for it yet."""
+        found = self._rendering.get(name)
+        if found is None:
+            found = asyncio.get_running_loop().run_in_executor(self._thread, render)
+            self._rendering[name] = found
+            found.add_done_callback(lambda _: self._rendering.pop(name))
+        return await asyncio.shield(found)
+
+    def close(self) -> None:
+        """End the thread after its page."""
+        self._thread.shutdown(wait=False)
+
+
+class Pages:
+    """Answers ``/``, ``/telemetry.json`` and ``/metrics``, to GET and HEAD, as an application of ASGI.
+
+    Without ``access``, everyone may read, and without ``hosts``, any header ``Host`` is accepted.
+    """
+
+    def __init__(
+        self, metrics: Page, live: LiveReading, access: Access | None = None, hosts: Hosts | None = None
+    ) -> None:
         html = (files("edge.telemetry") / "dashboard.html").read_bytes()
         of_html = {"Content-Type": "text/html; charset=utf-8", "Content-Security-Policy": _policy(html.decode())}
+        self._dashboard = of_html, html
         self._pages: dict[str, Page] = {
-            "/": lambda _: (of_html, html),
-            "/telemetry.json": lambda _: ({"Content-Type": "application/json"}, live.json()),
+            "/telemetry.json": lambda _: ("readings", lambda: ({"Content-Type": "application/json"}, live.json())),
             "/metrics": metrics,
         }
-        self._access = access
+        self._access, self._hosts = access, hosts
+        self._render = Renderer()
 
-    def answer(self, method: str, path: str, headers: Message[str, str]) -> Response:
-        """Answer one request, as :data:`edge.telemetry.http.Answer`."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        status, headers, body = await self._answer(scope)
+        fields = {**headers, **_HEADERS, "Content-Length": str(len(body))}
+        pairs = [(name.lower().encode(), value.encode()) for name, value in fields.items()]
+        await send({"type": "http.response.start", "status": status, "headers": pairs})
+        await send({"type": "http.response.body", "body": body})
+
+    def close(self) -> None:
+        """Render nothing more."""
+        self._render.close()
+
+    async def _answer(self, scope: Scope) -> tuple[int, Mapping[str, str], bytes]:
+        path = scope["path"]
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
+            if self._hosts:
+                self._hosts.check(headers.get("host"))
             # A browser sends no token with a typed address; the script of the page / sends it for the readings.
             if self._access and path != "/":
-                self._access.authorize(headers.get("Authorization"), TELEMETRY_GET)
+                self._access.authorize(headers.get("authorization"), TELEMETRY_GET)
         except (Unauthenticated, PermissionDenied) as error:
             log.debug("a request over HTTP: %s", error)
             challenge = {"WWW-Authenticate": "Bearer"} if isinstance(error, Unauthenticated) else {}
             return _text(STATUSES[type(error)].http, f"{error}\n", challenge)
-        if method not in ("GET", "HEAD"):
+        if scope["method"] not in ("GET", "HEAD"):
             return _text(405, "GET or HEAD.\n", {"Allow": "GET, HEAD"})
+        if path == "/":
+            return 200, *self._dashboard
         if path not in self._pages:
-            return _text(404, f"There are {', '.join(self._pages)}.\n")
-        own, body = self._pages[path](headers.get("Accept", ""))
-        return Response(200, {**own, **_HEADERS}, body)
+            return _text(404, f"There are {', '.join(('/', *self._pages))}.\n")
+        accepted(scope)
+        return 200, *await self._render(*self._pages[path](headers.get("accept", "")))
 
 
-def _text(status: int, text: str, headers: Mapping[str, str] = MappingProxyType({})) -> Response:
-    return Response(status, {"Content-Type": "text/plain; charset=utf-8", **headers, **_HEADERS}, text.encode())
+def _text(
+    status: int, text: str, headers: Mapping[str, str] = MappingProxyType({})
+) -> tuple[int, Mapping[str, str], bytes]:
+    return status, {"Content-Type": "text/plain; charset=utf-8", **headers}, text.encode()
 
 
 def _policy(page: str) -> str:

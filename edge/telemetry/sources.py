@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from edge.connections.quota import Quota
 from edge.health.health import Health
 from edge.instruments.energy import EnergyMeter, ModelTier, TierEnergy
 from edge.instruments.memory import MemorySampler
@@ -52,6 +53,7 @@ class Sources(NamedTuple):
     memory: MemorySampler
     sensors: Sensors
     streams: Streams
+    quota: Quota
     files: Sequence[Watched[Any]] = ()
     energy: EnergyMeter | None = None  # None on a machine that does not measure its power
 

@@ -102,7 +102,6 @@ def test_missing_package_is_reported_with_its_extra(tmp_path: Path, monkeypatch:
     for package, extra, command in (
         ("torch", "export", ["train", "calculator-gate"]),
         ("torch", "export", ["finetune", "digits"]),
-        ("starlette", "rest", ["serve", ".", "--http-port=0", "--grpc-port=0", "--metrics-port=0"]),
         ("ngh2", "fast", ["serve", ".", "--transport=nghttp2"]),
         ("matplotlib", "plot", ["bench", str(ORACLE_BUNDLE), "--rate=1", "--plot=load.png"]),
     ):

@@ -12,10 +12,10 @@ import pytest
 
 from edge.launch import running_server
 from edge.pb import telemetry_pb2 as pb
-from edge.telemetry.http import HttpServer
 from edge.telemetry.pages import LiveReading, Pages
 from tests.support.browser import CHROMIUM, Browser, browser
 from tests.support.dashboard_server import ARGUMENTS, load
+from tests.support.http_server import http_server
 from tests.support.metrics import wait_until
 from tests.support.models import ORACLE_BUNDLE
 from tests.support.secured_servers import tokens_file
@@ -100,14 +100,11 @@ def give(tab: Browser, token: str) -> None:
 
 @contextmanager
 def shown(read: Callable[[], pb.Reading], tab: Browser, **options: Any) -> Iterator[None]:
-    server = HttpServer(Pages(lambda accept: ({}, b""), LiveReading(read)).answer, "127.0.0.1", 0)
-    try:
+    with http_server(Pages(lambda accept: ("", lambda: ({}, b"")), LiveReading(read))) as server:
         tab.open(f"http://127.0.0.1:{server.port}/", **options)
         tab.wait(f"{STATUS} === 'live'")
         yield
         tab.open("about:blank")
-    finally:
-        server.close()
 
 
 def test_names_are_escaped(tab: Browser) -> None:

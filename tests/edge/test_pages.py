@@ -1,4 +1,4 @@
-"""The metrics port: its pages, its headers, and its limits on connections."""
+"""The metrics port: its pages and their headers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,9 @@ import base64
 import hashlib
 import json
 import re
-import socket
-import ssl
-import time
-import urllib.request
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from google.protobuf.json_format import ParseDict
@@ -21,15 +16,12 @@ from google.protobuf.json_format import ParseDict
 from edge.client import Client, text
 from edge.errors import UsageError
 from edge.pb import telemetry_pb2 as pb
-from edge.security.credentials import ServerCertificates
 from edge.server import Ready
-from edge.telemetry import http
-from edge.telemetry.http import HttpServer
-from edge.telemetry.pages import LiveReading, Pages
+from edge.telemetry.pages import Content, LiveReading, Pages
 from tests.support.http_requests import ask
+from tests.support.http_server import http_server
 from tests.support.metrics import wait_until
 from tests.support.models import ORACLE
-from tests.support.secured_servers import Authority
 
 
 @pytest.fixture
@@ -81,8 +73,8 @@ def test_content_security_policy_allows_only_the_pages_own_script_and_style(addr
     assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)|\son\w+=|\sstyle=|\w+HTML|document\.write|eval\(", page)
 
 
-def test_telemetry_json_is_a_reading_with_its_window(address: str, url: str) -> None:
-    with Client(url) as client:
+def test_telemetry_json_is_a_reading_with_its_window(address: str, server: Ready) -> None:
+    with Client(f"127.0.0.1:{server.grpc_port}") as client:
         client.infer(ORACLE, {"expression": text(["1 + 1"])})
     response = ask(address, "/telemetry.json")
     assert response.headers["content-type"] == "application/json"
@@ -110,109 +102,59 @@ def test_concurrent_viewers_share_one_reading() -> None:
     assert json.loads(live.json())["window"]["since_start"]
 
 
-def metrics(accept: str) -> tuple[dict[str, str], bytes]:
-    assert accept != "failure", "a secret"
-    return {"Content-Type": "text/plain"}, b"the page"
+class SlowPage:
+    """A page that takes as long as the test lets it, and counts how often it is rendered."""
 
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.go.set()
+        self.count = 0
 
-def serve(certificates: ServerCertificates | None = None, host: str = "127.0.0.1", port: int = 0) -> HttpServer:
-    return HttpServer(Pages(metrics, LiveReading(pb.Reading)).answer, host, port, certificates)
+    def __call__(self, accept: str) -> tuple[str, Callable[[], Content]]:
+        def render() -> Content:
+            self.count += 1
+            assert self.go.wait(10)
+            assert accept != "failure", "a secret"
+            return {"Content-Type": "text/plain"}, b"the page"
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _short_idle_time() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(http._Connection, "timeout", 0.5)
-        yield
+        return accept, render
 
 
 @pytest.fixture(scope="module")
-def port(_short_idle_time: None) -> Iterator[int]:
-    server = serve()
-    yield server.port
-    server.close()
+def page() -> SlowPage:
+    return SlowPage()
 
 
-GOOD = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
+@pytest.fixture(scope="module")
+def url(page: SlowPage) -> Iterator[str]:
+    with http_server(Pages(page, LiveReading(pb.Reading))) as server:
+        yield f"127.0.0.1:{server.port}"
 
 
-def raw(port: int, request: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
-        connection.sendall(request)
-        answer = b""
-        while data := connection.recv(65536):
-            answer += data
-        return answer
-
-
-def is_answered(port: int) -> bool:
-    try:
-        return raw(port, GOOD).endswith(b"the page")
-    except ConnectionError:
-        return False
-
-
-def test_malformed_request_harms_no_other(port: int) -> None:
-    for request, status in (
-        (b"\x16\x03\x01 no HTTP\r\n\r\n", b" 400 "),
-        (b"GET /metrics HTTP/1.1\r\nContent-Length: zz\r\n\r\n", b" 200 "),
-        (b"GET /metrics HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n", b" 200 "),
-    ):
-        assert status in raw(port, request).split(b"\r\n")[0]
-        assert is_answered(port)
-
-
-def test_internal_error_is_logged_and_shows_nothing(port: int, caplog: pytest.LogCaptureFixture) -> None:
-    response = ask(f"127.0.0.1:{port}", "/metrics", headers={"Accept": "failure"})
-    assert (response.status, response.body) == (500, b"internal error; see the server's log\n")
+def test_internal_error_is_logged_and_shows_nothing(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    response = ask(url, "/metrics", headers={"Accept": "failure"})
+    assert (response.status, response.json) == (500, {"error": "internal error; see the server's log"})
     assert "a secret" in caplog.text
 
 
-@pytest.mark.parametrize("request_", [b"", GOOD[:-2], GOOD[:-2] + b"Content-Length: 9\r\n\r\nx"])
-def test_connection_without_a_whole_request_is_closed(
-    port: int, request_: bytes, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    begun = time.monotonic()
-    assert raw(port, request_) == b""
-    assert 0.4 < time.monotonic() - begun < 10
-    with socket.create_connection(("127.0.0.1", port)) as connection:  # and leaves
-        connection.sendall(request_)
-    assert is_answered(port)
-    assert (capfd.readouterr(), caplog.records) == (("", ""), [])
-
-
-@pytest.mark.parametrize("scheme", ["http", "https"])
-def test_idle_connections_are_closed_and_further_ones_at_once(tmp_path: Path, scheme: str) -> None:
-    authority = Authority(tmp_path)
-    context = ssl.create_default_context(cafile=str(authority.file))
-    server = serve(ServerCertificates(*authority.issue(), client_ca=None) if scheme == "https" else None)
-
-    def is_served() -> bool:
-        with (
-            suppress(OSError),
-            urllib.request.urlopen(f"{scheme}://127.0.0.1:{server.port}/metrics", timeout=20, context=context) as page,
-        ):
-            return page.read() == b"the page"
-        return False
-
-    try:
-        idle = [socket.create_connection(("127.0.0.1", server.port), timeout=20) for _ in range(64)]
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as one_more:
-            assert one_more.recv(100) == b""
-        assert all(connection.send(b"G") for connection in idle)
-        for connection in idle:
-            assert connection.recv(100) == b""
-            connection.close()
-        assert wait_until(is_served)
-    finally:
-        server.close()
-
-
-async def test_it_answers_while_the_event_loop_of_the_server_is_blocked(port: int) -> None:
-    assert is_answered(port)  # blocks the running loop
+def test_scrapes_that_wait_share_a_page_and_block_nobody(url: str, page: SlowPage) -> None:
+    page.go.clear()
+    page.count = 0
+    with ThreadPoolExecutor(20) as threads:
+        scrapes = [threads.submit(ask, url, "/metrics") for _ in range(20)]
+        assert wait_until(lambda: page.count == 1)
+        assert ask(url, "/").status == 200
+        page.go.set()
+        assert {scrape.result().body for scrape in scrapes} == {b"the page"}
+    assert page.count <= 2  # one that came late may have its own
 
 
 @pytest.mark.parametrize(("host", "problem"), [("127.0.0.1", ".*in use"), ("nowhere.invalid", ".+")])
-def test_port_that_cannot_be_taken(port: int, host: str, problem: str) -> None:
-    with pytest.raises(UsageError, match=f"^--metrics-port {port}: got {problem}, expected a free port"):
-        serve(host=host, port=port)
+def test_port_that_cannot_be_taken(url: str, host: str, problem: str) -> None:
+    port = int(url.partition(":")[2])
+    expected = f"^--metrics-port {port}: got {problem}.*, expected a free port on {host}"
+    with (
+        pytest.raises(UsageError, match=expected),
+        http_server(Pages(SlowPage(), LiveReading(pb.Reading)), host=host, port=port),
+    ):
+        pass

@@ -104,12 +104,15 @@ def test_body_of_unknown_length_is_read_up_to_the_limit(strict: str, tokens: dic
     assert (status, b"got more" in body) == (413, True)
 
 
-def test_connection_stays_usable_after_a_refusal(strict: str, tokens: dict[str, str]) -> None:
+def test_connection_stays_usable_after_a_refusal_but_not_before_the_body_is_read(
+    strict: str, tokens: dict[str, str]
+) -> None:
     with closing(http.client.HTTPConnection(strict, timeout=10)) as connection:
         for body, status in ((b" " * (LIMIT + 1), 413), (b"{", 400), (None, 405)):
             connection.request("POST" if body else "GET", INFER, body, bearer(tokens["asker"]))
             response = connection.getresponse()
             assert (response.status, b"expected" in response.read()) == (status, True)
+            assert (connection.sock is None) == (status == 413)
         port = connection.sock.getsockname()[1]
         times = []
         for _ in range(60):

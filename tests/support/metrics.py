@@ -35,7 +35,8 @@ class _Families(Collector):
 
 
 def rendered(families: Iterable[Metric], accept: str = "*/*") -> str:
-    return metrics_page(_Families(families))(accept)[1].decode()
+    _, render = metrics_page(_Families(families))(accept)
+    return render()[1].decode()
 
 
 def page_of(server: Ready) -> str:

@@ -1,0 +1,182 @@
+"""A connection of HTTP/1.1: its requests one after another, with limits on each head, body and answer."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Final, cast
+
+import h11
+
+from edge.connections.paced import PacedReader
+from edge.connections.quota import Share
+from edge.errors import InvalidRequest, Literally
+from edge.http.asgi import Application
+from edge.http.exchange import Exchange, error_response
+from edge.http.half import SendingHalf
+
+#: The limits for the request line and all headers together, and for their number.
+_MAX_HEAD_BYTES: Final = 32 * 1024
+_MAX_HEADERS: Final = 128
+#: The limit for the line before a chunk, and for the headers after the last one, give or take as much.
+_CHUNK_HEAD_BYTES: Final = 4096
+#: An idle connection closes after this time. Stock clients reuse connections, and many proxies do for a minute.
+_KEEP_ALIVE_SECONDS: Final = 75.0
+#: A client that still sends may lose the answer if its connection closes, so this much is read and thrown away: of the
+#: body of a request, and of what is none.
+_DISCARDED_BODY_BYTES: Final = 64 * 1024**2
+_DISCARDED_BYTES: Final = 128 * 1024
+_BLANK_LINE: Final = re.compile(rb"\n\r?\n")
+
+
+class HttpConnection(SendingHalf):
+    """A client's connection; ``connections`` holds it while it is open."""
+
+    def __init__(self, application: Application, share: Share, connections: set[HttpConnection]) -> None:
+        super().__init__(share, h11.Connection(h11.SERVER, _MAX_HEAD_BYTES))
+        self._application = application
+        self._connections = connections
+        self._exchange: Exchange | None = None
+        self._discard_bytes: int | None = None  # None while what is received is parsed
+
+    @property
+    def task(self) -> asyncio.Task[None] | None:
+        """The run of the application for the request in progress."""
+        return self._exchange.task if self._exchange else None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to read."""
+        super().connection_made(transport)
+        self._reader = PacedReader(self.transport, self._parse, self.share)
+        self.share.follow(self.transport.abort)
+        self.share.expect("head")
+        self._connections.add(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Release everything."""
+        self._connections.discard(self)
+        self.share.close()
+        self._reader.close()
+        super().connection_lost(error)
+        if self._exchange:
+            self._exchange.leave()
+            self._exchange = None
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client sends."""
+        if self._discard_bytes is None:
+            self._reader.data_received(data)
+            return
+        self._discard_bytes -= len(data)
+        if self._discard_bytes < 0:
+            self.transport.abort()
+
+    def read(self) -> None:
+        """Read the body of the request in progress."""
+        self._reader.resume()
+        self._advance()
+
+    def pause(self) -> None:
+        """Read nothing more until :meth:`read`."""
+        self._reader.pause()
+
+    def finish(self) -> None:
+        """Begin with the next request, or end: the response is complete."""
+        self._exchange = None
+        self.share.met("body")
+        if self.ending or self.http.our_state is not h11.DONE or self.http.their_state is not h11.DONE:
+            self._end(_DISCARDED_BODY_BYTES)
+            return
+        self.http.start_next_cycle()
+        self.share.idle(_KEEP_ALIVE_SECONDS)
+        self._reader.resume()
+        if self.http.trailing_data[0]:
+            self._advance()
+
+    def drain(self) -> None:
+        """End after the request in progress, or at once."""
+        self.ending = True
+        if not self._exchange:
+            self.transport.close()
+
+    def _parse(self, data: bytes) -> None:
+        # Headers after the last chunk are parsed at once, as soon as they are there.
+        size = _CHUNK_HEAD_BYTES if self._exchange and self._exchange.has_chunks else len(data)
+        for at in range(0, len(data), size):
+            self.http.receive_data(data[at : at + size])
+            self._advance()
+
+    def _advance(self) -> None:
+        """Handle what has been received, up to the beginning of a body or of a request that has to wait."""
+        try:
+            while self._discard_bytes is None:
+                if self.http.their_state is h11.IDLE:
+                    self._check_head()
+                event = self.http.next_event()
+                kind = type(event)
+                if kind is h11.Request:
+                    self.share.met("head")
+                    self._exchange = Exchange(self, cast(h11.Request, event), self._application)
+                    if self._exchange.has_body:
+                        self._reader.pause()  # until the application asks for it
+                        return
+                elif kind is h11.EndOfMessage:
+                    if self._exchange:
+                        self._exchange.receive_end()
+                    if not self.http.trailing_data[0]:
+                        return
+                elif event is h11.NEED_DATA:
+                    self._check_chunk()
+                    return
+                elif event is h11.PAUSED:
+                    self._reader.pause()  # until the response in progress is complete
+                    return
+                elif self._exchange:
+                    data = cast(h11.Data, event)
+                    self._exchange.receive_data(data.data, data.chunk_start)
+                    if self._exchange.failed:
+                        return
+        except h11.RemoteProtocolError as error:
+            self._refuse(error)
+
+    def _check_head(self) -> None:
+        received, _ = self.http.trailing_data
+        if not received:
+            return
+        self.share.busy()
+        self.share.expect("head")
+        end = _BLANK_LINE.search(received)
+        head = received[: end.end()] if end else received
+        if len(head) > _MAX_HEAD_BYTES or head.count(b"\n") > _MAX_HEADERS + 2:
+            self.share.refused("head")
+            raise h11.RemoteProtocolError("a larger head", error_status_hint=431)
+
+    def _check_chunk(self) -> None:
+        if self._exchange and self._exchange.has_chunks and len(self.http.trailing_data[0]) > _CHUNK_HEAD_BYTES:
+            raise h11.RemoteProtocolError("a larger head of a chunk")
+
+    def _refuse(self, error: h11.RemoteProtocolError) -> None:
+        expected = f"HTTP/1.1, with at most {_MAX_HEAD_BYTES} bytes and {_MAX_HEADERS} headers before the body"
+        fix = "Send requests as RFC 9112 defines them."
+        # Not the library's text, which quotes what was received.
+        refusal = InvalidRequest("request", given=Literally("other bytes"), expected=expected, fix=fix)
+        if self._exchange:
+            self._exchange.fail(refusal)
+            return
+        start, body = error_response(error.error_status_hint, refusal, {"Connection": "close"})
+        head = h11.Response(status_code=start["status"], headers=start["headers"])
+        self.transport.write((self.http.send(head) or b"") + body)
+        self._end(_DISCARDED_BYTES)
+
+    def _end(self, discard_bytes: int) -> None:
+        """Close the connection, once the client has had a chance to read the answer."""
+        if self.http.their_state in (h11.DONE, h11.MUST_CLOSE):
+            self.transport.close()
+            return
+        self._discard_bytes = discard_bytes
+        self._reader.close()
+        self.share.met("head")
+        self.share.expect("close")
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.transport.resume_reading()
