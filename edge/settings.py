@@ -86,7 +86,8 @@ class Settings:
     grpc_port: int = port_setting(8001, "Port of gRPC; 0 takes any free one.")
     transport: str = setting(
         "auto",
-        "Library of gRPC. nghttp2 is faster and needs `pip install 'fewheads[fast]'`; auto takes it where installed.",
+        "Library of gRPC. nghttp2 is faster, counts what clients make it hold, and needs `pip install 'fewheads[fast]'`; "
+        "auto takes it where installed.",
         choices=("auto", *TRANSPORTS),
     )
     metrics_port: int | None = port_setting(8002, "Port of Prometheus metrics and the live page; 0 takes any free one.")
@@ -235,7 +236,7 @@ def choose_transport(wanted: str) -> Transport:
     if problem := _ngh2_problem():
         reason = f"nghttp2 would be faster, but there is {problem}; run pip install 'fewheads[fast]'."
         return Transport("grpcio", reason)
-    return Transport("nghttp2", "It is faster than grpcio.")
+    return Transport("nghttp2", "It is faster than grpcio, and counts what clients make it hold.")
 
 
 def _ngh2_problem() -> str:
