@@ -34,7 +34,7 @@ _WITHOUT = "give --json without --out for the numbers alone"
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The page to write, one HTML file; needs matplotlib.  [default: report.html in RUN, if there is none yet; none "
+    help="The page to write, one HTML file; needs matplotlib.  [default: report.html in RUN if there is none, and no page "
     "with --json]",
 )
 @run_data_dir_option
