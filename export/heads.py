@@ -170,7 +170,11 @@ class SentenceEmbedder(nn.Module):
         embedding = _pooled(self.transformer(inputs, mask, segments), mask, self.pooling)
         for layer, shape in zip(self.dense, self.embedding.dense, strict=True):
             embedding = _ACTIVATIONS[shape.activation](layer(embedding))
-        return functional.normalize(embedding, dim=1) if self.embedding.normalised else embedding
+        if not self.embedding.normalised:
+            return embedding
+        length = torch.linalg.vector_norm(embedding, dim=1, keepdim=True)
+        # Not clamp(), which becomes Clip without a maximum, about which TensorRT warns in FP16.
+        return embedding / torch.maximum(length, torch.full_like(length, 1e-12))
 
     def loss(self, embeddings: Tensor, targets: Tensor) -> Tensor:
         """Return the mean squared distance to embeddings [N, width]."""

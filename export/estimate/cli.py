@@ -122,6 +122,7 @@ def estimate(
 
 def _print(found: Estimate) -> None:
     parts = ["part"] if any(row.part for row in found.rows) else []
+    measured = [""] if any(row.label != PREDICTION for row in found.rows) else []
     columns = (
         "tier",
         *parts,
@@ -134,7 +135,7 @@ def _print(found: Estimate) -> None:
         "from",
         "to",
         "times faster",
-        "",
+        *measured,
     )
     rows = [
         (
@@ -149,7 +150,7 @@ def _print(found: Estimate) -> None:
             row.prediction.low_ms if row.label == PREDICTION else None,
             row.prediction.high_ms if row.label == PREDICTION else None,
             row.times_faster,
-            "" if row.label == PREDICTION else row.label,
+            *("" if row.label == PREDICTION else row.label for _ in measured),
         )
         for row in found.rows
     ]

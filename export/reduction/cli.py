@@ -32,7 +32,7 @@ from export.reduction.options import (
 from export.reduction.strategy import OFFERED, Strategy
 from export.runs import recorded
 from export.tasks import data_inputs, needed_data
-from export.tasks.recipe import RESTORING
+from export.tasks.command import restoring_command
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
@@ -150,14 +150,15 @@ def reduce(
     if as_json:
         print_json(reduced)
     else:
-        _print(reduced, run)
+        assert config is not None  # reduced from a run
+        _print(reduced, restoring_command(config, data_dir, model=out, teacher=run))
     if plot:  # last, so that a failure loses no results
         from export.reduction.plot import draw
 
         draw(reduced, plot)
 
 
-def _print(reduced: Reduced, source: Path) -> None:
+def _print(reduced: Reduced, restoring: str) -> None:
     columns = ("layer", "heads", "width", "units", "logits' error", "attention's error", "feed-forward's error")
     rows = [
         (
@@ -175,7 +176,8 @@ def _print(reduced: Reduced, source: Path) -> None:
     where = LatencyTable(key=reduced.latency_key).name
     title = (
         f"{measured.ratio:.2f} times faster at {reduced.tokens} tokens on this processor "
-        f"({measured.dense_milliseconds:.2f} ms to {measured.milliseconds:.2f} ms), {reduced.bound:.2f} at most; "
+        f"({measured.dense_milliseconds:.2f} ms to {measured.milliseconds:.2f} ms), "
+        f"{reduced.bound:.2f} by the saved multiplications alone; "
         f"{reduced.expected_speedup:.2f} expected on {where} ({reduced.latency_label}); in {reduced.directory}"
     )
     print_table(title, columns, rows)
@@ -186,7 +188,4 @@ def _print(reduced: Reduced, source: Path) -> None:
         f"Divergence from the original: {divergence.calibration:.3g} on the calibration set, "
         f"{divergence.holdout:.3g} on the hold-out; if the second is much larger, give more --calibration."
     )
-    recipe = f"--lr {RESTORING.peak_learning_rate} --epochs {RESTORING.epochs} --hidden {RESTORING.distillation.hidden}"
-    click.echo(
-        f"Next, restore its accuracy: fewheads finetune … --model {reduced.directory} --teacher {source} {recipe}"
-    )
+    click.echo(f"Next, restore its accuracy:\n{restoring}")

@@ -50,7 +50,7 @@ def draw(reduced: Reduced, path: str | Path) -> None:
     errors.set(title="error", ylabel="mean square of the error over the variance")
     figure.suptitle(
         f"{Path(reduced.directory).name}: {reduced.measured.ratio:.2f} times faster at {reduced.tokens} tokens, "
-        f"{reduced.bound:.2f} at most"
+        f"{reduced.bound:.2f} by the saved multiplications alone"
     )
     write_figure(figure, path)
 

@@ -34,8 +34,8 @@ _WITHOUT = "give --json without --out for the numbers alone"
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The page to write, one HTML file; needs matplotlib.  [default: report.html in RUN, if there is none yet; none "
-    "with --json]",
+    help="The page to write, one HTML file; needs matplotlib.  [default: report.html in RUN if there is none yet; with "
+    "--json no page]",
 )
 @run_data_dir_option
 @replace_option("an earlier page")

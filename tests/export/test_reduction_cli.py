@@ -65,14 +65,11 @@ def test_a_run_becomes_a_smaller_run_that_can_be_fine_tuned(place, first):
     assert f"reduced: resumes from the timings and layers in {place / '.SST-2.reduction'}" in again.stderr.splitlines()
     assert "times faster at 16 tokens" in again.stdout
     assert "Before any fine-tuning" in again.stdout
-    hint = next(line for line in again.stdout.splitlines() if line.startswith("Next, ")).partition("finetune … ")[2]
-    invoke(
-        finetune,
-        "SST-2",
-        *shlex.split(hint),
-        *("--data-dir", place, "--epochs", 1, "--max-length", 32, "--out", place / "tuned"),
-    )
-    small, tuned = open_model(place / "reduced"), open_model(place / "tuned" / "SST-2")
+    hint = again.stdout.splitlines()[-1]
+    assert "--epochs 8 --lr 0.0004 --hidden 5" in hint
+    invoke(finetune, *shlex.split(hint)[2:], "--epochs", 1, "--out", place / "tuned")
+    small, tuned = open_model(place / "reduced"), open_model(place / "tuned" / "reduced-taught")
+    assert tuned.architecture.max_length == 32
     assert tuned.transformer.config == small.transformer.config
     assert tuned.config.speedup == small.config.speedup  # which names the tier
     assert small.config.speedup.tokens == 16

@@ -14,7 +14,7 @@ from edge.errors import GoldenError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from edge.runtimes.tensorrt_builder import compile_onnx
 from export.convert import compared, golden_of
-from export.heads import SequenceClassifier, SpanClassifier
+from export.heads import Embedding, SentenceEmbedder, SequenceClassifier, SpanClassifier
 from export.huggingface import load_pretrained
 from export.runtimes import export_tier
 from export.transformer import LayerShape, Transformer, TransformerConfig
@@ -259,6 +259,17 @@ def test_every_kind_of_model_is_fused_by_tensorrt(kind):
     for data in files.values():
         report = compiled(data, profile)
         assert (report.attention, report.index_limits) == ("2 blocks, fused", INDEX_LIMITS[model])
+
+
+@with_rtx
+def test_tensorrt_prints_no_warnings_about_embeddings(capfd):
+    bert = small("bert", vocab_size=50, max_positions=32, segments=2)
+    module = SentenceEmbedder(bert, "mean", Embedding(normalised=True)).eval()
+    inputs = questions()[1]
+    exported = export_tier(module, golden_of(module, inputs, ["embedding"]), [inputs], runtimes=("tensorrt",))
+    for item in exported:
+        compiled(item.data, {name: Profile(min=(1, 1), opt=(1, 12), max=(8, 32)) for name in inputs})
+    assert "WARNING" not in "".join(capfd.readouterr())
 
 
 def test_the_golden_check_of_int8_lets_rounding_move_a_few_values_far_but_not_all():

@@ -1,6 +1,7 @@
 import csv
 import json
 import re
+import shlex
 import shutil
 
 import msgspec
@@ -89,11 +90,17 @@ def test_a_run_on_own_data_has_a_report_with_escaped_texts_and_duplicates(tuned)
 @pytest.fixture(scope="module")
 def taught(tuned):
     """The directory of that run with a smaller one, ``taught``, that had it as its teacher."""
-    invoke(reduce, tuned / "reviews", *CALIBRATION, "--out", tuned / "lean")
-    data = ("--data", tuned / "reviews.csv", "--dev", tuned / "dev.csv", "--label", "stars")
-    teaching = ("--teacher", tuned / "reviews", "--model", tuned / "lean", "--epochs", 1, "--name", "taught")
-    invoke(finetune, *data, *teaching, "--out", tuned, *TUNING, "--no-report")
+    printed = invoke(reduce, tuned / "reviews", *CALIBRATION, "--out", tuned / "lean")
+    invoke(finetune, *next_command(printed), "--epochs", 1, "--name", "taught", *TUNING, "--no-report")
     return tuned
+
+
+def next_command(printed):
+    """Return the arguments of the ``fewheads finetune`` that ``reduce`` has printed."""
+    lines = printed.splitlines()
+    program, command, *arguments = shlex.split(lines[lines.index("Next, restore its accuracy:") + 1])
+    assert (program, command) == ("fewheads", "finetune")
+    return arguments
 
 
 def test_a_run_on_own_data_is_planned_reduced_and_taught(taught):
@@ -181,8 +188,10 @@ def test_images_in_folders(tuned, tmp_path):
     page, wrong = (run / REPORT).read_text(), (kept.answers != kept.targets).sum()
     held = read_predictions(run, "holdout")
     assert page.count('<img src="data:image/png;base64,') == min(wrong, 20) + (held.answers != held.targets).sum()
-    invoke(reduce, run, "--calibration", 300, "--target-speedup", 1.02, "--out", tmp_path / "lean")
+    printed = invoke(reduce, run, "--calibration", 300, "--target-speedup", 1.02, "--out", tmp_path / "lean")
     assert read_config(tmp_path / "lean").own_data == config.own_data
+    invoke(finetune, *next_command(printed), "--epochs", 1, "--no-report")
+    assert read_config(tmp_path / "lean-taught").own_data == config.own_data
     (tmp_path / "digits" / "class 1" / "x.png").write_bytes(b"GIF89a")
     with pytest.raises(DataError, match=r"file digits/: got 538 rows .* expected 537 rows .*fewheads finetune --data"):
         invoke(report, run, "--replace")
