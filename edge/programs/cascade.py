@@ -33,7 +33,7 @@ class Cascade(Program):
         begun = time.perf_counter()
         outputs = self._lean.infer(inputs)
         lean_seconds = time.perf_counter() - begun
-        unsure = margins(outputs[config.logits]) < config.margin
+        unsure = ~(margins(outputs[config.logits]) >= config.margin)  # also of a row without numbers
         tiers = np.where(unsure, config.full, config.lean)
         if not unsure.any():
             return Computed(outputs, {TIER: tiers})
@@ -47,8 +47,12 @@ class Cascade(Program):
 
 
 def margins(logits: Array) -> Array:
-    """Return how much more likely the best label is than the second best, [N], 0 to 1, for logits [N, labels]."""
-    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    """Return how much more likely the best label is than the second best, [N], 0 to 1, for logits [N, labels].
+
+    It is NaN where a logit is NaN, or the largest one infinite.
+    """
+    with np.errstate(invalid="ignore"):
+        exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
     two = np.sort(exponentials / exponentials.sum(axis=1, keepdims=True), axis=1)[:, -2:]
     difference: Array = two[:, 1] - two[:, 0]
     return difference

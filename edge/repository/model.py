@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from edge.bundles.accuracy import accuracies
 from edge.bundles.bundle import Bundle
 from edge.bundles.fields import Role
 from edge.bundles.golden import check_outputs
@@ -109,7 +110,8 @@ class Model:
         self.on_request = (*self.by_token, *(name for name in self.made if name in self.labels))  # probabilities
         self.executors = self._executors(options)
         default_policy = self._serving.policy or (ROUTER if self._cascade and self._cascade.default else PINNED)
-        self.selector = TierSelector(self.name, self.executors, options.policy or default_policy)
+        known = accuracies(bundle.manifest.measures, {tier: one.artifact.runtime for tier, one in self.tiers.items()})
+        self.selector = TierSelector(self.name, self.executors, options.policy or default_policy, known)
         loops = isinstance(self.program, IterativeProgram)
         self.chooses = len(self.executors) > 1 or (loops and self.selector.policy == DEADLINE)
         self._golden = bundle.goldens

@@ -102,6 +102,11 @@ class LatencyTable:
         low, high = self._at(below, deviations), self._at(above, deviations)
         return low + (high - low) * share
 
+    @property
+    def largest(self) -> int:
+        """The largest size with a run, to a fourth root of 2; 0 without runs."""
+        return round(_size(self._buckets[-1])) if self._buckets else 0
+
     def usual_seconds(self, size: int) -> float | None:
         """Return about the median of runs of a size, which a few slow ones do not move; None for an unknown size."""
         median = self._medians.get(_bucket(size))

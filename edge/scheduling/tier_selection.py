@@ -1,11 +1,16 @@
-"""Tier selection: by name, by the router, or the fullest tier that meets the deadline or carries the load."""
+"""Tier selection: by name, by the router, or the fullest tier that meets the deadline or carries the load.
+
+A tier that another one beats in both time and accuracy is chosen by name alone.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
+from edge.bundles.accuracy import Accuracies, is_as_accurate
 from edge.errors import InvalidRequest
 from edge.programs.cascade import AUTO
 from edge.scheduling.tier_executor import TierExecutor
@@ -95,13 +100,27 @@ class LoadLevel:
 class TierSelector:
     """Selects the tier of each request to one model; ``policy`` is for those that name neither a tier nor a policy.
 
-    ``executors`` are of its tiers, the full one first, and of the router under :data:`AUTO` if it has one.
+    ``executors`` are of its tiers, the full one first, and of the router under :data:`AUTO` if it has one. ``known``
+    has what is known of the accuracy of tiers.
     """
 
-    def __init__(self, model: str, executors: Mapping[str, TierExecutor], policy: str) -> None:
+    def __init__(
+        self,
+        model: str,
+        executors: Mapping[str, TierExecutor],
+        policy: str,
+        known: Mapping[str, Accuracies] = MappingProxyType({}),
+    ) -> None:
         self._model = model
         self._executors = executors
         self._full = next(iter(executors.values()))
+        #: The tiers that are known to be as accurate as a tier.
+        self._rivals = {
+            executors[tier]: [
+                executors[other] for other in known if other != tier and is_as_accurate(known[other], own)
+            ]
+            for tier, own in known.items()
+        }
         self._load = LoadLevel()
         self.policy = PINNED if policy == ROUTER and AUTO not in executors else policy
 
@@ -142,7 +161,7 @@ class TierSelector:
         return policy
 
     def _elastic(self, demand: Demand, policy: str) -> Choice:
-        ladder = self._ladder(demand.size)
+        ladder = self._ladder(demand.size, policy)
         first = self._level(demand, ladder) if policy == LOAD else 0
         left = math.inf if demand.left is None else _ROOM * demand.left
         fitting = (executor for executor in ladder[first:] if left == math.inf or demand.finish(executor) <= left)
@@ -150,12 +169,25 @@ class TierSelector:
         reason = policy if executor is not ladder[0] else "full"
         return Choice(executor, reason, best_effort=policy == DEADLINE and executor.iterative)
 
-    def _ladder(self, size: int) -> list[TierExecutor]:
-        """Return the full tier and those that were measured to be faster, the slowest first, whatever their names."""
-        limit = self._full.latency.seconds(size)
-        timed = [(each.latency.seconds(size), each) for name, each in self._executors.items() if name != AUTO]
-        faster = [(seconds, each) for seconds, each in timed if limit and seconds is not None and seconds < limit]
-        return [self._full, *(each for _, each in sorted(faster, key=lambda pair: -pair[0]))]
+    def _ladder(self, size: int, policy: str) -> list[TierExecutor]:
+        """Return the full tier and those that were measured to be faster, the slowest first, whatever their names.
+
+        One is left out if another is faster and known to be as accurate; for the policy ``load``, the other must not
+        take longer for an element of a batch either. Times are compared at a size that all of them were measured up
+        to, because predictions beyond that err towards slow.
+        """
+        tiers = [each for name, each in self._executors.items() if name != AUTO and each.latency.largest]
+        size = min([size, *(each.latency.largest for each in tiers)])
+        seconds = {each: each.latency.seconds(size) or math.inf for each in tiers}
+        limit = seconds.get(self._full, 0.0)
+        faster = [each for each in tiers if seconds[each] < limit]
+
+        def beaten(tier: TierExecutor) -> bool:
+            others = [other for other in self._rivals.get(tier, ()) if seconds.get(other, math.inf) < seconds[tier]]
+            return any(policy != LOAD or _cost(other) <= _cost(tier) for other in others)
+
+        left = [each for each in faster if not beaten(each)]
+        return [self._full, *sorted(left, key=lambda each: -seconds[each])]
 
     def _level(self, demand: Demand, ladder: list[TierExecutor]) -> int:
         self._load.arrived(demand.now, demand.size)
@@ -163,5 +195,9 @@ class TierSelector:
         pressure, finish = demand.fullness, demand.finish(executor)
         if demand.left is not None:
             pressure = max(pressure, finish / demand.left if demand.left > 0 else math.inf)
-        costs = [(each.latency.seconds_per_element() or 0.0) / demand.instances for each in ladder]
+        costs = [_cost(each) / demand.instances for each in ladder]
         return self._load.update(demand.now, pressure, finish, costs)
+
+
+def _cost(executor: TierExecutor) -> float:
+    return executor.latency.seconds_per_element() or 0.0

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.manifest import Serving, TokenizerPreprocess
 from edge.datatypes import Array, TensorSpec
-from edge.errors import RunnerError
+from edge.errors import InvalidRequest, RunnerError
 from edge.instruments.statistics import ModelStatistics
 from edge.pb import inference_pb2 as pb
 from edge.programs.program import Options
@@ -98,14 +98,20 @@ def test_texts_of_any_lengths_get_the_same_answers_as_alone(
         assert (now.execution_count, list(now.batches)) == (1, [sum(short)])
 
 
-@pytest.mark.parametrize("culprit", [ids(1, 2, value=999), ids(1, 3, mask=2, value=1)], ids=["vocabulary", "lengths"])
-def test_only_the_culprit_of_a_run_fails(scheduler: Scheduler, text_model: Model, culprit: dict[str, Array]) -> None:
+@pytest.mark.parametrize(
+    ("culprit", "kind"),
+    [(ids(1, 2, value=999), InvalidRequest), (ids(1, 3, mask=2, value=1), RunnerError)],
+    ids=["vocabulary", "lengths"],
+)
+def test_only_the_culprit_of_a_run_fails(
+    scheduler: Scheduler, text_model: Model, culprit: dict[str, Array], kind: type[Exception]
+) -> None:
     executor, statistics = text_model.executors["full"], ModelStatistics()
     good = [text_model.prepare(texts(row)) for row in ("good", "bad bad", "fine")]
     with occupied(scheduler):
         jobs = [submitted(scheduler, Awaited(executor, feed, 1, statistics=statistics)) for feed in (*good, culprit)]
         jobs.append(submitted(scheduler, Awaited(executor, good[0], 1, statistics=statistics)))
-    assert isinstance(jobs.pop(3).exception(WAIT), RunnerError)
+    assert isinstance(jobs.pop(3).exception(WAIT), kind)
     for job, feed in zip(jobs, (*good, good[0]), strict=True):
         expected = text_model.program.compute(feed, Options("full")).outputs["logits"]
         np.testing.assert_array_equal(job.result(WAIT).outputs["logits"], expected)

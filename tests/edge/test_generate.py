@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from edge.bundles.bundle import Bundle
 from edge.datatypes import Array
-from edge.errors import DeadlineExceeded, RunnerError
+from edge.errors import DeadlineExceeded, InvalidRequest, RunnerError
 from edge.programs import generate
 from edge.programs.generate import PROMPT_TOKENS, Generate, token_limits
 from edge.programs.loop import Loop
@@ -367,7 +367,7 @@ def test_texts_begin_anew_when_a_step_fails(tmp_path: Path, caplog: pytest.LogCa
         run.admit([good, bad])
         while run.jobs:
             run.step()
-        assert isinstance(bad.error, RunnerError)
+        assert isinstance(bad.error, InvalidRequest)
         assert "a session of 2 requests to letters failed; each begins anew, alone" in caplog.text
         assert answer_of(good)[0] == [continued(GOES_ON, 20), continued("ab", 20)]
         used = letters.cache_bytes

@@ -113,7 +113,7 @@ async def test_a_stream_repeats_nothing_after_a_failure_beside_it(
             assert stream.call.answer
             assert stream.call.answer.outputs["text"].item().decode() == text
             assert how or text == continued("abc", 40)
-        with pytest.raises(RunnerError):
+        with pytest.raises(InvalidRequest):
             await breaking.texts()
         assert "failed; each begins anew, alone" in caplog.text
         caplog.clear()

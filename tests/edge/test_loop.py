@@ -173,7 +173,7 @@ async def test_a_failing_row_fails_alone(running: Running) -> None:
     await asyncio.sleep(0.02)
     tasks = [asyncio.create_task(running.infer(loop_request(value))) for value in (1, FAILING, 2)]
     done = await asyncio.gather(*tasks, return_exceptions=True)
-    assert isinstance(done[1], RunnerError)
+    assert isinstance(done[1], InvalidRequest)
     assert [array_of(done[place], "loops").tolist() for place in (0, 2)] == [[4], [4]]  # type: ignore[arg-type]
     assert array_of(await endless, "loops").tolist() == [20_000]
     failed = running.counted(NAME).failures

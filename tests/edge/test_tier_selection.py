@@ -4,30 +4,44 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge.bundles.accuracy import Accuracies
+from edge.bundles.manifest import Measure
 from edge.errors import InvalidRequest
+from edge.pb import inference_pb2 as pb
+from edge.scheduling.latency import LatencyTable
 from edge.scheduling.tier_executor import TierExecutor
 from edge.scheduling.tier_selection import AUTO, Demand, LoadLevel, TierSelector
+from tests.support.inference_service import running_service
 from tests.support.jobs import executor_of
+from tests.support.tiered_model import WIDTH, write_tiered_bundle
 
 #: Seconds of a request, of the full tier and of leaner ones.
 COSTS = (0.008, 0.004, 0.002)
 TIERS = {"full": 0.1, "half": 0.05, "third": 0.03}
 
 
-def selector(policy: str, **seconds: float) -> TierSelector:
+def selector(policy: str, known: Mapping[str, Accuracies] = MappingProxyType({}), **seconds: float) -> TierSelector:
     executors = {}
     for tier, each in (seconds or TIERS).items():
         executors[tier] = executor_of(lambda rows: rows, tier)
         if each:
             executors[tier].latency.observe(1, each)
-    return TierSelector("m", executors, policy)
+    return TierSelector("m", executors, policy, known)
+
+
+def on_dev(**values: float) -> dict[str, Accuracies]:
+    return {tier: {("cosine", "dev", 100): value} for tier, value in values.items()}
 
 
 def choose(
@@ -88,6 +102,96 @@ def test_tiers_are_ordered_by_their_measured_times() -> None:
     for unmeasured in ({"full": 0.0, "half": 0.0}, {"full": 0.0, "half": 0.1}):
         for policy in ("deadline", "load"):
             assert choose(selector(policy, **unmeasured), left=0.001, fullness=1.0) == ("full", "full")
+
+
+#: Half of the layers in FP32 takes longer than all of them in INT8, and is less accurate.
+REDUCED = {"full": 3.66, "int8": 2.06, "half": 2.24, "half_int8": 1.61}
+COSINES = on_dev(int8=0.994, half=0.948, half_int8=0.945)
+
+
+@pytest.mark.parametrize("policy", ["deadline", "load"])
+def test_tier_that_another_beats_in_time_and_accuracy_is_chosen_by_name_alone(policy: str) -> None:
+    def reached(selector: TierSelector) -> list[str]:
+        selector._load._settled = math.inf  # its level stays 0
+        return [choose(selector, left=left)[0] for left in (9.0, 3.0, 2.8, 2.5, 0.1)]
+
+    assert reached(selector(policy, **REDUCED)) == ["full", "half", "int8", "half_int8", "half_int8"]
+    best = selector(policy, COSINES, **REDUCED)
+    assert reached(best) == ["full", "int8", "int8", "half_int8", "half_int8"]
+    assert choose(best, "half") == ("half", "requested")
+    for unlike in (
+        COSINES | on_dev(half=0.995),  # it is slower, and better
+        COSINES | {"half": {("cosine", "test", 100): 0.948}},  # on other data
+        COSINES | {"half": {("cosine", "dev", 100): 0.948, ("pearson", "dev", 100): 1.0}, "int8": {
+            **COSINES["int8"], ("pearson", "dev", 100): 0.9}},  # by one of two metrics
+        {tier: known for tier, known in COSINES.items() if tier != "int8"},
+    ):  # fmt: skip
+        assert reached(selector(policy, unlike, **REDUCED))[1] == "half"
+    assert reached(selector(policy, COSINES, **REDUCED | {"int8": 0.0}))[1] == "half"  # it was not measured
+    for _ in range(20):
+        best._executors["int8"].latency.observe(1, 3.0)  # on this machine, its runs are slow
+    assert [choose(best, left=left)[0] for left in (4.0, 3.0)] == ["int8", "half"]
+
+
+def test_load_keeps_a_tier_whose_batches_take_less_time() -> None:
+    both = {policy: selector(policy, COSINES, **REDUCED) for policy in ("deadline", "load")}
+    for one in both.values():
+        one._load._settled = math.inf
+        one._executors["half"].latency.observe(8, 8.0)
+    assert [choose(one, left=3.0)[0] for one in both.values()] == ["int8", "half"]
+
+
+def test_tiers_are_compared_at_a_size_that_all_of_them_were_measured_at() -> None:
+    one = selector("deadline")
+    one._full.latency.observe(64, 0.5)  # less than 64 times what "half" takes for one element
+    assert choose(one, left=0.08, size=64) == ("half", "deadline")
+
+
+Seconds = st.sampled_from((0.0, 0.01, 0.02, 0.03, 0.05))
+Known = st.dictionaries(st.sampled_from(("dev", "test")), st.sampled_from((0.7, 0.8, 0.9)))
+
+
+@given(st.lists(st.tuples(Seconds, Known), min_size=1, max_size=7), Seconds)
+def test_no_tier_of_the_ladder_is_beaten_and_no_other_one_is_left_out(
+    tiers: list[tuple[float, dict[str, float]]], full: float
+) -> None:
+    names = [f"tier{number}" for number in range(len(tiers))]
+    seconds = {"full": full} | {name: each for name, (each, _) in zip(names, tiers, strict=True)}
+    values = {name: known for name, (_, known) in zip(names, tiers, strict=True)}
+    known = {name: {("f1", data, 9): value for data, value in of.items()} for name, of in values.items()}
+    chosen = selector("deadline", known, **seconds)
+    first, *ladder = [each.tier for each in chosen._ladder(1, "deadline")]
+    assert first == "full"
+    assert ladder == sorted(ladder, key=lambda name: -seconds[name])
+    for name in names:
+        beaten = any(
+            0 < seconds[other] < seconds[name]
+            and values[name].keys() & values[other].keys()
+            and all(
+                values[other].get(data, 1.0) >= value for data, value in values[name].items() if data in values[other]
+            )
+            for other in names
+        )
+        assert (name in ladder) == (0 < seconds[name] < full and not beaten)
+
+
+@pytest.mark.parametrize(("measured", "tier"), [({}, "half"), ({"half": 0.7, "third": 0.8}, "third")])
+async def test_served_model_leaves_out_the_tier_that_its_measures_and_times_rule_out(
+    tmp_path: Path, measured: Mapping[str, float], tier: str
+) -> None:
+    def write(repository: Path) -> None:
+        measures = [Measure("accuracy", f"dev, tier {name}", value, 100) for name, value in measured.items()]
+        write_tiered_bundle(repository / "m", layers={"full": 3, "half": 2, "third": 1}, measures=measures)
+
+    async with running_service(tmp_path, write) as running:
+        for executor, seconds in zip(running.model("tiered").executors.values(), (100.0, 10.0, 1.0), strict=True):
+            executor.latency = LatencyTable()
+            executor.latency.observe(1, seconds)
+        request = pb.ModelInferRequest(model_name="tiered")
+        request.inputs.add(name="x", datatype="FP32", shape=(1, WIDTH)).contents.fp32_contents.extend([0.0] * WIDTH)
+        request.parameters["policy"].string_param = "deadline"
+        parameters = (await running.infer(request, time.monotonic() + 50)).parameters
+        assert (parameters["tier"].string_param, parameters["tier_reason"].string_param) == (tier, "deadline")
 
 
 def test_unknown_and_contradictory_parameters_are_rejected() -> None:

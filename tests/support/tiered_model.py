@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +28,9 @@ def tier_onnx(layers: int) -> bytes:
     return serialized(graph_of(text, eye=np.eye(WIDTH, dtype=np.float32)))
 
 
-def write_tiered_bundle(directory: Path, max_batch_size: int = 4) -> Bundle:
+def write_tiered_bundle(
+    directory: Path, max_batch_size: int = 4, layers: Mapping[str, int] = LAYERS, **fields: Any
+) -> Bundle:
     x = np.random.default_rng(0).normal(size=(4, WIDTH)).astype(np.float32)
     manifest = manifest_of(
         "tiered",
@@ -34,7 +38,8 @@ def write_tiered_bundle(directory: Path, max_batch_size: int = 4) -> Bundle:
         (TensorSpec("y", "FP32", (-1, WIDTH)),),
         {"x": Profile(min=(1, WIDTH), opt=(1, WIDTH), max=(max_batch_size, WIDTH))},
         max_batch_size=max_batch_size,
-        tiers=tuple(tier_of(name, f"{name}.onnx", atol=1e-6) for name in LAYERS),
+        tiers=tuple(tier_of(name, f"{name}.onnx", atol=1e-6) for name in layers),
+        **fields,
     )
-    files = {f"{name}.onnx": tier_onnx(layers) for name, layers in LAYERS.items()}
+    files = {f"{name}.onnx": tier_onnx(number) for name, number in layers.items()}
     return write_bundle(directory, manifest, {**files, "golden.npz": Golden({"x": x}, {"y": x}).encode()})
