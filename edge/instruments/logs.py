@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -24,8 +23,6 @@ _CORE: Final = "grpc._cython.cygrpc"
 _CLIENT_DISCONNECTED: Final = "ExecuteBatchError raised in core"
 #: The most characters of a message, of the name of a model or request, and of a traceback.
 _MOST_MESSAGE_CHARS, _MOST_NAME_CHARS, _MOST_TRACEBACK_CHARS = 4000, 200, 16_000
-#: The query in the first line of an HTTP request, which may hold a token and any character; all that follows goes, too.
-_QUERY: Final = re.compile(r"\b([A-Z]+ /[^\s?]*)\?.*", re.DOTALL)
 _LOGGERS: Final = (logging.getLogger(), logging.getLogger("edge"))
 
 
@@ -157,7 +154,7 @@ class _Json(logging.Formatter):
 
 
 def _message(record: logging.LogRecord) -> str:
-    return printable(elided(_QUERY.sub(r"\1?…", record.getMessage()), _MOST_MESSAGE_CHARS))
+    return printable(elided(record.getMessage(), _MOST_MESSAGE_CHARS))
 
 
 def _name(text: str) -> str:

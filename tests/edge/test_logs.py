@@ -105,7 +105,12 @@ def test_messages_are_bounded_and_safe_for_a_terminal(capsys: pytest.CaptureFixt
 
 
 def test_paths_of_http_requests_are_escaped_and_queries_left_out(tmp_path: Path) -> None:
-    lines = (b"GET /a%%1b[2J?token=%s HTTP/1.1", b"GET /a?b'%s HTTP/1.1", b"GET /a?b %s c HTTP/1.1", b"GET /a?%s")
+    lines = (
+        b"GET /v2/models/a%%1b[2J?token=%s HTTP/1.1",
+        b"GET /a?b'%s HTTP/1.1",
+        b"GET /a?b %s c HTTP/1.1",
+        b"GET /a?%s",
+    )
     with served(tmp_path, "--log-level=debug", "--http-port=0") as server:
         for port in (server.ready.metrics_port, server.ready.http_port):
             for line in lines:
@@ -116,7 +121,7 @@ def test_paths_of_http_requests_are_escaped_and_queries_left_out(tmp_path: Path)
         server.process.terminate()
         code, log = server.end()
     assert code == 0
-    assert "GET /a" in log
+    assert "/v2/models/a\\x1b[2J: Request for unknown model" in log
     assert "secret" not in log
     assert "\x1b" not in log
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from edge.connections.quota import Quota
 from edge.health.health import Health
 from edge.health.supervisor import Supervisor
 from edge.health.systemd import Notifier
@@ -67,7 +68,7 @@ async def test_samples_go_on_and_their_error_is_logged_once(
     repository = Repository(tmp_path, Loader(device))
     health = Health(repository, device.runs)
     streams: Streams = None  # type: ignore[assignment] # samples need none
-    sources = Sources(device, repository, health, Failing(), Sensors(), streams)
+    sources = Sources(device, repository, health, Failing(), Sensors(), streams, Quota(1, 1))
     monkeypatch.setattr(telemetry, "_SAMPLE_SECONDS", 0.01)
     watching = asyncio.create_task(telemetry.Telemetry(sources).watch())
     await asyncio.wait_for(sampled.wait(), 10)
