@@ -67,9 +67,9 @@ class Supervisor:
         ready = {name: self._server_ready() for name in self._services}
         ready |= {name: self._health.name_ready(name) for name in names}
         changed = {name: serving for name, serving in ready.items() if self._published.get(name) != serving}
-        self._published.update(changed)
         for name, serving in changed.items():
             self._set_health(name, serving)
+            self._published[name] = serving
         self._notify_systemd()
 
     async def run(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.fields import Role
@@ -26,6 +27,8 @@ from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import ServingOptions
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: Interval at which a build that waits for another one checks whether to stop.
 _WAIT_SECONDS = 0.2
@@ -65,6 +68,8 @@ class Loader:
         self._budget = budget
         self._build = build
         self._building = threading.Lock()
+        #: Since when a load occupies the device's thread, as ``time.monotonic()``; None if none does.
+        self.occupies_since: float | None = None
 
     def check_cache(self) -> None:
         """Log a warning where models may have to be built and the cache cannot be written."""
@@ -141,18 +146,31 @@ class Loader:
         try:
             for tier, role in ((tier.name, role) for tier in bundle.manifest.tiers for role in bundle.manifest.roles):
                 load = partial(load_with, runtime, bundle, self._cache, tier, role)
-                files[tier, role] = self._device.call(load)
+                files[tier, role] = self._call(runtime, load)
             # A head uploads its tensors, which only the thread of the device may do.
-            model = self._device.call(partial(Model, bundle, files, options=self._options))
+            model = self._call(runtime, partial(Model, bundle, files, options=self._options))
             model.load_memory_bytes = max(memory.process_rss_bytes() - before, 0)
-            self._device.call(model.check_steps)
-            self._device.call(model.measure)
+            self._call(runtime, model.check_steps)
+            self._call(runtime, model.measure)
         except BaseException:
             for loaded in files.values():
                 self._device.call(loaded.runner.close)
             raise
         _trim_memory()  # the memory of the file and of its optimisation
         return model
+
+    def _call(self, runtime: Runtime, work: Callable[[], T]) -> T:
+        """Do a part of a load on the device's thread, whose loads come one after the other."""
+
+        def timed() -> T:
+            if runtime.thread_bound:
+                self.occupies_since = time.monotonic()
+            try:
+                return work()
+            finally:
+                self.occupies_since = None
+
+        return self._device.call(timed)
 
     def close(self, model: Model) -> None:
         """Close a model on the thread that owns it, and return its memory to the system."""

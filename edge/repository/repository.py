@@ -11,7 +11,16 @@ from pathlib import Path
 from edge.bundles import manifest_file
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import MANIFEST_NAME
-from edge.errors import BundleError, FewheadsError, InvalidRequest, Literally, ModelNotReady, NotFound, printable
+from edge.errors import (
+    BundleError,
+    FewheadsError,
+    InvalidRequest,
+    Literally,
+    ModelNotReady,
+    NotFound,
+    UsageError,
+    printable,
+)
 from edge.repository.entry import Entry
 from edge.repository.loader import Loader
 from edge.repository.model import Model
@@ -41,10 +50,15 @@ class Directory:
         self._stamps: dict[Path, _Stamp] = {}
 
     def bundles(self) -> list[Path]:
-        """Return the directories of the bundles, sorted."""
-        if (self.path / MANIFEST_NAME).is_file():
-            return [self.path]
-        return sorted(path for path in self.path.iterdir() if path.is_dir() and not path.name.startswith("."))
+        """Return the directories of the bundles, sorted; raise a UsageError if the directory cannot be read."""
+        try:
+            if (self.path / MANIFEST_NAME).is_file():
+                return [self.path]
+            return sorted(path for path in self.path.iterdir() if path.is_dir() and not path.name.startswith("."))
+        except OSError as error:
+            given, expected = Literally(error.strerror), "a directory that this process's user may read"
+            fix = "Mount it, or change its mode."
+            raise UsageError(f"repository {self.path}", given=given, expected=expected, fix=fix) from None
 
     def keys(self, expected: Collection[Path] = ()) -> dict[Path, Key | FewheadsError]:
         """Return the model that each bundle's manifest names, or the error of a manifest that cannot be read.

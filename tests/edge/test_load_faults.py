@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from edge.bundles.bundle import Bundle
-from edge.errors import BundleError, LoadFailed
+from edge.errors import BundleError, LoadFailed, RunStuck, UsageError
+from edge.health import health
 from edge.health.health import Health
 from edge.launch import serving
 from edge.pb import inference_pb2 as pb
@@ -26,6 +27,7 @@ from edge.repository.loader import Loader
 from edge.repository.model import Model
 from edge.repository.repository import Directory, Repository
 from edge.runtimes import cache
+from edge.runtimes.onnxruntime import OnnxRuntimeCpu
 from edge.scheduling.scheduler import Scheduler
 from edge.settings import TRANSPORTS
 from tests.support.metrics import wait_until
@@ -96,23 +98,15 @@ async def test_unexpected_error_is_the_reason_of_its_bundle_alone(
             await polling
 
 
-def test_directory_that_cannot_be_read_is_an_error_of_that_bundle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_oracle_bundle(tmp_path / "a", "a", 1)
-
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "stat", refuse)  # as for another user's directory, which root could read
-    found = Directory.read(tmp_path / "a", "a")
-    monkeypatch.undo()
-    assert isinstance(found, BundleError)
-    assert "got PermissionError" in str(found)
+def test_directories_that_cannot_be_read_have_errors_of_their_own(tmp_path: Path) -> None:
+    # A name that is too long fails for every user, as a directory without permission does for all but root.
+    assert isinstance(Directory.read(tmp_path / ("x" * 300), "a"), BundleError)
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="got Not a directory, expected a directory that this process's user may read"):
+        Directory(tmp_path / "file").bundles()
 
 
 def test_cache_that_cannot_be_looked_into_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A name that is too long fails for every user, as a directory without permission does for all but root.
     unreadable = tmp_path / ("x" * 300)
     assert cache.find(cache.entry(unreadable, {}), {}) is None
     assert cache.nearest(unreadable, dict.fromkeys(("onnx", "runtime", "tier", "role"), "")) is None
@@ -145,6 +139,23 @@ async def test_load_that_takes_too_long_delays_nobody(tmp_path: Path) -> None:
         await control.close()
         await until(lambda: not any(thread.name == LOAD_THREAD for thread in threading.enumerate()))
         assert states(repository)["busy"] == "UNAVAILABLE"
+
+
+def test_load_that_occupies_the_device_ends_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = write_busy_bundle(tmp_path, steps=1500)
+    monkeypatch.setattr(health, "LEAST_LOAD_SECONDS", 0.01)
+    monkeypatch.setattr(OnnxRuntimeCpu, "thread_bound", True)
+    device = Scheduler(8)
+    loader = Loader(device, "onnxruntime", tmp_path / "cache")
+    read = health.Health(Repository(tmp_path, loader), device.runs, watchdog_seconds=0.01).failure
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(loader.load_model, bundle)
+        assert wait_until(lambda: isinstance(read(0.01), RunStuck))
+        assert "got a load that has occupied the device for more than 0.0 s" in str(read(0.01))
+        model = loading.result()
+    assert read(0.01) is None
+    loader.close(model)
+    device.close()
 
 
 async def test_late_load_serves_when_it_ends(tmp_path: Path) -> None:
@@ -194,7 +205,7 @@ def test_directory_whose_name_is_not_utf_8_harms_nobody(tmp_path: Path, mode: st
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_long_name_fits_into_the_status_and_the_log(tmp_path: Path, transport: str) -> None:
     write_oracle_bundle(tmp_path / "repository" / "oracle", "oracle", 1)
-    long = "\N{GRINNING FACE}\x1b[2J" * 10**5
+    long = "\N{GRINNING FACE}\x1b[2J" * 7000  # 56 KB
     arguments = ("--model-control=explicit", "--load-model=*", "--log-level=debug", f"--transport={transport}")
     with served(tmp_path / "repository", *arguments) as server:
         stub = server.stub

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import socket
 from contextlib import closing
 from contextvars import copy_context
 from pathlib import Path
@@ -101,6 +102,28 @@ def test_messages_are_bounded_and_safe_for_a_terminal(capsys: pytest.CaptureFixt
     assert "\x1b" not in written
     assert "ValueError: " in written
     assert written.encode()
+
+
+def test_paths_of_http_requests_are_escaped_and_queries_left_out(tmp_path: Path) -> None:
+    lines = (
+        b"GET /v2/models/a%%1b[2J?token=%s HTTP/1.1",
+        b"GET /a?b'%s HTTP/1.1",
+        b"GET /a?b %s c HTTP/1.1",
+        b"GET /a?%s",
+    )
+    with served(tmp_path, "--log-level=debug", "--http-port=0") as server:
+        for port in (server.ready.metrics_port, server.ready.http_port):
+            for line in lines:
+                with socket.create_connection(("127.0.0.1", port or 0), timeout=10) as connection:
+                    connection.sendall(line % b"secret" + b"\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                    while connection.recv(1024):
+                        pass
+        server.process.terminate()
+        code, log = server.end()
+    assert code == 0
+    assert "/v2/models/a\\x1b[2J: Request for unknown model" in log
+    assert "secret" not in log
+    assert "\x1b" not in log
 
 
 def test_wrong_setting_changes_none() -> None:
