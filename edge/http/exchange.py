@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import h11
 import msgspec
 
-from edge.errors import INTERNAL, InvalidRequest, Literally, Overloaded, RequestError, printable
+from edge.errors import INTERNAL, InvalidRequest, Literally, Overloaded, RequestError
 from edge.http.asgi import Application, Message, Scope, state_of
 from edge.http.half import SendingHalf
 
@@ -120,7 +120,7 @@ class Exchange:
         try:
             await application(self._scope, self._receive, self._send)
         except Exception:
-            log.exception("a request for %s failed", printable(self._scope["path"]))
+            log.exception("a request for %s failed", self._scope["path"])
         if self._ended:
             return
         if self._responding:  # it cannot be completed

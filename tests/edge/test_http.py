@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import re
 import socket
-import ssl
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -18,10 +18,10 @@ import pytest
 from edge.connections import quota
 from edge.connections.quota import Quota, Refusal
 from edge.errors import PermissionDenied, RequestError
+from edge.http import connection as http_connection
 from edge.http.asgi import Message, Receive, Scope, Send, accepted
 from edge.http.exchange import Exchange
 from edge.launch import running_server
-from edge.security.credentials import ServerCertificates
 from edge.security.hosts import Hosts
 from tests.support.http_requests import ask
 from tests.support.http_server import Running, everything, http_server
@@ -29,6 +29,12 @@ from tests.support.metrics import wait_until
 from tests.support.models import ORACLE_BUNDLE
 from tests.support.secured_servers import Authority
 
+try:
+    import uvloop
+except ModuleNotFoundError:
+    uvloop = None
+
+NewLoop = Callable[[], asyncio.AbstractEventLoop]
 #: What a request set, if a later one can see it.
 SEEN: ContextVar[str] = ContextVar("seen", default="")
 MIB = 1024**2
@@ -87,15 +93,10 @@ CHUNKED = request("/body", "Transfer-Encoding: chunked", "Connection: close", me
 @pytest.mark.parametrize("piece_bytes", [10**6, 1000])
 @pytest.mark.parametrize("head", [request("/", f"X: {'x' * 40_000}"), request("/", *["X: y"] * 200)], ids=len)
 def test_head_is_limited_in_size_and_number_however_it_arrives(tmp_path: Path, head: bytes, piece_bytes: int) -> None:
-    authority = Authority(tmp_path)
-    context = ssl.create_default_context(cafile=str(authority.file))
-    certificates = ServerCertificates(*authority.issue(), client_ca=None)
-    with http_server(application, certificates=certificates) as server:
-        address = ("127.0.0.1", server.port)
-        with context.wrap_socket(socket.create_connection(address, 20), server_hostname="localhost") as connection:
-            for at in range(0, len(head), piece_bytes):
-                connection.sendall(head[at : at + piece_bytes])
-            assert connection.recv(1000).startswith(b"HTTP/1.1 431 ")
+    with http_server(application, authority=Authority(tmp_path)) as server, server.connect() as connection:
+        for at in range(0, len(head), piece_bytes):
+            connection.sendall(head[at : at + piece_bytes])
+        assert connection.recv(1000).startswith(b"HTTP/1.1 431 ")
         assert server.reasons == {"head"}
 
 
@@ -110,7 +111,7 @@ def test_largest_head_is_taken(server: Running) -> None:
     "start", [b"GET / HTTP/1.1\r\nX: ", post("/body", b"")[:-5] + b"9999\r\n\r\n"], ids=["head", "body"]
 )
 def test_client_that_drips_is_disconnected(server: Running, start: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+    with server.connect() as connection:
         connection.sendall(start)
         with suppress(ConnectionError):
             for _ in range(1000):
@@ -124,7 +125,7 @@ def test_client_that_drips_is_disconnected(server: Running, start: bytes) -> Non
 @pytest.mark.usefixtures("_impatient")
 def test_client_that_sends_much_may_take_longer(server: Running) -> None:
     body = bytes(40 * 1024)  # for each 16 KiB a second
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+    with server.connect() as connection:
         connection.sendall(post("/body", body, "Connection: close")[: -len(body)])
         for at in range(0, len(body), 4096):
             connection.sendall(body[at : at + 4096])
@@ -134,21 +135,30 @@ def test_client_that_sends_much_may_take_longer(server: Running) -> None:
 
 @pytest.mark.usefixtures("_impatient")
 def test_client_that_does_not_read_is_disconnected_and_its_answer_counts(server: Running) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+    with server.connect() as connection:
         quota._PATIENCE_SECONDS = -2000.0  # 30 MB are worth half an hour
         connection.sendall(request(f"/large/{30 * MIB}"))
         assert wait_until(lambda: server.reasons == {"answer"})
     assert server.quota.held_bytes == 0
 
 
-def test_answer_counts_until_it_is_read(server: Running) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+LOOPS = [asyncio.new_event_loop, *([uvloop.new_event_loop] if uvloop else [])]
+
+
+@pytest.mark.parametrize("secured", [False, True], ids=["plain", "TLS"])
+@pytest.mark.parametrize("new_event_loop", LOOPS, ids=lambda new: new.__module__)
+def test_answer_counts_until_it_is_read(tmp_path: Path, secured: bool, new_event_loop: NewLoop) -> None:
+    authority = Authority(tmp_path) if secured else None
+    with (
+        http_server(application, authority=authority, new_event_loop=new_event_loop) as server,
+        server.connect() as connection,
+    ):
         connection.sendall(request(f"/large/{30 * MIB}"))
         assert wait_until(lambda: server.quota.held_bytes == 30 * MIB)
         connection.sendall(LAST)
         assert len(everything(connection)) > 30 * MIB
-    assert wait_until(lambda: server.quota.held_bytes == 0)
-    assert not server.quota.refusals
+        assert wait_until(lambda: server.quota.held_bytes == 0)
+        assert not server.quota.refusals
 
 
 def test_body_and_answer_that_have_no_room_are_refused() -> None:
@@ -168,7 +178,7 @@ def test_body_and_answer_that_have_no_room_are_refused() -> None:
 
 def test_refused_body_is_not_parsed_and_its_client_reads_the_answer(server: Running) -> None:
     chunks = b"1\r\na\r\n" * 500_000  # parsing them takes seconds
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+    with server.connect() as connection:
         connection.sendall(CHUNKED.replace(b"/body", b"/refuse") + chunks)
         began = time.process_time()
         answer = everything(connection)
@@ -210,7 +220,7 @@ def test_requests_share_a_connection_one_after_another_and_nothing_else(server: 
 
 def test_client_that_waits_for_permission_gets_it(server: Running) -> None:
     for path, expected in (("/body", b"HTTP/1.1 100 Continue\r\n\r\n"), ("/refuse", b"HTTP/1.1 401 Unauthorized\r\n")):
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        with server.connect() as connection:
             connection.sendall(request(path, "Content-Length: 1", "Expect: 100-continue", method="POST"))
             assert connection.recv(1000).startswith(expected)
 
@@ -228,7 +238,7 @@ def test_client_that_leaves_frees_its_request_at_once(server: Running) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Exchange, "__init__", spy)
             for start in (post("/body", bytes(MIB))[:-1], request(f"/large/{30 * MIB}"), CHUNKED + b"100\r\n"):
-                with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+                with server.connect() as connection:
                     connection.sendall(start)
                     assert wait_until(lambda: bool(created))
                 assert wait_until(lambda: server.quota.connections == 0)
@@ -242,11 +252,18 @@ def test_client_that_leaves_frees_its_request_at_once(server: Running) -> None:
 def idle(server: Running, count: int, stack: ExitStack, first: bytes) -> list[socket.socket]:
     made = []
     for _ in range(count):
-        made.append(stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=20)))
+        made.append(stack.enter_context(server.connect()))
         made[-1].sendall(first)
         if first:
             assert made[-1].recv(1000)
     return made
+
+
+def test_connection_without_a_request_closes(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quota, "_SWEEP_SECONDS", 0.05)
+    monkeypatch.setattr(http_connection, "_KEEP_ALIVE_SECONDS", 0.2)
+    assert server.send(request("/")).startswith(b"HTTP/1.1 200 ")
+    assert not server.reasons
 
 
 @pytest.mark.parametrize("first", [b"", request("/")], ids=["new", "kept alive"])

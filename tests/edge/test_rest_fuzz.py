@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge.rest.paths import RestApi
 from tests.support.fuzzing import mutated, profile
 from tests.support.http_requests import INFER, JSON_LENGTH, ask, binary, changed, good, output, text
 from tests.support.models import ORACLE, VERSIONED
@@ -102,9 +103,6 @@ def test_random_and_mutated_bodies(http_url: str, connection: http.client.HTTPCo
 
 @EXAMPLES
 def test_every_path(http_url: str, examples: int) -> None:
-    pytest.importorskip("starlette")
-    from edge.rest.paths import RestApi  # its libraries are an extra
-
     nothing: Any = None
     routes: list[Any] = list(RestApi(nothing, nothing, nothing, nothing, None, 0).application.routes)
     paths = sorted((method, route.path) for route in routes for method in route.methods - {"HEAD"})

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from starlette.requests import Request
 
 from edge import errors
+from edge.connections.quota import Quota
+from edge.http.asgi import state_of
+from edge.rest.endpoint import Endpoints
+from edge.security.access import Access
+from edge.security.scopes import INFER_STREAM
 from tests.support.http_requests import INFER, JSON_LENGTH, TOKENS, ask, binary, changed, echo, good, output, without
 from tests.support.models import ORACLE
+from tests.support.secured_servers import tokens_file
 from tests.support.server_models import echo_input, echo_output
 
 
@@ -148,8 +156,7 @@ STATUSES |= {"DeadlineExceeded": 504}
 
 @pytest.mark.parametrize(("name", "status"), STATUSES.items())
 async def test_error_gets_its_status(name: str, status: int) -> None:
-    endpoints = pytest.importorskip("edge.rest.endpoint").Endpoints(None, 0)
-    from starlette.requests import Request
+    endpoints = Endpoints(None, 0)
 
     def fail(request: Request) -> object:
         raise getattr(errors, name)("subject", given=1, expected="2", fix="Send 2.")
@@ -158,3 +165,19 @@ async def test_error_gets_its_status(name: str, status: int) -> None:
     response = await endpoints.endpoint(fail, "/rpc")(request)
     body = {"error": "subject: got 1, expected 2. Send 2."}
     assert (response.status_code, json.loads(response.body)) == (status, body)
+
+
+async def test_caller_of_health_alone_makes_room_for_new_connections(tmp_path: Path) -> None:
+    token = tokens_file(tmp_path / "tokens", asker=["infer"])["asker"]
+    endpoints = Endpoints(Access(tmp_path / "tokens"), 0)
+    share = Quota(1, 1).connect("http", 1, lambda: None)
+    assert share
+    scope = {"type": "http", "method": "GET", "path": "/", "client": None, "state": state_of(share)}
+    bearer = (b"authorization", b"Bearer " + token.encode())
+    for rpc, header, status, proven in (
+        ("/grpc.health.v1.Health/Check", bearer, 200, False),
+        (INFER_STREAM, (b"x", b"y"), 401, False),
+        (INFER_STREAM, bearer, 200, True),
+    ):
+        response = await endpoints.endpoint(lambda request: {}, rpc)(Request({**scope, "headers": [header]}))
+        assert (response.status_code, share.proven) == (status, proven)

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from edge.connections.quota import Quota
 from edge.http.asgi import Application
 from edge.http.server import HttpServer
+from edge.security.credentials import ServerCertificates
+from tests.support.secured_servers import Authority
 
 
 class Running(NamedTuple):
-    """The port of a server and its quota, which the thread of the server changes."""
+    """The port of a server and its quota, which the thread of the server changes; ``tls`` is a client's context."""
 
     port: int
     quota: Quota
+    tls: ssl.SSLContext | None = None
+
+    def connect(self) -> socket.socket:
+        """Return a new connection."""
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        return self.tls.wrap_socket(connection, server_hostname="localhost") if self.tls else connection
 
     @property
     def reasons(self) -> set[str]:
@@ -27,7 +36,7 @@ class Running(NamedTuple):
 
     def send(self, *pieces: bytes) -> bytes:
         """Send bytes, and return all of the answer."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=30) as connection:
+        with self.connect() as connection:
             for piece in pieces:
                 connection.sendall(piece)
             return everything(connection)
@@ -35,10 +44,7 @@ class Running(NamedTuple):
 
 def everything(connection: socket.socket) -> bytes:
     """Return what a server sends until it closes the connection."""
-    answer = b""
-    while data := connection.recv(65536):
-        answer += data
-    return answer
+    return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
 @contextmanager
@@ -49,11 +55,12 @@ def http_server(
     max_connections: int = 64,
     host: str = "127.0.0.1",
     port: int = 0,
-    **options: Any,
+    new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+    authority: Authority | None = None,
 ) -> Iterator[Running]:
-    """Serve an application while the block runs, as the port of metrics."""
+    """Serve an application while the block runs, as the port of metrics; with an ``authority`` over TLS."""
     quota = quota or Quota(10**8, 10**8)
-    loop = asyncio.new_event_loop()
+    loop = new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
 
@@ -61,13 +68,15 @@ def http_server(
         return asyncio.run_coroutine_threadsafe(work, loop).result(30)
 
     async def make() -> HttpServer:
-        return HttpServer("metrics", application, quota, max_connections, **options)
+        certificates = ServerCertificates(*authority.issue(), client_ca=None) if authority else None
+        return HttpServer("metrics", application, quota, max_connections, certificates)
 
     try:
         server = run(make())
         run(server.start(host, port))
         try:
-            yield Running(server.port, quota)
+            tls = ssl.create_default_context(cafile=str(authority.file)) if authority else None
+            yield Running(server.port, quota, tls)
         finally:
             run(server.drain(1))
     finally:
