@@ -39,7 +39,7 @@ def unknown_parameters(target: Target) -> None:
     send(target, "ModelInfer", *requests)
 
 
-@attack()
+@attack(spares=("infer", "image"))  # they wait for the same runs
 def large_ids_that_wait(target: Target) -> None:
     """Requests that wait behind others, with ids of 60 MB and of 4 MB, 720 MB in all."""
     waiting = busy(1)

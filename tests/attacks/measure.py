@@ -109,7 +109,7 @@ def measure(target: Target, attack: Attack) -> Measured:
     doors = [door for door in DOORS if door not in attack.spares]
     _wait(lambda: _is_seen(target), RECOVERY_SECONDS)
     time.sleep(_WINDOW_SECONDS)
-    quiet = statistics.median(call.seconds for call in target.calls["grpc"][-20:])
+    quiet = statistics.median(call.seconds for call in target.calls["live"][-20:])
     first = target.readings[-1]
     start = time.monotonic()
     gained: str | None = None
@@ -124,7 +124,7 @@ def measure(target: Target, attack: Attack) -> Measured:
     worst = {door: max([now - _last_end(target, door) - DOORS[door], *waits[door]]) for door in doors}
     slowest = max(worst, key=lambda door: worst[door])
     result.worst_ms = 1000 * worst[slowest]
-    result.median_ms = 1000 * statistics.median(waits["grpc"] or [now - start])
+    result.median_ms = 1000 * statistics.median(waits["live"] or [now - start])
     readings = [reading for reading in target.readings if reading.at >= start] or [first]
     result.rss_mb = max(reading.rss_bytes for reading in readings) / _MB
     result.kept_mb = (readings[-1].rss_bytes - first.rss_bytes) / _MB
@@ -161,7 +161,7 @@ def _last_end(target: Target, door: str) -> float:
 def _is_calm(target: Target, doors: list[str], quiet: float, files: int) -> bool:
     now = time.monotonic()
     since = now - _WINDOW_SECONDS
-    waits = [call.seconds for call in target.calls["grpc"][-100:] if call.start >= since]
+    waits = [call.seconds for call in target.calls["live"][-100:] if call.start >= since]
     readings = [reading for reading in target.readings[-50:] if reading.at >= since]
     if len(waits) < 5 or len(readings) < 5 or any(now - _last_end(target, door) > 1.0 for door in doors):
         return False
