@@ -10,7 +10,7 @@ import grpc
 
 from edge.pb import inference_pb2 as pb
 from tests.attacks.measure import attack
-from tests.attacks.target import Target
+from tests.attacks.target import Setup, Target
 from tests.support import image_model
 from tests.support.busy_model import busy
 from tests.support.sample_requests import good
@@ -111,7 +111,7 @@ def pictures_of_many_tags(target: Target) -> None:
     send(target, "ModelInfer", *[_png_with(_chunk(b"eXIf", exif))] * 2)
 
 
-@attack()
+@attack(spares=("image",))  # their decoding waits for the same threads
 def long_texts(target: Target) -> None:
     """16 requests of 32 texts of 16 KB each, to tokenize."""
     request = pb.ModelInferRequest(model_name="sentiment")
@@ -129,7 +129,7 @@ def texts_that_are_too_many(target: Target) -> None:
     send(target, "ModelInfer", *[request] * 4)
 
 
-@attack(arguments=("--model-control=explicit", "--load-model=*"))
+@attack(setup=Setup(arguments=("--model-control=explicit", "--load-model=*")))
 def long_names_to_load(target: Target) -> None:
     """A load of a model with a name of 30 MB."""
     send(target, "RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="n" * 30_000_000), token="control")

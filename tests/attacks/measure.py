@@ -17,12 +17,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import grpc
 
-from tests.attacks.target import Target
+from tests.attacks.target import Setup, Target
 from tests.attacks.witness import DOORS, Call
 
 WORST_MS, MOST_RSS_MB, MOST_LOG_MB, RECOVERY_SECONDS = 600, 600, 1, 5.0
@@ -44,17 +43,14 @@ class Attack:
 
     Attributes:
         transports: those whose code it meets.
-        arguments: of the server, beside the usual ones.
-        bundles: adds bundles to the server's repository.
+        setup: of the server.
         spares: the doors that others may find closed meanwhile, such as that whose connections it takes up.
     """
 
     name: str
     run: Run
     transports: tuple[str, ...] = ("nghttp2", "grpcio")
-    arguments: tuple[str, ...] = ()
-    bundles: Callable[[Path], object] | None = None
-    tls: bool = False
+    setup: Setup = field(default_factory=Setup)
     spares: tuple[str, ...] = ()
 
 
