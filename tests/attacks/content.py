@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from functools import cache
 from typing import Any
 
 import grpc
@@ -31,12 +32,15 @@ def send(target: Target, method: str, *messages: Any, token: str = "infer") -> l
 @attack()
 def unknown_parameters(target: Target) -> None:
     """5.5 MB of names of parameters that resemble known ones, and 16 requests of 4,000 names."""
-    requests = []
-    for count in (250_000, *[4_000] * 16):
-        requests.append(good())
-        for number in range(count):
-            requests[-1].parameters[f"timeou{number:06d}"].int64_param = 1
-    send(target, "ModelInfer", *requests)
+    send(target, "ModelInfer", _with_parameters(250_000), *[_with_parameters(4_000)] * 16)
+
+
+@cache
+def _with_parameters(count: int) -> bytes:
+    request = good()
+    for number in range(count):
+        request.parameters[f"timeou{number:06d}"].int64_param = 1
+    return request.SerializeToString()
 
 
 @attack(spares=("infer", "image"))  # they wait for the same runs
