@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -30,12 +31,14 @@ def _row(one: Measured) -> str:
 def main(names: tuple[str, ...], transports: tuple[str, ...], json_file: Path | None) -> None:
     """Run the attacks with these NAMES, or all."""
     found: list[Measured] = []
+    started = time.monotonic()
     click.echo(f"| {' | '.join(_COLUMNS)} |\n|{' --- |' * len(_COLUMNS)}")
     with tempfile.TemporaryDirectory() as directory, servers(make_home(Path(directory))) as running:
         for transport, attack in rows():
             if transport in transports and (not names or attack.name in names):
                 found.append(running.measure(attack, transport))
                 click.echo(_row(found[-1]))
+    click.echo(f"{len(found)} attacks in {time.monotonic() - started:.0f} s")
     if json_file:
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode([asdict(one) for one in found])))
 

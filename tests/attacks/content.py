@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import struct
 import zlib
+from functools import cache
 from typing import Any
 
 import grpc
 
 from edge.pb import inference_pb2 as pb
 from tests.attacks.measure import attack
-from tests.attacks.target import Target
+from tests.attacks.target import Setup, Target
 from tests.support import image_model
 from tests.support.busy_model import busy
 from tests.support.sample_requests import good
@@ -31,15 +32,18 @@ def send(target: Target, method: str, *messages: Any, token: str = "infer") -> l
 @attack()
 def unknown_parameters(target: Target) -> None:
     """5.5 MB of names of parameters that resemble known ones, and 16 requests of 4,000 names."""
-    requests = []
-    for count in (250_000, *[4_000] * 16):
-        requests.append(good())
-        for number in range(count):
-            requests[-1].parameters[f"timeou{number:06d}"].int64_param = 1
-    send(target, "ModelInfer", *requests)
+    send(target, "ModelInfer", _with_parameters(250_000), *[_with_parameters(4_000)] * 16)
 
 
-@attack()
+@cache
+def _with_parameters(count: int) -> bytes:
+    request = good()
+    for number in range(count):
+        request.parameters[f"timeou{number:06d}"].int64_param = 1
+    return request.SerializeToString()
+
+
+@attack(spares=("infer", "image"))  # they wait for the same runs
 def large_ids_that_wait(target: Target) -> None:
     """Requests that wait behind others, with ids of 60 MB and of 4 MB, 720 MB in all."""
     waiting = busy(1)
@@ -111,7 +115,7 @@ def pictures_of_many_tags(target: Target) -> None:
     send(target, "ModelInfer", *[_png_with(_chunk(b"eXIf", exif))] * 2)
 
 
-@attack()
+@attack(spares=("image",))  # their decoding waits for the same threads
 def long_texts(target: Target) -> None:
     """16 requests of 32 texts of 16 KB each, to tokenize."""
     request = pb.ModelInferRequest(model_name="sentiment")
@@ -129,7 +133,7 @@ def texts_that_are_too_many(target: Target) -> None:
     send(target, "ModelInfer", *[request] * 4)
 
 
-@attack(arguments=("--model-control=explicit", "--load-model=*"))
+@attack(setup=Setup(arguments=("--model-control=explicit", "--load-model=*")))
 def long_names_to_load(target: Target) -> None:
     """A load of a model with a name of 30 MB."""
     send(target, "RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="n" * 30_000_000), token="control")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 from contextlib import ExitStack, closing, suppress
+from functools import cache
 
 from grpc_health.v1 import health_pb2
 from hpack import Encoder
@@ -20,6 +21,7 @@ from tests.support.sample_requests import good
 _GZIP = ("grpc-encoding", "gzip")
 
 
+@cache
 def _health(size: int) -> bytes:
     """Return a request for a name of this size, compressed."""
     deflater = zlib.compressobj(wbits=16 + zlib.MAX_WBITS)
@@ -54,7 +56,7 @@ def half_open_calls(target: Target) -> None:
     """30 connections of 4,000 calls without an end, each with 8 KB of headers that take 18 bytes."""
     large = ("x", "y" * 3_500)
     with ExitStack() as connections:
-        for _ in range(30):
+        for _ in zip(range(30), until(2.0), strict=False):
             with suppress(OSError):
                 peer = connections.enter_context(Peer(target.grpc_port))
                 peer.agree()
@@ -141,6 +143,10 @@ for _name, _run in _FLOODS.items():
     ATTACKS[f"flood-of-{_name}"] = Attack(f"flood-of-{_name}", _run)
 
 
+#: Whoever may call can fill the queue, against which there is --rate-limit.
+_SHARE_THE_QUEUE = ("infer", "image")
+
+
 def _flood_of_calls(target: Target, *, trailers: bool) -> None:
     content = message(good().SerializeToString())
     with ExitStack() as connections:
@@ -158,13 +164,13 @@ def _flood_of_calls(target: Target, *, trailers: bool) -> None:
             peer.stay(0.3)
 
 
-@attack()
+@attack(spares=_SHARE_THE_QUEUE)
 def flood_of_calls(target: Target) -> None:
     """5 MB of small calls on 4 connections, each in one write."""
     _flood_of_calls(target, trailers=False)
 
 
-@attack()
+@attack(spares=_SHARE_THE_QUEUE)
 def flood_of_trailers(target: Target) -> None:
     """The same, with trailers behind each request."""
     _flood_of_calls(target, trailers=True)

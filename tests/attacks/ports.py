@@ -8,7 +8,7 @@ import time
 from contextlib import ExitStack, closing, suppress
 
 from tests.attacks.measure import ATTACKS, Attack, attack
-from tests.attacks.target import FILES, Target
+from tests.attacks.target import FILES, Setup, Target
 from tests.attacks.wire import SECONDS, connect, http_request, stay, until
 from tests.attacks.witness import HOST
 
@@ -123,19 +123,21 @@ def _secrets_in_paths(target: Target, door: str) -> str | None:
     return next((f"{each!r} in the log" for each in (b"\x1b[31mred", b"my-secret") if each in log), None)
 
 
+#: A web page sends no token of the server.
+_OPEN = Setup(tokens=False)
 for _door in _PORTS:
     _one = {"transports": ("nghttp2",)}
     for _made in (
         Attack(f"dripping-heads-{_door}", lambda target, door=_door: _drip(target, door, 64, 1.5), **_one),
         Attack(f"large-heads-{_door}", lambda target, door=_door: _large_heads(target, door), **_one),
         Attack(f"large-head-at-once-{_door}", lambda target, door=_door: _large_head_at_once(target, door), **_one),
-        Attack(f"foreign-host-{_door}", lambda target, door=_door: _foreign_host(target, door), **_one),
+        Attack(f"foreign-host-{_door}", lambda target, door=_door: _foreign_host(target, door), setup=_OPEN, **_one),
         Attack(f"smuggled-requests-{_door}", lambda target, door=_door: _smuggled(target, door), **_one),
         Attack(f"pipelined-requests-{_door}", lambda target, door=_door: _pipelined(target, door), **_one),
         Attack(
             f"secrets-in-paths-{_door}",
             lambda target, door=_door: _secrets_in_paths(target, door),
-            arguments=("--log-level=debug",),
+            setup=Setup(arguments=("--log-level=debug",)),
             **_one,
         ),
     ):
@@ -174,5 +176,5 @@ for _door in ("grpc", *_PORTS):
         _name,
         lambda target, door=_door: _stalled_handshakes(target, door),
         transports=("nghttp2", "grpcio") if _door == "grpc" else ("nghttp2",),
-        tls=True,
+        setup=Setup(tls=True),
     )

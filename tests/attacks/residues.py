@@ -13,4 +13,11 @@ class Residue(NamedTuple):
 
 
 #: By attack and transport. ``deploy/THREATS.md`` names each.
-RESIDUES: dict[tuple[str, str], Residue] = {}
+RESIDUES: dict[tuple[str, str], Residue] = {
+    ("unfinished-messages", "grpcio"): Residue("980 MB of messages that the core buffers", "grpc/grpc#43012"),
+    ("unfinished-messages-without-token", "grpcio"): Residue(
+        "990 MB of messages that the core buffers before it knows who sends them", "grpc/grpc#29836"
+    ),
+    ("large-ids-that-wait", "grpcio"): Residue("1.3 GB of whole messages of 60 MB at once", "grpc/grpc#10597"),
+    ("texts-that-are-too-many", "grpcio"): Residue("640 MB of whole messages of 60 MB at once", "grpc/grpc#10597"),
+}

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from tests.attacks import content, files, frames, ports, rest  # noqa: F401 - each adds its attacks
 from tests.attacks.measure import ATTACKS, Attack, Measured, measure
-from tests.attacks.target import Home, NotStarted, Target
+from tests.attacks.target import Home, NotStarted, Setup, Target
 
 #: A server that has kept this much more memory is replaced, so that each attack meets a fresh one.
 _MOST_KEPT_MB = 100
@@ -18,7 +18,7 @@ class Servers:
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        self._key: tuple[object, ...] = ()
+        self._key: tuple[str, Setup] | None = None
         self._target: Target | None = None
 
     def measure(self, attack: Attack, transport: str) -> Measured:
@@ -39,18 +39,18 @@ class Servers:
         return result
 
     def _target_of(self, attack: Attack, transport: str) -> Target:
-        key = (transport, attack.tls, attack.bundles, *attack.arguments)
+        key = (transport, attack.setup)
         if self._target is None or key != self._key:
             problem = self.stop()
             assert not problem, problem
-            self._target = Target(self._home, transport, *attack.arguments, tls=attack.tls, bundles=attack.bundles)
+            self._target = Target(self._home, *key)
             self._key = key
         return self._target
 
     def stop(self) -> str:
         """End the running server, and return what was wrong with its end."""
         problem = self._target.stop() if self._target else ""
-        self._target, self._key = None, ()
+        self._target, self._key = None, None
         return problem
 
 
@@ -68,4 +68,5 @@ def servers(home: Home) -> Iterator[Servers]:
 def rows() -> list[tuple[str, Attack]]:
     """Return each attack with each of its transports; those that share a server are together."""
     found = [(transport, attack) for attack in ATTACKS.values() for transport in attack.transports]
-    return sorted(found, key=lambda row: (row[0] != "nghttp2", row[1].tls, row[1].arguments, bool(row[1].bundles)))
+    setups = list(dict.fromkeys(attack.setup for attack in ATTACKS.values()))
+    return sorted(found, key=lambda row: (row[0] != "nghttp2", setups.index(row[1].setup)))

@@ -64,6 +64,21 @@ def make_home(directory: Path) -> Home:
     return Home(directory, tokens, authority)
 
 
+class Setup(NamedTuple):
+    """What is special about a server.
+
+    Attributes:
+        arguments: beside the usual ones.
+        tokens: whether it requires them.
+        bundles: adds bundles to its repository.
+    """
+
+    arguments: tuple[str, ...] = ()
+    tls: bool = False
+    tokens: bool = True
+    bundles: Callable[[Path], object] | None = None
+
+
 class NotStarted(Exception):
     """A server ended before it took requests; with the last line of its log."""
 
@@ -75,26 +90,19 @@ class Target:
         calls: of the well-behaved client, by door, in the order of their ends.
     """
 
-    def __init__(
-        self,
-        home: Home,
-        transport: str,
-        *arguments: str,
-        tls: bool = False,
-        bundles: Callable[[Path], object] | None = None,
-    ) -> None:
-        self.home, self.transport, self.tls = home, transport, tls
+    def __init__(self, home: Home, transport: str, setup: Setup) -> None:
+        self.home, self.transport, self.setup = home, transport, setup
         self.log = home.directory / f"{transport}.log"
         self.repository = home.directory / "repository"
-        if bundles:
+        if setup.bundles:
             self.repository = Path(tempfile.mkdtemp(dir=home.directory))
             for bundle in (home.directory / "repository").iterdir():
                 (self.repository / bundle.name).symlink_to(bundle, target_is_directory=True)
-            bundles(self.repository)
+            setup.bundles(self.repository)
         options = ["--grpc-port=0", "--http-port=0", "--metrics-port=0", "--json", "--target=onnxruntime"]
-        options += [f"--transport={transport}", f"--tokens={home.directory / 'tokens'}", *arguments]
-        options += [f"--cache={home.directory / 'cache'}"]
-        if tls:
+        options += [f"--transport={transport}", f"--cache={home.directory / 'cache'}", *setup.arguments]
+        options += [f"--tokens={home.directory / 'tokens'}"] if setup.tokens else []
+        if setup.tls:
             options += [f"--tls-{part}={home.authority.file.parent / f'server.{end}'}" for part, end in _TLS]
         command = ["sh", "-c", f'ulimit -n {FILES}; exec "$@"', "sh", sys.executable, "-m", "edge", "serve"]
         with open(self.log, "wb") as log:
@@ -107,7 +115,7 @@ class Target:
             self._process.wait()
             raise NotStarted(self.log.read_text(errors="replace").strip().rpartition("\n")[2])
         self.ready = msgspec.json.decode(line, type=Ready)
-        assert bundles or not self.ready.unavailable, self.ready.unavailable
+        assert setup.bundles or not self.ready.unavailable, self.ready.unavailable
         self.calls: dict[str, list[Call]] = {}
         self.readings: list[Reading] = []
         self._watch()
@@ -173,7 +181,7 @@ class Target:
             self.home.tokens["metrics"],
             good().SerializeToString(),
             request.SerializeToString(),
-            str(self.home.authority.file) if self.tls else "",
+            str(self.home.authority.file) if self.setup.tls else "",
         )
         command = [sys.executable, "-m", "tests.attacks.witness"]
         self._witness = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -170,7 +170,7 @@ class Peer:
             self.write(frames(h2.SettingsFrame(0, flags=["ACK"])))
 
 
-def flood(port: int, data: bytes, seconds: float = 0.7) -> None:
+def flood(port: int, data: bytes, seconds: float = 0.5) -> None:
     """Send frames again and again over new connections; each is used for as long as it lasts, and reads nothing."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
