@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 from edge.launch import running_server
 from export.language.backbone import ARCHITECTURES, save_backbone
-from tests.support.commands import shown
+from tests.support.commands import mistake, shown
 from tests.support.language_models import characters, tiny_of
 from tests.support.marks import with_transformers
 
@@ -41,6 +42,15 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_each_type_is_exported(name: str, exported: Callable[[str], Path]) -> None:
     assert exported(name).is_dir()
+
+
+def test_a_name_that_is_wrong_or_taken_is_refused_before_the_work(
+    exported: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = exported("llama").parent
+    monkeypatch.setitem(sys.modules, "export.language.bundle", None)  # whose import would fail
+    for name, message in (("Llama", "--name: got 'Llama', expected lower-case"), ("llama", "got an existing bundle")):
+        assert message in mistake("language", "export", place / "llama", "--name", name, "--repository", place)
 
 
 def test_each_type_writes_the_texts_of_transformers(exported: Callable[[str], Path], tmp_path: Path) -> None:
