@@ -39,7 +39,8 @@ def run(tmp_path_factory):
 
 def test_a_run_is_exported_and_computes_the_same_loops(run, tmp_path):
     (made,) = invoke(export, run, "--repository", tmp_path, "--json")
-    assert made["largest_difference"] < 0.01  # of the FP16 step; the FP32 one is compared below
+    for one in made["files"]:
+        assert one["largest_difference"] < (0.01 if ".fp16." in one["file"] else 1e-4)
     bundle, model = Bundle.open(tmp_path / "looped-linear-1"), load(run, {MODEL: create})[0]
     cache = tmp_path / "cache"
     embed, step = (load_runner(bundle, "onnxruntime", cache, role=role).runner for role in ("embed", "step"))
