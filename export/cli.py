@@ -186,7 +186,8 @@ def export(
 
     Each calculator becomes a bundle, and looped runs of one function class, the full model first, become the tiers of
     one. Runs of `fewheads finetune`, `import` and `reduce`, the full model first, become the tiers of one bundle, NAME;
-    each has a twin in INT8, TIER-int8. `fewheads pack` makes a bundle of an ONNX file.
+    each has a twin in INT8, TIER-int8. The table has a row for each file, because INT8 differs more from torch than
+    FP32. `fewheads pack` makes a bundle of an ONNX file.
     """
     file = next((run for run in runs if run.suffix == ".onnx"), None)
     if file is not None:
