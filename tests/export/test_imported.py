@@ -3,6 +3,7 @@
 import io
 import itertools
 import json
+import re
 from functools import cache
 
 import numpy as np
@@ -29,6 +30,7 @@ from export.tasks.models import open_model
 from export.tasks.tokens import encode, load_tokenizer
 from tests.support.imported_directories import with_tokenizer, write_embedder
 from tests.support.marks import with_rtx, with_transformers
+from tests.support.server_processes import served
 from tests.support.task_data import invoke, make_sentiment, make_tokenizer
 
 pytestmark = with_transformers
@@ -254,6 +256,16 @@ def test_the_agreement_of_int8_files_is_in_the_manifest(imported, bundles, texts
     (pairs,) = (one for one in Bundle.open(bundles("pairs")).manifest.measures if one.split.endswith("on tensorrt"))
     assert pairs.metric == "pearson"
     assert 0.9 < pairs.value <= 1
+
+
+def test_the_log_has_the_difference_of_each_tier(bundles, tmp_path):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "tokens").symlink_to(bundles("tokens"))
+    with served(tmp_path / "models", "--cache", tmp_path / "cache") as server:
+        server.process.terminate()
+        _, log = server.end()
+    full, int8 = re.findall(r"its golden outputs differ at most by (\S+) \(x1\), (\S+) \(x1-int8\)", log)[0]
+    assert float(full) < 1e-3 < float(int8)
 
 
 @with_rtx
