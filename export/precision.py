@@ -18,15 +18,19 @@ from onnxscript.rewriter.ort_fusions import optimize_for_ort
 
 from export.mixed_precision import keep_fp32
 
+_RUNTIME_DOMAIN = "com.microsoft"
+#: Operators that ONNX Runtime has in the standard domain, although no version of ONNX has them.
+_RUNTIME_OPERATORS = frozenset({"SimplifiedLayerNormalization"})
+
 
 def fused(model: bytes) -> bytes:
-    """Return the model with ONNX Runtime's own attention, SkipLayerNormalization, BiasGelu and FastGelu.
+    """Return the model with ONNX Runtime's own attention, normalisations, BiasGelu and FastGelu.
 
     By onnxscript: the optimizer of ``onnxruntime.transformers`` finds no attention in the graph that torch exports. A
     layer's own number of heads and its scale are kept; a fused operator's default scale is 1/sqrt(r).
     """
     optimised, _ = optimize_for_ort(onnx_ir.from_proto(onnx.load_from_string(model)), clear_metadata=True)
-    return checked(onnx_ir.to_proto(optimised))
+    return checked(onnx_ir.to_proto(optimised), _RUNTIME_OPERATORS)
 
 
 def half(
@@ -57,9 +61,18 @@ def loaded(model: bytes) -> ModelProto:
     return parsed
 
 
-def checked(model: ModelProto) -> bytes:
-    """Return the bytes of a model that ONNX's checker accepts."""
+def checked(model: ModelProto, unknown: Collection[str] = ()) -> bytes:
+    """Return the bytes of a model that ONNX's checker accepts.
+
+    Args:
+        unknown: operators of the standard domain that the checker does not know, and which only the runtime checks.
+    """
+    nodes = [node for node in model.graph.node if not node.domain and node.op_type in unknown]
+    for node in nodes:
+        node.domain = _RUNTIME_DOMAIN
     onnx.checker.check_model(model, full_check=True)
+    for node in nodes:
+        node.domain = ""
     data: bytes = model.SerializeToString()
     return data
 

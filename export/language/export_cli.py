@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 
 import click
-import msgspec
 
-from edge.cli.output import json_option, print_json, print_table, working
-from export.exported import Exported
+from edge.cli.output import json_option, working
+from export.exported import print_exported
 from export.language.formats import read_source, source_of
 from export.loading import loading_torch
 from export.options import DIRECTORY, replace_option, repository_option, version_option
+from export.outputs import check_bundle, check_name
 
 #: Prompts to choose golden ones from, if there are no data.
 _PROMPTS = ("Question: What is 3 + 4?\nAnswer:", "The", "Once upon a time", "1, 2, 3,", "Hello", "In the year 2000")
@@ -50,6 +50,7 @@ def export(
     DIRECTORY is one of `fewheads language train`, or a model of GPT-2, Gemma, Llama, Mistral or Qwen2 type from Hugging
     Face. The bundle repeats the texts that transformers generates after some prompts, of the data if given.
     """
+    check_bundle(repository / f"{check_name('--name', name)}-{version}", {"DIRECTORY": directory}, replace=replace)
     sources = [source_of(text) for text in data]
     examples = [one for source in sources for of in read_source(source, _MOST_PROMPTS).values() for one in of]
     with loading_torch():
@@ -66,7 +67,7 @@ def export(
             version=version,
             replace=replace,
         )
-    _print(exported, started, as_json=as_json)
+    print_exported([(exported, time.perf_counter() - started)], as_json=as_json)
 
 
 @click.command("export-head")
@@ -87,6 +88,8 @@ def export_head(
 
     A server that has loaded it and its base applies it to requests to the base that name it as `head`.
     """
+    read = {"RUN": run, "--backbone": backbone, "--base": base}
+    check_bundle(repository / f"{check_name('--name', name)}-{version}", read, replace=replace)
     with loading_torch():
         from export.language.base import Base
         from export.language.folding import fold
@@ -109,12 +112,4 @@ def export_head(
             version=version,
             replace=replace,
         )
-    _print(exported, started, as_json=as_json)
-
-
-def _print(exported: Exported, started: float, *, as_json: bool) -> None:
-    result = {**msgspec.to_builtins(exported), "seconds": time.perf_counter() - started}
-    if as_json:
-        print_json([result])
-        return
-    print_table("Exported", ("bundle", "largest difference to torch", "ONNX bytes", "seconds"), [list(result.values())])
+    print_exported([(exported, time.perf_counter() - started)], as_json=as_json)

@@ -60,13 +60,33 @@ def check_tokenizer_is_kept(source, directory):
     assert tokenizer.pad_token == "!"
 
 
+#: Fields of a tiny model of each type but GPT-2's. Weights are large, so that no rounding changes a text.
+_CAPS = {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 20.0}
+TYPES: dict[str, dict[str, object]] = {
+    "llama": {"head_dim": 16},
+    "mistral": {"head_dim": 16, "sliding_window": 3},
+    "qwen2": {},
+    "gemma": {"head_dim": 16},
+    "gemma2": {"head_dim": 16, "sliding_window": 3, **_CAPS},
+    "gemma3_text": {"head_dim": 16, "sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]},
+}
+
+
+def tiny_of(model_type, tokenizer, positions=64, layers=2):
+    """Return a random model of a type for a tokenizer, whose heads share keys and values."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if model_type == "gpt2":
+        return tiny_gpt2(positions=positions, tokenizer=tokenizer)
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        model_type, vocab_size=tokenizer.size, hidden_size=32, intermediate_size=48, num_hidden_layers=layers,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=positions, initializer_range=0.3,
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.end), **TYPES[model_type],
+    )  # fmt: skip
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
 def tiny_llama(positions=64):
     """Return a random model with rotary embeddings and RMS normalisations, for :func:`bpe`."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=bpe().size, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, max_position_embeddings=positions, initializer_range=0.2,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
+    return tiny_of("llama", bpe(), positions)
