@@ -86,8 +86,8 @@ class Settings:
     grpc_port: int = port_setting(8001, "Port of gRPC; 0 takes any free one.")
     transport: str = setting(
         "auto",
-        "Library of gRPC. nghttp2 is faster, counts what clients make it hold, and needs `pip install 'fewheads[fast]'`; "
-        "auto takes it where installed.",
+        "Library of gRPC. nghttp2 is faster, counts what clients make it hold, and needs "
+        "`pip install 'fewheads[fast]'`; auto takes it where installed.",
         choices=("auto", *TRANSPORTS),
     )
     metrics_port: int | None = port_setting(8002, "Port of Prometheus metrics and the live page; 0 takes any free one.")
