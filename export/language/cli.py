@@ -143,7 +143,9 @@ def train(
 @click.option(
     "--max-tokens",
     type=click.IntRange(1),
-    help="Of a completion.  [default: a quarter more than the longest right one of a file]",
+    default=512,
+    show_default=True,
+    help="Of a completion; the model's positions limit it, too.",
 )
 @click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Examples at once.")
 @limit_option
@@ -157,7 +159,7 @@ def evaluate(
     temperature: float,
     top_k: int,
     beams: int,
-    max_tokens: int | None,
+    max_tokens: int,
     batch: int,
     limit: int | None,
     seed: int,

@@ -27,7 +27,7 @@ def evaluate(
     examples: Sequence[Example],
     decoding: Decoding = GREEDY,
     *,
-    max_tokens: int | None = None,
+    max_tokens: int,
     batch_size: int = 32,
     on_batch: Callable[[int], None] = lambda size: None,
 ) -> tuple[Measure, ...]:
@@ -37,20 +37,24 @@ def evaluate(
     over all examples.
 
     Args:
-        max_tokens: of a completion; None is a quarter more than the longest right one needs.
+        max_tokens: of a completion. It must not come from these examples, whose answers the model does not know.
         on_batch: is called with the number of examples of each batch that is completed.
 
     Raises:
         DataError: no example fits into the model's positions.
     """
     rows = encode_fitting(tokenizer, examples, positions_of(model))
-    limit = max_tokens or max(int(row.learnt.sum()) for row in rows) * 5 // 4
     prompts = [example.prompt for example in examples]
-    texts = complete(model, tokenizer, prompts, limit, decoding, batch_size=batch_size, on_batch=on_batch)
+    texts = complete(model, tokenizer, prompts, max_tokens, decoding, batch_size=batch_size, on_batch=on_batch)
     return (
         *token_measures(split, teacher_forced(model, rows, batch_size)),
         *answer_measures(split, [parse_answer(text) for text in texts], [example.answer for example in examples]),
     )
+
+
+def completion_limit(trained_on: Sequence[Encoded]) -> int:
+    """Return the most tokens of a completion: a quarter more than the longest one that a model was trained on."""
+    return max(int(row.learnt.sum()) for row in trained_on) * 5 // 4
 
 
 def encode_fitting(tokenizer: TextTokenizer, examples: Sequence[Example], positions: int) -> list[Encoded]:

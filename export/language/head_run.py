@@ -17,7 +17,7 @@ from export.errors import CheckpointError
 from export.language.backbone import positions_of
 from export.language.backward import BackwardHead, create
 from export.language.base import Base, BaseIdentity, LastStates
-from export.language.evaluate import encode_fitting, evaluate
+from export.language.evaluate import completion_limit, encode_fitting, evaluate
 from export.language.head_config import HeadConfig
 from export.language.head_objective import HeadObjective
 from export.language.hidden import HiddenStates, cached_hidden
@@ -93,7 +93,8 @@ def train_head(
     files = RunFiles(directory, tensorboard)
     trained = train(objective, recipe, seed=seed, state=files.state, log=files.log, observer=observer)
     with base.revised(head) as model:
-        measures = evaluate(model, base.tokenizer, "holdout", corpus.holdout)
+        limit = completion_limit(train_rows)
+        measures = evaluate(model, base.tokenizer, "holdout", corpus.holdout, max_tokens=limit)
     metrics = RunMetrics(
         head.parameter_count,
         len(trained.scores),

@@ -13,7 +13,7 @@ from torch import nn
 
 from export.errors import DataError
 from export.language.backbone import new_gpt2, positions_of, save_backbone
-from export.language.evaluate import encode_fitting, evaluate
+from export.language.evaluate import completion_limit, encode_fitting, evaluate
 from export.language.files import TRAINING
 from export.language.formats import Example, Source, read_source
 from export.language.objective import LanguageObjective
@@ -177,7 +177,7 @@ def train_to_directory(
     )
     trained = train(objective, recipe, seed=seed, state=files.state, log=files.log, observer=observer)
     finished, further = finish()
-    measures = evaluate(finished, tokenizer, "holdout", corpus.holdout)
+    measures = evaluate(finished, tokenizer, "holdout", corpus.holdout, max_tokens=completion_limit(rows))
     metrics = RunMetrics(
         finished.num_parameters(),
         len(trained.scores),

@@ -166,9 +166,9 @@ def test_the_command_trains_heads_that_know_their_model(base, backbone, data, to
     measured = json.loads(invoke(language, "evaluate", backbone, "--head", tmp_path / "head-seed0", *examples))
     with base.revised(heads[0]) as model:
         ((split, asked),) = read_source(Source("mathematics", str(data / "interpolate")), 10).items()
-        expected = evaluate(model, base.tokenizer, split, asked)
+        expected = evaluate(model, base.tokenizer, split, asked, max_tokens=512)
     assert msgspec.convert(measured["measures"], tuple[Measure, ...]) == expected
-    assert expected != evaluate(base.model, base.tokenizer, split, asked)
+    assert expected != evaluate(base.model, base.tokenizer, split, asked, max_tokens=512)
     log = (tmp_path / "head-seed0" / "log.jsonl").read_text()
     assert "cross-entropy" in log
     with pytest.raises(UsageError, match=r"head-seed0: got an existing run, expected a free path"):
@@ -245,6 +245,8 @@ def test_a_task_has_a_test_split_and_training_splits_apart(base, data, tokenizer
     tokens = [{tuple(row.ids.tolist()) for row in rows} for rows in (task.train, task.holdout)]
     assert not tokens[0] & tokens[1]
     assert len(read_task(data / "sums", tokenizer, 35, 50).test) < 30
+    longest = max(int(row.learnt.sum()) for row in task.train)
+    assert task._replace(test=(), test_rows=[]).max_tokens == longest * 5 // 4
     with pytest.raises(DataError, match=r"got no training split, expected .*train\*/products.txt"):
         read_task(data / "products", tokenizer, POSITIONS, 50)
 

@@ -14,7 +14,7 @@ from export.errors import CheckpointError
 from export.language.backbone import linear_layers, load_backbone
 from export.language.base import Base
 from export.language.commands import language
-from export.language.evaluate import evaluate
+from export.language.evaluate import completion_limit, encode_fitting, evaluate
 from export.language.files import is_language_model
 from export.language.finetune import Tuning, adapted, finetune
 from export.language.finetuned import merged, moved, trainable
@@ -109,10 +109,12 @@ def test_the_directory_is_the_fp32_base_with_the_adapter_in_it(backbone, base, n
     apart = with_adapter(load_backbone(backbone), directory)
     torch.testing.assert_close(model(IDS).logits, apart(IDS).logits, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(model(IDS).logits, base.model(IDS).logits, atol=0.1)
-    assert metrics.measures == evaluate(model, bpe(), "holdout", CORPUS.holdout)
+    limit = completion_limit(encode_fitting(bpe(), CORPUS.train, 64))
+    assert metrics.measures == evaluate(model, bpe(), "holdout", CORPUS.holdout, max_tokens=limit)
     # The training saw another base, so its scores are not those of the result.
     on_its_own = with_adapter(rounded_to_nf4(load_backbone(backbone)), directory)
-    own = {one.metric: one.value for one in evaluate(merged(on_its_own), bpe(), "holdout", CORPUS.holdout)}
+    measures = evaluate(merged(on_its_own), bpe(), "holdout", CORPUS.holdout, max_tokens=limit)
+    own = {one.metric: one.value for one in measures}
     assert own["cross_entropy"] == pytest.approx(-max(metrics.scores), rel=1e-4)
     found = {one.metric: one.value for one in metrics.measures}
     assert abs(found["cross_entropy"] - own["cross_entropy"]) > 1e-3

@@ -9,7 +9,7 @@ import numpy as np
 
 from edge.errors import Literally
 from export.errors import DataError
-from export.language.evaluate import encode_fitting
+from export.language.evaluate import completion_limit, encode_fitting
 from export.language.formats import Example, Source, read_source
 from export.language.tokenizer import Encoded, TextTokenizer
 from export.language.train import read_corpus
@@ -33,8 +33,8 @@ class Task(NamedTuple):
 
     @property
     def max_tokens(self) -> int:
-        """The most tokens of a completion: a quarter more than the longest right one."""
-        return max(int(row.learnt.sum()) for row in self.test_rows) * 5 // 4
+        """The most tokens of a completion, by the training examples."""
+        return completion_limit(self.train)
 
 
 def read_task(path: Path, tokenizer: TextTokenizer, positions: int, limit: int) -> Task:
