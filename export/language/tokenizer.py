@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -162,11 +162,19 @@ def gpt2_bpe() -> TextTokenizer:
     return TextTokenizer(tokenizer, tokenizer.get_vocab()[END])
 
 
+class _Ends(msgspec.Struct):
+    eos_token_id: int | list[int] | None = None
+
+
 def _end_in(path: Path) -> int | None:
     """Return the end that a configuration names, the first of several; None without file or end."""
+    expected, fix = "JSON with eos_token_id as a number or a list of them", "Save the model again with transformers."
     try:
-        found = json.loads(path.read_bytes())["eos_token_id"] if path.exists() else None
-    except (OSError, ValueError, KeyError, TypeError):
+        found = msgspec.json.decode(path.read_bytes(), type=_Ends).eos_token_id
+    except FileNotFoundError:
         return None
-    first = found[0] if isinstance(found, list) and found else found
-    return first if isinstance(first, int) else None
+    except OSError as error:
+        raise CheckpointError(f"{path}", given=Literally(error.strerror), expected=expected, fix=fix) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}", given=Literally(error), expected=expected, fix=fix) from None
+    return next(iter(found), None) if isinstance(found, list) else found

@@ -96,6 +96,10 @@ def test_the_end_is_read_from_the_configuration(tmp_path):
         CheckpointError, match=r"got no eos_token_id, expected one in generation_config\.json or config"
     ):
         TextTokenizer.load(tmp_path)
+    for malformed in ('{"eos_token_id": 7', '{"eos_token_id": "7"}', '{"eos_token_id": 1.5}', "[]"):
+        (tmp_path / "generation_config.json").write_text(malformed)
+        with pytest.raises(CheckpointError, match=r"generation_config\.json: got .*, expected JSON with eos_token_id"):
+            TextTokenizer.load(tmp_path)
 
 
 def test_a_vocabulary_without_room_is_refused():
