@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from edge.cli.output import json_option, print_json, print_table
 from edge.errors import Literally, UsageError
 from export.calculator.specs import DEFAULT_NAMES, NAMES, SPECS
 from export.calculator.stack import NAMES as STACK_NAMES
-from export.exported import RUNTIMES
+from export.exported import RUNTIMES, print_exported
 from export.loading import loading_torch
 from export.looped import NAMES as LOOPED
 from export.looped.cli import LoopedOptions, looped_options, train_looped
@@ -36,7 +35,7 @@ from export.options import (
 from export.outputs import check_run
 from export.runs import recorded
 from export.targets import targets_of
-from export.tasks import is_imported
+from export.tasks import answers_like_imported
 from export.training.watch import counting, watching
 
 # torch takes seconds to import, so only the commands' bodies do it.
@@ -187,7 +186,8 @@ def export(
 
     Each calculator becomes a bundle, and looped runs of one function class, the full model first, become the tiers of
     one. Runs of `fewheads finetune`, `import` and `reduce`, the full model first, become the tiers of one bundle, NAME;
-    each has a twin in INT8, TIER-int8. `fewheads pack` makes a bundle of an ONNX file.
+    each has a twin in INT8, TIER-int8. The table has a row for each file, because INT8 differs more from torch than
+    FP32. `fewheads pack` makes a bundle of an ONNX file.
     """
     file = next((run for run in runs if run.suffix == ".onnx"), None)
     if file is not None:
@@ -213,7 +213,7 @@ def export(
                 exported = export_looped(
                     target.runs, repository, tiers=target.tiers, int8=int8, version=version, replace=replace
                 )
-            elif target.tiers and is_imported(recorded(target.runs[0])):
+            elif target.tiers and answers_like_imported(recorded(target.runs[0])):
                 exported = export_imported(
                     target.runs,
                     repository,
@@ -241,12 +241,8 @@ def export(
             else:
                 export_calculator = export_stack if target.name in STACK_NAMES else export_run
                 exported = export_calculator(target.runs[0], repository, version=version, replace=replace)
-        results.append({**msgspec.to_builtins(exported), "seconds": time.perf_counter() - started})
-    if as_json:
-        print_json(results)
-        return
-    columns = ("bundle", "largest difference to torch", "ONNX bytes", "seconds")
-    print_table("Exported", columns, [list(result.values()) for result in results])
+        results.append((exported, time.perf_counter() - started))
+    print_exported(results, as_json=as_json)
 
 
 def _check_int8(int8: bool, run: Path) -> None:

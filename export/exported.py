@@ -1,10 +1,13 @@
-"""Result of an export."""
+"""Results of an export, and how they are printed."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
+
+from edge.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
     from edge.bundles.bundle import Bundle
@@ -20,16 +23,36 @@ def int8_tier(name: str) -> str:
     return f"{name}-int8"
 
 
+class ExportedFile(msgspec.Struct, frozen=True):
+    """An ONNX file, its bytes, and the largest absolute difference of its outputs to torch's."""
+
+    file: str
+    size_bytes: int
+    largest_difference: float
+
+
 class Exported(msgspec.Struct, frozen=True):
-    """A bundle's directory, the largest absolute difference of its ONNX outputs to torch's, and its ONNX bytes."""
+    """A bundle's directory and its ONNX files."""
 
     bundle: str
-    largest_difference: float
-    onnx_bytes: int
+    files: tuple[ExportedFile, ...]
 
     @classmethod
-    def of(cls, bundle: Bundle, largest_difference: float) -> Exported:
-        """Return the result of an export from the bundle that it has written."""
-        files = bundle.manifest.files.items()
-        onnx_bytes = sum(record.size_bytes for name, record in files if name.endswith(".onnx"))
-        return cls(str(bundle.path), largest_difference, onnx_bytes)
+    def of(cls, bundle: Bundle, differences: Mapping[str, float]) -> Exported:
+        """Return the result of an export from the bundle that it has written, and the difference of each ONNX file."""
+        records = bundle.manifest.files
+        files = (ExportedFile(name, records[name].size_bytes, value) for name, value in differences.items())
+        return cls(str(bundle.path), tuple(files))
+
+
+def print_exported(results: Sequence[tuple[Exported, float]], *, as_json: bool) -> None:
+    """Print bundles, each with the seconds that it took: a row for each file, because INT8 differs more than FP32."""
+    if as_json:
+        print_json([{**msgspec.to_builtins(exported), "seconds": seconds} for exported, seconds in results])
+        return
+    rows = [
+        (*((exported.bundle, seconds) if place == 0 else ("", None)), *msgspec.structs.astuple(one))
+        for exported, seconds in results
+        for place, one in enumerate(exported.files)
+    ]
+    print_table("Exported", ("bundle", "seconds", "file", "bytes", "largest difference to torch"), rows)

@@ -82,8 +82,9 @@ class Entry:
         self._check("loaded", "LOADING", "READY")
         replaced, self.model = self.model, model
         self.state, self._reason, self.progress = "READY", "", ""
-        text = "%s %s is ready on %s; its golden outputs differ by %.3g at most"
-        log.info(text, self.name, self.version, model.runner.platform, model.golden_max_abs_diff)
+        differences = ", ".join(f"{diff:.3g} ({tier})" for tier, diff in model.golden_diffs.items())
+        text = "%s %s is ready on %s; its golden outputs differ at most by %s"
+        log.info(text, self.name, self.version, model.runner.platform, differences)
         self._on_change()
         return replaced
 

@@ -87,7 +87,9 @@ class Model:
         self.full_tier = bundle.manifest.tiers[0].name
         full = self.tiers[self.full_tier]
         self.runner, self.runtime, self.file = full.runner, full.runtime, full.artifact.file
-        self.golden_max_abs_diff = max(loaded.golden_report.max_abs_diff for loaded in files.values())
+        self.golden_diffs: dict[str, float] = {}
+        for (tier, _), loaded in files.items():
+            self.golden_diffs[tier] = max(loaded.golden_report.max_abs_diff, self.golden_diffs.get(tier, 0.0))
         self.instances = options.instances
         self.use = UseCount()
         self.load_memory_bytes = 0

@@ -120,7 +120,7 @@ class Metadata:
             config.parameters[PREPROCESS].string_value = str(model.manifest.preprocess.__struct_config__.tag)
         config.parameters["runtime"].string_value = model.runtime.name
         config.parameters["runtime_reason"].string_value = model.runtime.reason
-        config.parameters["golden_max_abs_diff"].string_value = f"{model.golden_max_abs_diff:.3g}"
+        config.parameters["golden_max_abs_diff"].string_value = f"{max(model.golden_diffs.values()):.3g}"
         kind = pb.ModelInstanceGroup.KIND_GPU if model.runner.device == "GPU" else pb.ModelInstanceGroup.KIND_CPU
         config.instance_group.add(name=f"{model.name}_0", count=model.instances, kind=kind)
         executor = model.executors[model.full_tier]

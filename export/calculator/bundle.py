@@ -66,7 +66,7 @@ def export_run(run: str | Path, repository: str | Path, *, version: int = 1, rep
     )
     files = {artifact.file: onnx_model, manifest.golden: _golden(model, splits).encode()}
     written = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
-    return Exported.of(written, difference)
+    return Exported.of(written, {artifact.file: difference})
 
 
 def _golden(model: Regressor, splits: Mapping[str, Split]) -> Golden:

@@ -1,4 +1,4 @@
-"""Export of imported runs and those reduced from them to one bundle: a tier for each, and its INT8 twin."""
+"""Export of imported runs, those made of them, and runs on SQuAD to one bundle: a tier for each, and its INT8 twin."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from export.exported import RUNTIMES, Exported
 from export.heads import SequenceClassifier, TokenClassifier
 from export.imported.accuracy import BY_TOKEN, int8_measures
 from export.imported.bundle_inputs import image_inputs, text_inputs
+from export.imported.questions import as_imported, task_of
 from export.provenance import provenance
 from export.tasks.bundle_inputs import MAX_BATCH_SIZE, USUAL_TOKENS
 from export.tasks.examples import limited, split_holdout
@@ -64,12 +65,12 @@ def export_imported(
     replace: bool = False,
     on_rows: OnRows | None = None,
 ) -> Exported:
-    """Write imported and reduced runs as the tiers of one bundle, ``repository/<name>-<version>``.
+    """Write imported and reduced runs, or runs on SQuAD, as the tiers of one bundle, ``repository/<name>-<version>``.
 
     Args:
         runs: the original first.
-        data: texts or images for the golden set, the ranges of INT8 and its agreement; None takes some of ours, and
-            measures nothing.
+        data: texts or images for the golden set, the ranges of INT8 and its agreement, of runs on SQuAD the data
+            directory; None takes some of ours, and measures nothing.
         tiers, artifacts: see :func:`export.tasks.bundle.export_classifier`.
         on_rows: called while the files in INT8 are compared with the first run on the hold-out; None compares none.
 
@@ -77,19 +78,19 @@ def export_imported(
         UsageError: the runs are not of one imported model.
         DataError: ``data`` cannot be read.
     """
-    opened = [open_model(run) for run in runs]
+    opened = [as_imported(open_model(run)) for run in runs]
     head, description = opened[0].head, opened[0].architecture
     assert head is not None
     assert description is not None
     for run, one in zip(runs, opened, strict=True):
-        fix = "Give an imported run first, and runs that were reduced from it."
+        fix = "Give an imported run first, and runs that were reduced from it; or runs on SQuAD alone."
         check_alike(f"run {run}", one, description, runs[0], fix)
-    task = ImportedTask(description, head)
+    task = task_of(opened[0])
     inputs = image_inputs(task, data) if description.image else text_inputs(task, runs[0], data)
     by_token = isinstance(head, BY_TOKEN)
     rows = _holdout(task, runs[0], data) if data and on_rows else None
     outputs = [*head.outputs, *([_OFFSETS] if by_token else [])]
-    files, made, measures, largest = dict(inputs.files), list[Tier](), list[Measure](), 0.0
+    files, made, measures, differences = dict(inputs.files), list[Tier](), list[Measure](), dict[str, float]()
     for tier, one in zip(tiers, opened, strict=True):
         assert one.head is not None
         model = _WithOffsets(one.head) if by_token else one.head
@@ -101,7 +102,7 @@ def export_imported(
         measures += in_tier(one.metrics.measures if one.metrics else (), tier)
         if rows is not None and on_rows is not None:
             measures += int8_measures(task, tier, found.exported, rows, names=inputs.batch_names, on_rows=on_rows)
-        largest = max(largest, found.largest_difference)
+        differences |= found.differences
     manifest = Manifest(
         name=name,
         version=version,
@@ -119,7 +120,7 @@ def export_imported(
         measures=tuple(measures),
     )
     written = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
-    return Exported.of(written, largest)
+    return Exported.of(written, differences)
 
 
 def _holdout(task: ImportedTask, run: Path, data: Path) -> Rows:

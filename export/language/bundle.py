@@ -134,7 +134,7 @@ def export_language_model(
         program=program,
     )
     written = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
-    return Exported.of(written, decoders.difference)
+    return Exported.of(written, decoders.differences)
 
 
 def origin_of(identity: BaseIdentity) -> str:

@@ -33,12 +33,12 @@ class Decoders(NamedTuple):
     Attributes:
         artifacts: of each tier; the first one runs on ONNX Runtime.
         files: those of the artifacts and their golden sets.
-        difference: the largest one to torch.
+        differences: the largest one to torch of each ONNX file.
     """
 
     artifacts: dict[str, tuple[Artifact, ...]]
     files: dict[str, bytes]
-    difference: float
+    differences: dict[str, float]
 
 
 def decoders_of(graph: DecoderGraph, vocabulary: int, positions: int, *, int8: bool) -> Decoders:
@@ -60,21 +60,20 @@ def decoders_of(graph: DecoderGraph, vocabulary: int, positions: int, *, int8: b
         made[int8_tier(FULL)] = [("onnxruntime", "int8", dynamic_int8(plain, has_head=b"LayerNormalization" in plain))]
     profile, step_profile = profiles_of(graph, positions)
     artifacts: dict[str, tuple[Artifact, ...]] = {}
-    largest = 0.0
+    differences: dict[str, float] = {}
     for tier, steps in made.items():
         for runtime, precision, data in steps:
             file = f"{tier}.{runtime}.{precision}.onnx"
             kind, golden = ("FP16", _FP16_GOLDEN) if precision == "fp16" else ("FP32", _GOLDEN)
             difference = largest_difference(data, goldens[golden], worst_tolerance(step_golden, precision), file)
-            largest = max(largest, difference)
-            files[file] = data
+            files[file], differences[file] = data, difference
             artifact = Artifact(
                 file=file, runtime=runtime, precision=precision, opset=OPSET, role="backbone",
                 tolerance=allowed_tolerance(step_golden, precision, difference), golden=golden, profile=profile,
                 more_profiles=(step_profile,), **_tensors(graph, vocabulary, kind),
             )  # fmt: skip
             artifacts[tier] = (*artifacts.get(tier, ()), artifact)
-    return Decoders(artifacts, files, largest)
+    return Decoders(artifacts, files, differences)
 
 
 def _tensors(graph: DecoderGraph, vocabulary: int, cache: str) -> dict[str, tuple[TensorSpec, ...]]:

@@ -107,7 +107,7 @@ def export_head(
         },
         replace=replace,
     )
-    return Exported.of(written, difference)
+    return Exported.of(written, {_FILE: difference})
 
 
 def _base_manifest(base: Path, identity: BaseIdentity, vocabulary: int) -> Manifest:

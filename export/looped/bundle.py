@@ -74,5 +74,4 @@ def export_looped(
     )
     files = {file: data for one in made for file, data in one.files.items()}
     written = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
-    largest = max(one.largest_difference for one in made)
-    return Exported.of(written, largest)
+    return Exported.of(written, {file: value for one in made for file, value in one.differences.items()})

@@ -74,7 +74,7 @@ def export_classifier(
     files = dict(inputs.files)
     made: list[Tier] = []
     measures: list[Measure] = []
-    largest = 0.0
+    differences: dict[str, float] = {}
     for source in sources:
         tier = tier_files(
             source.model,
@@ -89,7 +89,7 @@ def export_classifier(
         files |= tier.files
         measures += _measures(source, tier.exported, inputs, data_dir, on_rows)
         made += tier.tiers
-        largest = max(largest, tier.largest_difference)
+        differences |= tier.differences
     manifest = Manifest(
         name=name,
         version=version,
@@ -111,7 +111,7 @@ def export_classifier(
         measures=tuple(measures),
     )
     written = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
-    return Exported.of(written, largest)
+    return Exported.of(written, differences)
 
 
 def _source(run: Path, tier: str) -> _Source:

@@ -101,6 +101,11 @@ class SquadTask(TextTask, frozen=True, kw_only=True):
 SQUAD = SquadTask(name="SQuAD")
 
 
+def learning_questions(data_dir: str | Path) -> tuple[Question, ...]:
+    """Return the questions of training set and hold-out."""
+    return _files(Path(data_dir) / "squad")[0]
+
+
 def _files(directory: Path) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
     """Return the questions for training and of dev, without a common article."""
     if (directory / _TRAIN).exists():

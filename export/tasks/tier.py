@@ -25,14 +25,14 @@ class TierFiles(NamedTuple):
         files: these and the golden sets, by name.
         tiers: the tier, and ``NAME-int8``.
         golden: the model's own outputs.
-        largest_difference: of any file's outputs to these, absolute.
+        differences: largest absolute one of each file's outputs to these.
     """
 
     exported: list[ExportedArtifact]
     files: dict[str, bytes]
     tiers: list[Tier]
     golden: Golden
-    largest_difference: float
+    differences: dict[str, float]
 
 
 def tier_files(
@@ -64,7 +64,7 @@ def tier_files(
         {golden_file: msgspec.structs.replace(golden, raw=raw).encode(), **files_of(exported)},
         _tiers(name, exported, golden_file),
         golden,
-        max(one.largest_difference for one in exported),
+        {one.artifact.file: one.largest_difference for one in exported},
     )
 
 

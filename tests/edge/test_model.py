@@ -45,7 +45,7 @@ def test_model_has_the_tensors_of_its_graph_and_of_its_preprocessing(models: dic
     oracle, echo = models["oracle"], models["echo"]
     assert (oracle.name, oracle.version) == ("calculator-oracle", "1")
     assert (list(oracle.inputs), oracle.optional) == (["expression", "x"], {"expression", "x"})
-    assert (list(oracle.outputs), list(oracle.tiers), oracle.golden_max_abs_diff) == (["value"], ["full"], 0)
+    assert (list(oracle.outputs), list(oracle.tiers), oracle.golden_diffs) == (["value"], ["full"], {"full": 0})
     assert (list(echo.inputs), list(echo.outputs), echo.optional) == ([ECHO], [echo_output("FP32")], set())
 
 

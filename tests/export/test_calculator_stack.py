@@ -155,7 +155,7 @@ def bundle(tmp_path_factory):
     config = RunConfig(STACK, {}, provenance(trainer="constructed", data="none", seed=None))
     save(root / STACK, constructed(), config, RunMetrics(123, 0, 0, 0.0, ()))
     exported = export_stack(root / STACK, root / "repository")
-    assert exported.largest_difference < 1e-5
+    assert exported.files[0].largest_difference < 1e-5
     return Bundle.open(exported.bundle)
 
 

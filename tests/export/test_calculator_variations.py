@@ -67,7 +67,7 @@ def test_every_reader_trains_and_its_bundle_computes_the_same(name, tmp_path, mo
     metrics = train_run(FNN2, tmp_path / "run", seed=0, epochs=1, arguments=ARGUMENTS[name])
     assert metrics.parameters == FeedForward(**{"units": [345], **ARGUMENTS[name]}).parameter_count
     exported = export_run(tmp_path / "run", tmp_path)  # raises if ONNX Runtime computes something else
-    assert exported.largest_difference < 1e-4
+    assert exported.files[0].largest_difference < 1e-4
 
 
 def test_generated_data_share_nothing_with_what_networks_are_chosen_or_tested_by(splits):

@@ -23,7 +23,9 @@ def test_train_and_export(tmp_path):
     assert {m["value"] for m in result["metrics"]["measures"] if m["metric"] == "mae"} == {0.0}
     done = fewheads("export", *result["runs"], "--repository", tmp_path / "models", "--json", **STRICT)
     (result,) = json.loads(answer(done))
-    assert (result["largest_difference"], Bundle.open(result["bundle"]).manifest.name) == (0.0, "calculator-oracle")
+    (file,) = result["files"]
+    assert (file["file"], file["largest_difference"]) == ("model.onnx", 0.0)
+    assert Bundle.open(result["bundle"]).manifest.name == "calculator-oracle"
     done = fewheads("export", "missing", "--repository", "models", **STRICT)
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)
     assert "fewheads: run missing: got nothing there" in done.stderr

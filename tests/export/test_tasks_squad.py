@@ -3,8 +3,12 @@ import json
 import numpy as np
 import pytest
 import torch
+import tritonclient.grpc as triton
 
+from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
+from edge.launch import running_server
+from export.cli import export
 from export.errors import DataError
 from export.heads import SpanClassifier
 from export.tasks.answers import Answers, exact_match, extract, normalised, token_f1
@@ -172,6 +176,33 @@ def test_the_run_records_and_rebuilds_the_model(place):
     assert kept.texts.tolist() == again.texts.tolist()
     assert kept.questions.tolist() == [question.id for question in data.dev["dev"].questions]
     assert (kept.texts == "good").mean() > 0.8
+
+
+def test_a_stock_client_gets_the_logits_of_a_run_and_the_places_of_its_tokens(place, tmp_path):
+    run = place / "SQuAD"
+    invoke(export, run, "--repository", tmp_path, "--name", "questions", "--no-measure")
+    context, question = "the film was good . the cat sat on the mat", "cat sat"
+    with (
+        running_server([tmp_path / "questions-1"], target="onnxruntime", cache=tmp_path / "cache") as ready,
+        triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
+    ):
+        tensors = [triton.InferInput(name, [1, 1], "BYTES") for name in ("question", "context")]
+        for tensor, text in zip(tensors, (question, context), strict=True):
+            tensor.set_data_from_numpy(np.array([[text.encode()]], np.object_))
+        answer = client.infer("questions", tensors)
+    encoding = load_tokenizer(run).encode(question, context)
+    with torch.no_grad():
+        ids, segments = torch.tensor([encoding.ids]), torch.tensor([encoding.type_ids])
+        want = open_tuned(run, "SQuAD")(ids, torch.ones_like(ids), segments)
+    for name, logits in zip(("start_logits", "end_logits"), want, strict=True):
+        np.testing.assert_allclose(answer.as_numpy(name), logits.numpy(), atol=1e-4)
+    offsets = answer.as_numpy("offsets")[0]
+    assert offsets.tolist() == [list(pair) for pair in encoding.offsets]
+    first, last = (int(logits[0].argmax()) for logits in want)
+    assert context[offsets[first, 0] : offsets[last, 1]] == "good"
+    bundle = Bundle.open(tmp_path / "questions-1")
+    assert {one.split for one in bundle.manifest.measures} == {"holdout, tier x1", "dev, tier x1"}
+    assert not {question for (question,) in bundle.goldens["x1"].raw["question"]} - {b"cat sat"}
 
 
 def test_splits_keep_articles_whole_and_a_limit_keeps_the_hold_out(place):

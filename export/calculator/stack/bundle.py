@@ -81,7 +81,7 @@ def export_stack(run: str | Path, repository: str | Path, *, version: int = 1, r
     golden = msgspec.structs.replace(golden, raw={"expression": np.array([[text] for text in texts], np.bytes_)})
     files = {artifact.file: onnx_model, manifest.golden: golden.encode()}
     written = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
-    return Exported.of(written, difference)
+    return Exported.of(written, {artifact.file: difference})
 
 
 def _tokens(splits: dict[str, Split], each: int) -> tuple[dict[str, Array], list[str]]:
