@@ -196,3 +196,73 @@ def test_the_tables_of_the_limits_agree_with_their_records() -> None:
             seen += cell in limits
             assert cell in limits or f"\n| {row['method']} |" not in limits, (path.name, row)
     assert seen > 40
+
+
+_TYPES = "tests/export/test_language_types.py::test_each_type_writes_the_texts_of_transformers"
+_IMPORTED = "tests/export/test_imported.py::test_a_stock_client_gets_what_transformers_computes"
+_OWN = "tests/export/test_tasks_own_served.py::test_each_format_reaches_a_served_answer"
+_CLASSES = (
+    "tests/export/test_tasks_bundle.py"
+    "::test_the_bundle_has_a_tier_for_each_run_and_precision_with_the_outputs_of_training"
+)
+_PICTURES = "tests/export/test_tasks_images.py::test_exported_run_reads_files_as_it_was_trained"
+_CALCULATORS = "tests/system/test_calculator.py::test_the_gate_is_right_on_all_items_after_rounding"
+#: What the documents say becomes a bundle, to the test that takes it by commands to a served answer, which it compares
+#: with that of another program, or of torch for models of our own; where it is refused, to the test of the refusal.
+SERVED = {
+    **dict.fromkeys(("GPT-2", "Gemma", "Llama", "Mistral", "Qwen2"), _TYPES),
+    **dict.fromkeys(("BERT", "RoBERTa", "XLM-RoBERTa", "DistilBERT", "ViT"), _IMPORTED),
+    **dict.fromkeys(
+        (
+            *("classifier of texts, or of pairs with `--pair`", "regression, cross-encoder", "classifier of tokens"),
+            *("question answering, also runs on SQuAD", "sentence embeddings"),
+        ),
+        _IMPORTED,
+    ),
+    **dict.fromkeys(
+        (
+            *("`FILE.csv`", "`FILE.tsv`", "`FILE.jsonl`", "`FILE.parquet`"),
+            "a directory with `train.csv` and perhaps `dev.csv`",
+            "a directory that `save_to_disk()` of Hugging Face's `datasets` wrote",
+            "a directory with `CLASS/NAME.png`",
+        ),
+        _OWN,
+    ),
+    "operators of ONNX": "tests/export/test_pack.py::test_bundle_with_real_inputs_is_served",
+    "`If`, `Loop`, `Scan`": "tests/export/test_pack_variants.py::test_control_flow_is_packed_as_it_is",
+    "`NonZero`, `NonMaxSuppression`, `Unique`, `Compress`": (
+        "tests/export/test_pack_variants.py::test_a_detector_with_non_maximum_suppression_is_for_onnx_runtime"
+    ),
+    "operators of ONNX Runtime (`com.microsoft`, `ai.onnx.ml`), text": (
+        "tests/export/test_pack.py::test_text_in_and_out"
+    ),
+    "other operators": "tests/export/test_pack.py::test_models_that_would_not_serve",
+    "GLUE": _CLASSES,
+    "SQuAD": (
+        "tests/export/test_tasks_squad.py::test_a_stock_client_gets_the_logits_of_a_run_and_the_places_of_its_tokens"
+    ),
+    "images": _PICTURES,
+    "The calculators": _CALCULATORS,
+    "Text models": _CLASSES,
+    "Image models": _PICTURES,
+    "Looped models": "tests/export/test_looped_cli.py::test_a_run_is_served_and_computes_the_same_loops",
+    "Models that generate text": _TYPES,
+}
+
+
+def test_each_kind_that_the_documents_name_has_a_test_from_its_directory_to_a_served_answer() -> None:
+    own, pack = ((ROOT / "export" / name / "README.md").read_text() for name in ("tasks/own", "pack"))
+    named = re.findall(r"^- \*\*([A-Z][\w ]+)\*\* take `", SERVER, re.MULTILINE)
+    texts = " ".join((README + SERVER + own + pack).split())
+    for kinds in re.findall(r"of ((?:[\w-]+, )+[\w-]+ or [\w-]+) type", texts):
+        named += re.split(r", | or ", kinds)
+    (tasks,) = re.findall(r"Fine-tunes a Hugging Face model, .*?, on (.+?)\.", README)
+    named += re.split(r", | or ", tasks)
+    for page, heading in ((SERVER, "| model | sends | gets |"), (own, "| `--data` |"), (pack, "| the graph has |")):
+        rows = page.split(heading)[1].split("\n\n")[0].splitlines()[2:]
+        named += [row.split(" | ")[0].removeprefix("| ") for row in rows]
+    assert set(named) == set(SERVED)
+    for kind, test in SERVED.items():
+        path, name = test.split("::")
+        (found,) = re.findall(rf"^((?:@.*\n)*)def {name}\(", (ROOT / path).read_text(), re.MULTILINE)
+        assert "slow" not in found, kind

@@ -1,16 +1,19 @@
 """Fine-tuned directories that the package transformers saves, from their import to an answer of the server."""
 
+import io
 import itertools
 import json
+import re
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
 import tritonclient.grpc as triton
+from PIL import Image
+from safetensors.torch import load_file
 
 from edge.bundles.bundle import Bundle
-from edge.bundles.image import ImagePreprocessor
 from edge.bundles.preprocess import preprocessor
 from edge.errors import UsageError
 from edge.launch import running_server
@@ -21,12 +24,13 @@ from export.imported.cli import import_
 from export.imported.directory import read_directory
 from export.imported.images import sample_images
 from export.reduction.cli import reduce
-from export.tasks.examples import Examples, split_holdout
+from export.tasks.examples import split_holdout
 from export.tasks.imported import ImportedTask, answers
 from export.tasks.models import open_model
-from export.tasks.teacher import outputs_by_row
 from export.tasks.tokens import encode, load_tokenizer
+from tests.support.imported_directories import with_tokenizer, write_embedder
 from tests.support.marks import with_rtx, with_transformers
+from tests.support.server_processes import served
 from tests.support.task_data import invoke, make_sentiment, make_tokenizer
 
 pytestmark = with_transformers
@@ -140,15 +144,16 @@ def bundles(imported, texts, tmp_path_factory):
 
     @cache
     def make(name):
-        data = {"pairs": ("--data", texts / "pairs.tsv"), "tokens": ("--data", texts / "texts.txt")}.get(name, ())
-        invoke(export, imported(name)[0], "--repository", root, "--name", name, *data)
+        data = {"pairs": ("--data", texts / "pairs.tsv"), "tokens": ("--data", texts / "texts.txt")}
+        data |= dict.fromkeys(("classes", "distilled", "multilingual"), ("--artifacts", "onnxruntime"))
+        invoke(export, imported(name)[0], "--repository", root, "--name", name, *data.get(name, ()))
         return root / f"{name}-1"
 
     return make
 
 
 SENTENCES = ["the film was good", "a cat sat on the awful mat", "nice"]
-INPUTS = {"pairs": ("text", "text_pair"), "tokens": ("text",), "questions": ("question", "context")}
+INPUTS = {"pairs": ("text", "text_pair"), "questions": ("question", "context")}
 
 
 def asked(client, name, columns):
@@ -161,46 +166,73 @@ def asked(client, name, columns):
     return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
 
 
-def test_a_stock_client_gets_the_answers_of_the_imported_models(imported, bundles, tmp_path):
-    paths = [bundles(name) for name in (*INPUTS, "pictures")]
+def columns_of(name):
+    """Return the texts for a model by the names of its inputs."""
+    return dict(zip(INPUTS.get(name, ("text",)), (SENTENCES, SENTENCES[::-1]), strict=False))
+
+
+def tokens_of(directory, columns):
+    """Return what transformers reads of texts, with the characters of each token."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
+    return tokenizer(*columns.values(), padding=True, return_tensors="pt", return_offsets_mapping=True)
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory):
+    """A directory of sentence-transformers, and its bundle."""
+    root = tmp_path_factory.mktemp("embedder")
+    with_tokenizer(write_embedder(root / "directory"))
+    invoke(import_, root / "directory", "--out", root / "run")
+    invoke(export, root / "run", "--repository", root, "--name", "embeddings", "--artifacts", "onnxruntime")
+    return root / "directory", root / "embeddings-1"
+
+
+def test_a_stock_client_gets_what_transformers_computes(imported, saved, bundles, embedder, tmp_path):
+    import transformers
+
+    directory, bundle = embedder
     with (
-        running_server(paths, cache=tmp_path / "cache") as ready,
+        running_server([*map(bundles, MODELS), bundle], target="onnxruntime", cache=tmp_path / "cache") as ready,
         triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
+        torch.no_grad(),
     ):
-        found = {}
-        for name, inputs in INPUTS.items():
-            columns = [[text.encode() for text in texts] for texts in (SENTENCES, SENTENCES[::-1])]
-            found[name] = asked(client, name, dict(zip(inputs, columns, strict=False)))
-        step = open_model(imported("pictures")[0]).architecture.image
-        images = sample_images(step)[:3]
-        pictures = asked(client, "pictures", {"image": images})
-    for name, inputs in INPUTS.items():
-        run, _ = imported(name)
-        rows = (
-            tuple(zip(SENTENCES, SENTENCES[::-1], strict=True)) if len(inputs) == 2 else [(one,) for one in SENTENCES]
-        )
-        tokenizer = load_tokenizer(run)
-        encodings = [tokenizer.encode(*row) for row in rows]
-        examples = Examples(tuple(rows), np.zeros(len(rows)))
-        wanted = outputs_by_row(open_model(run).head, encode(tokenizer, examples, 64))
-        for row, (one, encoding) in enumerate(zip(wanted, encodings, strict=True)):
+        for name, (kind, *_) in MODELS.items():
+            model, offsets = getattr(transformers, kind).from_pretrained(saved(name)).eval(), None
+            if name == "pictures":
+                images = sample_images(open_model(imported(name)[0]).architecture.image)[:3]
+                found = asked(client, name, {"image": images})
+                processor = transformers.ViTImageProcessorPil.from_pretrained(saved(name))
+                read = processor([Image.open(io.BytesIO(one)) for one in images], return_tensors="pt")
+            else:
+                columns = columns_of(name)
+                found = asked(client, name, {key: [text.encode() for text in one] for key, one in columns.items()})
+                read = tokens_of(saved(name), columns)
+                offsets, mask = read.pop("offset_mapping"), read["attention_mask"].bool()
+            wanted = {key: value for key, value in model(**read).items() if key.endswith("logits")}
+            for output, want in wanted.items():
+                rows = [slice(None)] * len(want) if "offsets" not in found else list(mask)
+                for got, logits, row in zip(found[output], want, rows, strict=True):
+                    np.testing.assert_allclose(got[row], logits[row], atol=1e-4, err_msg=name)
+            if "offsets" in found:
+                assert found["offsets"].tolist() == offsets.tolist()
+            for output in {"label", "labels"} & found.keys():
+                want = wanted["logits"].argmax(dim=-1).reshape(found[output].shape)
+                names = np.vectorize(lambda number, of=model.config.id2label: of[number].encode())(want)
+                seen = mask.numpy() if output == "labels" else np.full(want.shape, True)
+                assert found[output][seen].tolist() == names[seen].tolist()
             if name == "pairs":
-                assert found[name]["score"][row, 0] == pytest.approx(float(one.outputs[0]), abs=1e-4)
-                continue
-            length = len(encoding.ids)
-            assert found[name]["offsets"][row, :length].tolist() == [list(pair) for pair in encoding.offsets]
-            assert not found[name]["offsets"][row, length:].any()
-            outputs = [one.outputs] if name == "tokens" else one.outputs
-            for output, want in zip(open_model(run).head.outputs, outputs, strict=True):
-                np.testing.assert_allclose(found[name][output][row, :length], want.numpy(), atol=1e-4)
-            if name == "tokens":
-                want = [NAMES[number].encode() for number in one.outputs.argmax(dim=1).tolist()]
-                assert found[name]["labels"][row, :length].tolist() == want
-    pixels = np.stack([ImagePreprocessor(step).read(image, "image") for image in images])
-    with torch.no_grad():
-        logits = open_model(imported("pictures")[0]).head(torch.from_numpy(pixels)).numpy()
-    np.testing.assert_allclose(pictures["logits"], logits, atol=1e-4)
-    assert pictures["label"][:, 0].tolist() == [NAMES[number].encode() for number in logits.argmax(axis=1)]
+                np.testing.assert_array_equal(found["score"], found["logits"])
+        found = asked(client, "embeddings", {"text": [text.encode() for text in SENTENCES]})["embedding"]
+        read = tokens_of(directory, {"text": SENTENCES})
+        states = transformers.BertModel.from_pretrained(directory)(
+            input_ids=read["input_ids"], attention_mask=read["attention_mask"]
+        ).last_hidden_state
+        mask, dense = read["attention_mask"][:, :, None], load_file(directory / "2_Dense" / "model.safetensors")
+        means = (states * mask).sum(dim=1) / mask.sum(dim=1)
+        want = torch.tanh(means @ dense["linear.weight"].T + dense["linear.bias"])
+        np.testing.assert_allclose(found, want, atol=1e-4)
 
 
 def test_the_agreement_of_int8_files_is_in_the_manifest(imported, bundles, texts, tmp_path):
@@ -224,6 +256,16 @@ def test_the_agreement_of_int8_files_is_in_the_manifest(imported, bundles, texts
     (pairs,) = (one for one in Bundle.open(bundles("pairs")).manifest.measures if one.split.endswith("on tensorrt"))
     assert pairs.metric == "pearson"
     assert 0.9 < pairs.value <= 1
+
+
+def test_the_log_has_the_difference_of_each_tier(bundles, tmp_path):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "tokens").symlink_to(bundles("tokens"))
+    with served(tmp_path / "models", "--cache", tmp_path / "cache") as server:
+        server.process.terminate()
+        _, log = server.end()
+    full, int8 = re.findall(r"its golden outputs differ at most by (\S+) \(x1\), (\S+) \(x1-int8\)", log)[0]
+    assert float(full) < 1e-3 < float(int8)
 
 
 @with_rtx

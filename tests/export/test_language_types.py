@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
 from edge.launch import running_server
 from export.language.backbone import ARCHITECTURES, save_backbone
@@ -21,6 +22,15 @@ pytestmark = with_transformers
 
 PROMPTS = ("What is 3 plus 4?", "is", "1 2 3")
 TOKENS = 12
+#: Names a directory.
+REAL = "FEWHEADS_LANGUAGE_MODEL"
+REAL_PROMPTS = (
+    "The capital of France is", "Once upon a time there was a", "Question: What is 3 + 4?\nAnswer:", "In the year 2000",
+    "The three primary colours are", "Water boils at a temperature of", "def fibonacci(n):\n", "1, 2, 3, 4,",
+    "The largest planet in the solar system is", "My favourite food is", "To make a cup of tea, first",
+    "The opposite of hot is", "Shakespeare wrote", "A triangle has", "Dear Sir or Madam,\n", "The quick brown fox",
+    "Photosynthesis is the process by which", "Berlin ist die Hauptstadt von", "Il était une fois", "日本の首都は",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -53,16 +63,39 @@ def test_a_name_that_is_wrong_or_taken_is_refused_before_the_work(
         assert message in mistake("language", "export", place / "llama", "--name", name, "--repository", place)
 
 
+def compare(name: str, directory: Path, prompts: Sequence[str], tokenizer: Any, port: int) -> None:
+    """Check that a server continues prompts as transformers does with the model of a directory."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory).eval()
+    options = ("--max-tokens", TOKENS, "--url", f"127.0.0.1:{port}", "--timeout", 600, "--json")
+    for prompt in prompts:
+        ((text,),) = json.loads(shown("infer", name, prompt, *options))["outputs"]["text"]
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        made = model.generate(input_ids=ids, do_sample=False, max_new_tokens=TOKENS)
+        whole = tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)
+        assert text == whole.rstrip("\ufffd"), (name, prompt)  # the last character may be cut
+
+
 def test_each_type_writes_the_texts_of_transformers(exported: Callable[[str], Path], tmp_path: Path) -> None:
     import transformers
 
-    bundles, tokenizer = [exported(name) for name in ARCHITECTURES], characters().tokenizer
+    bundles = [exported(name) for name in ARCHITECTURES]
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=characters().tokenizer)
     with running_server(bundles, target="onnxruntime", cache=tmp_path) as ready:
         for name, bundle in zip(ARCHITECTURES, bundles, strict=True):
-            asked = ("infer", name, *PROMPTS, "--max-tokens", TOKENS, "--url", f"127.0.0.1:{ready.grpc_port}", "--json")
-            found = [text for (text,) in json.loads(shown(*asked))["outputs"]["text"]]
-            model = transformers.AutoModelForCausalLM.from_pretrained(bundle.parent / name).eval()
-            for prompt, text in zip(PROMPTS, found, strict=True):
-                ids = tokenizer.encode(prompt).ids
-                made = model.generate(input_ids=torch.tensor([ids]), do_sample=False, max_new_tokens=TOKENS)
-                assert text == tokenizer.decode(made[0, len(ids) :].tolist()), (name, prompt)
+            compare(name, bundle.parent / name, PROMPTS, tokenizer, ready.grpc_port)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_a_real_model_writes_the_texts_of_transformers(tmp_path: Path) -> None:
+    import transformers
+
+    place = os.environ.get(REAL)
+    if place is None:
+        pytest.skip(f"set {REAL} to a directory with a language model as transformers saves it")
+    shown("language", "export", place, "--name", "real", "--repository", tmp_path)
+    shown("build", tmp_path / "real-1", "--target", "onnxruntime", "--cache", tmp_path / "cache")
+    with running_server([tmp_path / "real-1"], target="onnxruntime", cache=tmp_path / "cache") as ready:
+        compare("real", Path(place), REAL_PROMPTS, transformers.AutoTokenizer.from_pretrained(place), ready.grpc_port)

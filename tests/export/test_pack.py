@@ -285,4 +285,8 @@ def test_text_in_and_out(tmp_path):
     np.savez(tmp_path / "inputs.npz", x=np.array([["12"], ["7"]]))
     bundle = Bundle.open(packed(model, "--inputs", tmp_path / "inputs.npz")["bundle"])
     assert bundle.golden.outputs["y"].ravel().tolist() == [b"12", b"7"]
-    load_runner(bundle, "onnxruntime", tmp_path / "cache").runner.close()
+    serving = running_server([bundle.path], cache=tmp_path / "cache")
+    with serving as ready, triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client:
+        tensor = triton.InferInput("x", [1, 1], "BYTES")
+        tensor.set_data_from_numpy(np.array([[b"0345"]], np.object_))
+        assert client.infer("own", [tensor]).as_numpy("y").tolist() == [[b"345"]]

@@ -10,7 +10,6 @@ from edge.bundles.bundle import Bundle
 from edge.bundles.golden import check_outputs
 from edge.errors import GoldenError, UsageError
 from edge.launch import running_server
-from edge.runtimes.build import load_runner
 from edge.runtimes.tensorrt_builder import compile_onnx
 from export.convert import outputs_of
 from export.pack.accuracy import largest_rms
@@ -301,7 +300,14 @@ def test_control_flow_is_packed_as_it_is(tmp_path):
     options = ("--max-batch-size", 0, "--shape", "x=1x4:2x4:8x4")
     bundle = Bundle.open(packed(write(tmp_path / "model.onnx", branches()), *options)["bundle"])
     assert bundle.artifact("tensorrt").runtime == "any"
-    load_runner(bundle, "onnxruntime", tmp_path / "cache").runner.close()
+    serving = running_server([bundle.path], cache=tmp_path / "cache")
+    with serving as ready, triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client:
+        for sign in (1, -1):
+            rows = sign * np.array([[1, -2, 3, 4], [5, 6, -7, 8]], np.float32)
+            tensor = triton.InferInput("x", [2, 4], "FP32")
+            tensor.set_data_from_numpy(rows)
+            wanted = outputs_of(branches(), {"x": rows}, "model")["y"]
+            assert client.infer("own", [tensor]).as_numpy("y").tolist() == wanted.tolist()
 
 
 @with_rtx
