@@ -200,7 +200,7 @@ def test_the_tables_of_the_limits_agree_with_their_records() -> None:
 
 _TYPES = "tests/export/test_language_types.py::test_each_type_writes_the_texts_of_transformers"
 _IMPORTED = "tests/export/test_imported.py::test_a_stock_client_gets_what_transformers_computes"
-_OWN = "tests/export/test_tasks_own_served.py::test_each_format_of_own_data_reaches_a_served_answer"
+_OWN = "tests/export/test_tasks_own_served.py::test_each_format_reaches_a_served_answer"
 _CLASSES = (
     "tests/export/test_tasks_bundle.py"
     "::test_the_bundle_has_a_tier_for_each_run_and_precision_with_the_outputs_of_training"

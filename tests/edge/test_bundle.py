@@ -48,7 +48,7 @@ def test_artifact_of_a_role_tier_and_runtime(tmp_path: Path):
     assert (model.file, embed.file, head.file) == ("model.onnx", "embed.onnx", "head.onnx")
     assert bundle.artifact("tensorrt", "full", "head").file == "head-tensorrt.onnx"
     found = "got ['embed for any', 'head for tensorrt', 'model for any', 'head for any']"
-    with pytest.raises(BundleError, match=re.escape(f"tier 'full': {found}, expected step for onnxruntime. Export")):
+    with pytest.raises(BundleError, match=re.escape(f"tier 'full': {found}, expected step for onnxruntime. Take")):
         bundle.artifact("onnxruntime", role="step")
     with pytest.raises(BundleError, match="tier: got 'lean', expected one of full"):
         bundle.artifact("onnxruntime", "lean")

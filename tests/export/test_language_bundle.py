@@ -39,10 +39,10 @@ from export.language.golden_texts import LEAST_LEAD, Greedy, clearest, golden_of
 from export.language.head_bundle import export_head
 from export.language.head_config import HeadConfig
 from export.provenance import provenance
+from tests.support.language_models import TYPES, characters, tiny_of
 from tests.support.letters_model import BYTES, LETTERS, text_request, tokenizer_of
 
 PROMPTS = ("abc", "hello", "world", "xyz", "foo", "bar")
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
 def gpt2(**changes: Any) -> Any:
@@ -50,22 +50,6 @@ def gpt2(**changes: Any) -> Any:
     sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.3} | changes
     config = transformers.GPT2Config(vocab_size=len(LETTERS), bos_token_id=0, eos_token_id=0, **sizes)
     return transformers.GPT2LMHeadModel(config).eval()
-
-
-#: Caps are small and weights large, so that a cap that is missed changes the logits.
-KINDS = {
-    "Llama": {},
-    "Gemma": {},
-    "Gemma2": {"sliding_window": 3, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.5},
-    "Gemma3Text": {"sliding_window": 3, "layer_types": None, "sliding_window_pattern": 2},
-}
-
-
-def model_of(kind: str) -> Any:
-    torch.manual_seed(0)
-    options = {"vocab_size": 27, "intermediate_size": 48, "head_dim": 16, "initializer_range": 0.3} | SMALL
-    config = getattr(transformers, f"{kind}Config")(**options, **KINDS[kind])
-    return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
 @pytest.fixture(scope="module")
@@ -105,10 +89,10 @@ def stub_of(repository: Path) -> Iterator[Stub]:
         yield Stub(stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}")))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TYPES)
 def test_the_graph_of_each_kind_computes_the_logits_of_the_library(kind: str) -> None:
-    model = model_of(kind)
-    ids = torch.randint(0, 27, (2, 9))
+    model = tiny_of(kind, characters())
+    ids = torch.randint(0, characters().size, (2, 9))
     with torch.no_grad():
         expected = model(ids).logits  # before the attention is replaced
         graph = DecoderGraph(model)
@@ -119,10 +103,10 @@ def test_the_graph_of_each_kind_computes_the_logits_of_the_library(kind: str) ->
             torch.testing.assert_close(logits, expected[:, end - 1], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("Gemma2", marks=pytest.mark.slow), "Gemma3Text"])
+@pytest.mark.parametrize("kind", [pytest.param("gemma2", marks=pytest.mark.slow), "gemma3_text"])
 def test_the_graph_of_shared_keys_and_a_window_repeats_the_library_in_onnx(kind: str) -> None:
-    model = model_of(kind)
-    ids = torch.randint(0, 27, (2, 9))
+    model = tiny_of(kind, characters())
+    ids = torch.randint(0, characters().size, (2, 9))
     with torch.no_grad():
         expected = model(ids).logits.numpy()  # before the attention is replaced
     graph = DecoderGraph(model)
