@@ -82,7 +82,9 @@ def _bundle(path: Path, manifest: Manifest) -> None:
         measures = [[m.metric, m.split, m.value, _interval(m.interval), m.n, m.seeds] for m in manifest.measures]
         print_table("measured", ["metric", "split", "value", "95 % interval", "n", "seeds"], measures)
     made = manifest.provenance
-    click.echo(f"made {made.created} by {made.trainer} from {made.data}, seed {made.seed}, commit {made.git_commit}")
+    known = {"seed": made.seed, "commit": made.git_commit}
+    further = "".join(f", {name} {value}" for name, value in known.items() if value is not None)
+    click.echo(f"made {made.created} by {made.trainer} from {made.data}{further}")
 
 
 def _image_step(step: ImagePreprocess) -> None:

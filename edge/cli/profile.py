@@ -84,13 +84,16 @@ def _profile_bundle(
         given = Literally("a directory" if out.is_dir() else "a file")
         fix = "Give another --out, or --replace."
         raise UsageError(f"--out {out}", given=given, expected="a free path", fix=fix)
+    remark(f"timing {path.name}: this takes minutes with several tiers or many rows; fewer --calls take less")
+    started = time.monotonic()
     with progress() as bar:
         task = bar.add_task(f"timing {path.name}", total=None, note="")
-        times = time_parts(
-            path,
-            on_progress=lambda done, parts, tier: bar.update(task, completed=done, total=parts, note=tier),
-            **options,
-        )
+
+        def on_progress(done: int, parts: int, tier: str) -> None:
+            note = f"{tier}{_left(started, done, parts)}" if done < parts else ""
+            bar.update(task, completed=done, total=parts, note=note)
+
+        times = time_parts(path, on_progress=on_progress, **options)
     if out:
         write_result(out, msgspec.json.format(msgspec.json.encode(times), indent=1) + b"\n")
     if as_json:
@@ -115,10 +118,7 @@ def _profile_shapes(directory: Path, out: Path, as_json: bool, **options: Any) -
         task = bar.add_task("timing shapes", total=None, note="")
 
         def on_progress(now: Progress) -> None:
-            elapsed = time.monotonic() - started
-            remaining = timedelta(seconds=round(elapsed / now.done * (now.shapes - now.done))) if now.done else None
-            left = f", about {remaining} left" if remaining else ""
-            note = f"{now.name}, {now.step}{left}" if now.done < now.shapes else ""
+            note = f"{now.name}, {now.step}{_left(started, now.done, now.shapes)}" if now.done < now.shapes else ""
             bar.update(task, completed=now.done, total=now.shapes, note=note)
 
         table = profile_shapes(directory, out, on_progress=on_progress, **options)
@@ -129,6 +129,13 @@ def _profile_shapes(directory: Path, out: Path, as_json: bool, **options: Any) -
         print_json(table)
     else:
         print_latency_table(table, str(out))
+
+
+def _left(started: float, done: int, steps: int) -> str:
+    """Return the estimated time for the remaining steps; empty before the first is done."""
+    if not done:
+        return ""
+    return f", about {timedelta(seconds=round((time.monotonic() - started) / done * (steps - done)))} left"
 
 
 def print_latency_table(table: LatencyTable, where: str) -> None:

@@ -43,7 +43,10 @@ def import_(
     with working(f"importing {directory}"):
         imported = import_run(directory, out, data=data, pair=pair, max_length=max_length)
     if imported.missing:
-        remark(f"{directory}: not compared with the original, because {imported.missing} is not installed")
+        remark(
+            f"{directory}: not compared with the original, because {imported.missing} is not installed. "
+            f"pip install {imported.missing}, and import again with --replace to compare."
+        )
     if as_json:
         print_json(imported)
         return

@@ -10,7 +10,10 @@ import msgspec
 from edge.errors import Literally
 from export.errors import CheckpointError
 
-PACK = "Export the model to ONNX yourself, and give the file to 'fewheads pack'."
+PACK = (
+    "Export the model to ONNX yourself, and give the file to 'fewheads pack'; "
+    "clients then send tensors, such as token ids, and not texts."
+)
 T = TypeVar("T")
 
 

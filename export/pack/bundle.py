@@ -91,6 +91,7 @@ def pack_model(
     held_out = not options.int8 or options.calibration is not None
     place = f"golden inputs: {source}" + ("" if held_out else ", which calibrated INT8")
     variants: list[Variant] = []
+    calibration_items: int | None = None
     if options.fp16:
         begin("FP16")
         checks = Checks(golden, max_batch_size, f"golden inputs: {source}", options.absent("inputs"))
@@ -103,6 +104,7 @@ def pack_model(
             runs = in_runs(read_images("--calibration", options.calibration, image)[1], max_batch_size)
         else:
             runs = read_items("--calibration", options.calibration, specs[0], profile, max_batch_size)
+        calibration_items = sum(len(next(iter(run.values()))) if max_batch_size else 1 for run in runs)
         checks = Checks(golden, max_batch_size, place, options.absent("inputs", "calibration"))
         variants += int8_variants(model, runs, checks)
     tiers = {FULL: [given]}
@@ -138,6 +140,7 @@ def pack_model(
             packed_file(FULL, given, model.data),
             *(packed_file(one.tier, one.artifact, one.data, one) for one in variants),
         ],
+        calibration_items,
     )
 
 
@@ -176,8 +179,8 @@ def _max_batch_size(runner: OnnxRuntimeRunner, path: Path, given: int | None) ->
 def _provenance(model: OnnxModel, golden: str, seed: int | None) -> Provenance:
     return Provenance(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        trainer=f"unknown; {model.path.name} was written by {model.producer}"[:4096],
-        data=f"unknown; golden inputs: {golden}"[:4096],
+        trainer=f"the owner of {model.path.name}, which was written by {model.producer}"[:4096],
+        data=f"data that the file does not name; golden inputs: {golden}"[:4096],
         seed=seed,
         versions={"fewheads": __version__, **{package: importlib.metadata.version(package) for package in _PACKAGES}},
     )

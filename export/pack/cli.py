@@ -109,5 +109,7 @@ def _print(packed: Packed, *, random_scales: bool) -> None:
         remark(f"Only ONNX Runtime runs this model, not TensorRT: it has {packed.only_onnxruntime}.")
     batch = f"at most {packed.max_batch_size} rows" if packed.max_batch_size else "no batch"
     title = f"{packed.bundle}: {batch}, {packed.golden_rows} golden rows ({packed.golden})"
+    if packed.calibration_items is not None:
+        title += f", INT8 calibrated with {packed.calibration_items} inputs"
     columns = [field.replace("size_bytes", "bytes").replace("_", " ") for field in PackedFile.__struct_fields__]
     print_table(title, columns, [msgspec.structs.astuple(file) for file in packed.files])

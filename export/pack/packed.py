@@ -34,6 +34,7 @@ class Packed(msgspec.Struct, frozen=True):
         max_batch_size: most rows of a run; 0 without a batch dimension.
         golden: source of the golden inputs.
         only_onnxruntime: why TensorRT cannot run the model; empty if no known reason forbids it.
+        calibration_items: inputs that set the scales of INT8; None without INT8.
     """
 
     bundle: str
@@ -42,6 +43,7 @@ class Packed(msgspec.Struct, frozen=True):
     golden_rows: int
     only_onnxruntime: str
     files: list[PackedFile]
+    calibration_items: int | None = None
 
 
 def packed_file(tier: str, artifact: Artifact, data: bytes, variant: Variant | None = None) -> PackedFile:

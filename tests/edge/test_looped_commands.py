@@ -113,6 +113,7 @@ def test_profile_times_files_and_loops(bundle: Bundle, tmp_path: Path) -> None:
     assert all(file["milliseconds"] > 0 for file in times["files"])
     assert [(loop["rows"], loop["golden_loops"]) for loop in times["loops"]] == [(1, 4), (4, 4)]
     profile = ("profile", bundle.path, "--calls", 3, "--cache", tmp_path)
+    assert "this takes minutes" in fewheads(*profile, "--json").stderr
     assert "got a file, expected a free path" in mistake(*profile, "--out", out)
     assert "--lengths: got (8,), expected none with a bundle" in mistake(*profile, "--lengths", 8)
     assert "--out: got none, expected a file for the table" in mistake("profile", tmp_path)

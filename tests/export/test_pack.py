@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.expression import tokenize
+from edge.cli.info import info
 from edge.errors import GoldenError, UsageError
 from edge.launch import running_server
 from edge.runtimes.build import load_runner
@@ -64,6 +65,8 @@ def test_bundle_with_real_inputs_is_served(tmp_path):
     assert bundle.read("model.onnx") == oracle_onnx()
     assert bundle.golden.outputs["value"].ravel().tolist() == [3, -1, -5, 2]
     assert "real.npz" in bundle.manifest.provenance.data
+    last = CliRunner().invoke(info, [str(bundle.path)], catch_exceptions=False).stdout.splitlines()[-1]
+    assert re.fullmatch("made .* by the owner of model.onnx, .* golden inputs: real.npz", last), "no seed, no commit"
     serving = running_server([bundle.path], cache=tmp_path / "cache")
     with serving as ready, triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client:
         tensor = triton.InferInput("x", [1, 15], "FP32")
@@ -76,7 +79,8 @@ def test_random_golden_inputs_are_called_random(tmp_path):
     written = packed(path)
     assert (written["max_batch_size"], written["golden"], len(written["files"])) == (8, "random", 1)
     bundle = Bundle.open(written["bundle"])
-    assert (bundle.manifest.provenance.data, bundle.manifest.provenance.seed) == ("unknown; golden inputs: random", 0)
+    made = bundle.manifest.provenance
+    assert (made.data, made.seed) == ("data that the file does not name; golden inputs: random", 0)
     load_runner(bundle, "onnxruntime", tmp_path / "cache").runner.close()
     arguments = [str(path), "--repository", str(tmp_path / "models"), "--name", "own", "--replace"]
     shown = CliRunner().invoke(pack, arguments, catch_exceptions=False)

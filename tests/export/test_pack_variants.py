@@ -370,8 +370,8 @@ def test_only_graphs_in_fp32_are_converted(data, precision, tmp_path):
 def test_calibration_without_a_batch_counts_items_first(tmp_path):
     np.savez(tmp_path / "items.npz", image=images(5)[:, None])
     options = ("--int8", "--calibration", tmp_path / "items.npz")
-    bundle = Bundle.open(packed(write(tmp_path / "model.onnx", detector(1)), *options)["bundle"])
-    assert bundle.manifest.max_batch_size == 0
+    made = packed(write(tmp_path / "model.onnx", detector(1)), *options)
+    assert (Bundle.open(made["bundle"]).manifest.max_batch_size, made["calibration_items"]) == (0, 5)
     np.savez(tmp_path / "items.npz", image=images(5))
     with pytest.raises(UsageError, match=r"array 'image' in .*: got \[3, 16, 16\], expected a shape of each"):
         packed(write(tmp_path / "model.onnx", detector(1)), *options, name="other")
