@@ -6,8 +6,9 @@ import re
 import struct
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from io import BytesIO
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
@@ -53,6 +54,9 @@ _MAX_CHUNKS: Final = 32_768
 _MAX_OTHER_CHUNKS: Final = 256
 #: The tag of EXIF that says how a camera was held.
 _ORIENTATION: Final = 0x0112
+_EXIF: Final = b"Exif\0\0"
+#: Cameras write a few dozen. Pillow reads the value of each, and warns of it if it cannot.
+_MAX_ENTRIES: Final = 1000
 #: A JPEG is decoded at an eighth, a quarter or half of its size where this many times the wanted size is left.
 _DRAFT_MARGIN: Final = 2
 #: Difference of a value that other releases of the decoder may make: two of 255 levels.
@@ -80,8 +84,7 @@ class ImagePreprocessor:
         except ImportError as error:
             fix = "Install the extra 'images'."
             raise BackendError("pillow", given=Literally(error), expected="an importable package", fix=fix) from None
-        # Pillow warns of each entry of an EXIF that it cannot read, of which a file may have thousands.
-        warnings.filterwarnings("ignore", module=r"PIL\.")
+        warnings.filterwarnings("ignore", module=r"PIL\.")  # about files of clients
         self.inputs, self.outputs = config.inputs, config.outputs
         # JPEG does not define its decoder to the last bit.
         self.tolerance = _TOLERANCE / min(config.std)
@@ -162,7 +165,7 @@ class ImagePreprocessor:
             raise _refused(subject, "transparent pixels", "an opaque image", "Put it on a background.")
         plain = image.convert(self._mode)
         plain = plain.resize((width, height), self._filter, box=draft[1] if draft else None)
-        turn = self._upright.get(_orientation(image))
+        turn = self._upright.get(_orientation(image, subject))
         plain = plain if turn is None else plain.transpose(turn)
         left, top = (round((side - size) / 2) for side in plain.size)
         return np.asarray(plain.crop((left, top, left + size, top + size)))
@@ -208,12 +211,29 @@ def _check_chunks(data: bytes, subject: str) -> None:
             raise _refused(subject, given, expected, "Save it again without its metadata.")
 
 
-def _orientation(image: ImageFile) -> int:
+def _orientation(image: ImageFile, subject: str) -> int:
     """Return the EXIF orientation, 1 to 8; 1, upright, if there is none that can be read."""
+    entries = _exif_entries(image)
+    if entries > _MAX_ENTRIES:
+        given, fix = f"{entries} entries of EXIF", "Save it again without its metadata."
+        raise _refused(subject, given, f"at most {_MAX_ENTRIES}", fix)
     try:
         return int(image.getexif().get(_ORIENTATION, 1))
     except Exception:  # a broken EXIF raises many types, and browsers show such images as they are stored
         return 1
+
+
+def _exif_entries(image: ImageFile) -> int:
+    """Return how many entries the EXIF of a loaded image announces, each of which Pillow would read."""
+    data, profile = image.info.get("exif", b""), image.info.get("Raw profile type exif", "")
+    if profile and not data:  # of a PNG, in hexadecimal behind three lines
+        with suppress(ValueError):
+            data = bytes.fromhex("".join(profile.split("\n")[3:]))
+    while data.startswith(_EXIF):
+        data = data[len(_EXIF) :]
+    order: Literal["little", "big"] = "little" if data.startswith(b"II") else "big"
+    start = int.from_bytes(data[4:8], order)
+    return int.from_bytes(data[start : start + 2], order)
 
 
 def _refused(subject: str, given: str, expected: str, fix: str) -> InvalidRequest:

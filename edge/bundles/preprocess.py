@@ -124,29 +124,30 @@ class TokenizerPreprocessor:
         columns = [self._decoded(spec.name, column.ravel()) for spec, column in zip(self.inputs, texts, strict=True)]
         # Only the batch call lets Python's other threads run meanwhile; of one row, it needs one core.
         slow = self.slow(sum(len(one) for column in columns for one in column))
-        encoded = []
+        encoded: list[tuple[list[int], list[int], list[tuple[int, int]]]] = []
         for first, *second in zip(*columns, strict=True):
             go_on()
             if slow:
-                encoded += self._tokenizer.encode_batch([(first, *second) if second else first])
+                (one,) = self._tokenizer.encode_batch([(first, *second) if second else first])
             else:
-                encoded.append(self._tokenizer.encode(first, *second))
-        if not self._cut:
-            for one in encoded:
+                one = self._tokenizer.encode(first, *second)
+            if not self._cut:
                 self._check_length(len(one.ids))
-        ids = np.full((len(encoded), max(len(one.ids) for one in encoded)), self._config.pad_id, np.int64)
+            # Only these, because an encoding also holds what was cut off.
+            encoded.append((one.ids, one.type_ids, one.offsets if self._config.offsets else []))
+        ids = np.full((len(encoded), max(len(row) for row, _, _ in encoded)), self._config.pad_id, np.int64)
         mask, segments = np.zeros_like(ids), np.zeros_like(ids)
-        for row, one in enumerate(encoded):
-            ids[row, : len(one.ids)] = one.ids
-            mask[row, : len(one.ids)] = 1
-            segments[row, : len(one.ids)] = one.type_ids
+        for row, (tokens, types, _) in enumerate(encoded):
+            ids[row, : len(tokens)] = tokens
+            mask[row, : len(tokens)] = 1
+            segments[row, : len(tokens)] = types
         made: dict[str, Array] = {self._config.ids: ids, self._config.mask: mask}
         if self._config.segments:
             made[self._config.segments] = segments
         if self._config.offsets:
             made[self._config.offsets] = offsets = np.zeros((*ids.shape, 2), np.int64)
-            for row, one in enumerate(encoded):
-                offsets[row, : len(one.ids)] = one.offsets
+            for row, (_, _, places) in enumerate(encoded):
+                offsets[row, : len(places)] = places
         return made
 
     def _check_length(self, tokens: int) -> None:

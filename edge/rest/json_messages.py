@@ -20,7 +20,8 @@ MAX_JSON_BYTES: Final = 4 * 1024**2
 INLINE_JSON_BYTES: Final = 64 * 1024
 #: Of lists and objects: each costs a hundred times the time of a digit.
 _MOST_NESTED: Final = 64 * 1024
-_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_STRING_OR_BEGINNING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[{]', re.DOTALL)
+_QUOTE: Final = ord('"')
 #: Names of the types of JSON. A bool is not a number here, although it is an int in Python.
 _KINDS: Final[dict[type, str]] = {
     dict: "an object",
@@ -48,10 +49,7 @@ def parse(data: bytes) -> dict[str, Any]:
     if not data:
         return {}
     if data.count(b"[") + data.count(b"{") > _MOST_NESTED:
-        outside = _STRING.sub(b"", data)
-        if (nested := outside.count(b"[") + outside.count(b"{")) > _MOST_NESTED:
-            given, fix = Literally(f"{nested} lists and objects"), "Send tensors as flat lists, or as binary data."
-            raise InvalidRequest("JSON", given=given, expected=f"at most {_MOST_NESTED}", fix=fix)
+        _check_nesting(data)
     try:
         text = data.decode()
         value = _DECODER.decode(text)
@@ -131,6 +129,16 @@ def _plain(value: Any, descriptor: Any) -> Any:
     if descriptor.message_type:
         return plain(value)
     return descriptor.enum_type.values_by_number[value].name if descriptor.enum_type else value
+
+
+def _check_nesting(data: bytes) -> None:
+    """Refuse too many lists and objects; brackets in strings do not count."""
+    nested = 0
+    for match in _STRING_OR_BEGINNING.finditer(data):
+        nested += data[match.start()] != _QUOTE
+        if nested > _MOST_NESTED:
+            given, fix = Literally(f"more than {_MOST_NESTED} lists and objects"), "Send flat lists, or binary data."
+            raise InvalidRequest("JSON", given=given, expected=f"at most {_MOST_NESTED}", fix=fix)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

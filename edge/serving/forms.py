@@ -199,7 +199,7 @@ def take_apart(request: pb.ModelInferRequest) -> tuple[str, list[bytes], bytes]:
 def tensors_of(
     request: pb.ModelInferRequest, contents: Sequence[bytes], inputs: Collection[str], largest: Mapping[str, np.float32]
 ) -> tuple[_Tensor, ...] | None:
-    """Return how to read the graph's ``inputs`` in further requests of a form; None if each of them needs validation."""
+    """Return how to read the graph's ``inputs`` in further requests of a form; None if each needs validation."""
     if len(contents) != len(request.inputs) or {tensor.name for tensor in request.inputs} != set(inputs):
         return None  # typed contents, shared memory, or a text that becomes other inputs
     tensors = []

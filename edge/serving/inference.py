@@ -96,9 +96,8 @@ class InferenceService:
             if not outcome.done():  # it is when the task was cancelled in this turn of the loop
                 outcome.set_result(end)
 
-        ABOUT.set(
-            About(request.model_name[:MOST_NAME_CHARS], request.id[:MOST_NAME_CHARS])
-        )  # of the task, in which the transport logs
+        about = About(request.model_name[:MOST_NAME_CHARS], request.id[:MOST_NAME_CHARS])
+        ABOUT.set(about)  # of the task, in which the transport logs
         call = self.start(request, deadline, reply, told)
         try:
             response = await outcome

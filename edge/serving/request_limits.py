@@ -17,8 +17,8 @@ MOST_TENSORS: Final = 64
 MOST_NAME_CHARS: Final = 1024
 #: Smaller messages are parsed in a few milliseconds, whatever they hold.
 SMALL_BYTES: Final = 64 * 1024
-#: Inputs, outputs, parameters and raw contents of a request, texts of typed contents, and bytes of shapes: a parser makes
-#: an object of up to 90 bytes of each, which may have 2 bytes in the message.
+#: Inputs, outputs, parameters and raw contents of a request, texts of typed contents, and bytes of shapes. A parser
+#: makes up to 90 bytes of each, which may have 2 in the message.
 _MOST_PARTS: Final = 16 * 1024
 #: Numbers that typed contents may hold: a parser makes 8 bytes of each, which may have one in the message.
 _MOST_NUMBERS: Final = 8 * 1024**2

@@ -31,7 +31,7 @@ STEP = ImagePreprocess(
     colours="rgb",
     mean=(0.485, 0.456, 0.406),
     std=(0.229, 0.224, 0.225),
-    max_bytes=200_000,
+    max_bytes=400_000,
     max_pixels=200_000,
     shorter_side=32,
 )
@@ -161,6 +161,39 @@ def with_scans(more: int) -> bytes:
     return data[:-2] + last * more + data[-2:] + b"\xff\xda" * 200
 
 
+def with_resources(count: int) -> bytes:
+    """Return a JPEG with metadata of Photoshop, in segments of 5,000 empty resources."""
+    resource, made = b"8BIM\4\4" + bytes(6), b""
+    for start in range(0, count, 5000):
+        data = b"Photoshop 3.0\0" + resource * min(count - start, 5000)
+        made += b"\xff\xed" + struct.pack(">H", len(data) + 2) + data
+    return WHOLE[:2] + made + WHOLE[2:]
+
+
+def with_chunks(kind: bytes, more: int) -> bytes:
+    """Return a PNG with empty chunks behind its header."""
+    data = encoded(picture(20, 10))
+    return data[:33] + chunk(kind, b"") * more + data[33:]
+
+
+def exif_of(entries: int) -> bytes:
+    """Return an EXIF of entries that contain nothing, and of an orientation."""
+    values = [struct.pack(">HHIHH", 0x9000 + entry, 3, 1, 1, 0) for entry in range(entries - 1)]
+    orientation = struct.pack(">HHIHH", 0x0112, 3, 1, 6, 0)
+    return b"Exif\0\0MM\0*" + struct.pack(">IH", 8, entries) + b"".join([orientation, *values]) + bytes(4)
+
+
+def with_entries(entries: int, kind: str) -> bytes:
+    return encoded(picture(60, 40), kind, exif=exif_of(entries))
+
+
+def with_profile(entries: int) -> bytes:
+    """Return a PNG that has its EXIF as text, as ImageMagick writes it."""
+    data = encoded(picture(60, 40))
+    text = b"Raw profile type exif\0\nexif\n  1\n" + exif_of(entries).hex().encode()
+    return data[:33] + chunk(b"tEXt", text) + data[33:]
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -183,7 +216,7 @@ def with_scans(more: int) -> bytes:
         (lambda: WHOLE[:-300], "got image file is truncated .*, expected a complete JPEG. Send the file's bytes"),
         (lambda: encoded(picture(40, 40))[:-99], "got image file is truncated, expected a complete PNG"),
         (cut_chunk, "got .*, expected a complete PNG"),
-        (lambda: bytes(200_001), "got 200001 bytes, expected at most 200000. Scale it down, or compress"),
+        (lambda: bytes(400_001), "got 400001 bytes, expected at most 400000. Scale it down, or compress"),
         (lambda: png_header(30_000, 30_000), "got 30000 x 30000 pixels, expected at most 200000 pixels. Scale"),
         (lambda: png_header(1, 199_999), "got 32 x 6399968 pixels after the resize, expected at most 200000 pixels"),
         (lambda: png_header(40, 40, bits=16), "got 16 bits in a channel, expected at most 8. Convert"),
@@ -193,6 +226,12 @@ def with_scans(more: int) -> bytes:
             "got .* 101 of them scans, expected .* and 100 scans. Save it again as a usual",
         ),
         (lambda: WHOLE[:2] + b"\xff\xfe\0\2" * 2001 + WHOLE[2:], "got 2001 segments or more, 0 of .* 2000 segments"),
+        (lambda: with_resources(10_001), "got more resources of Photoshop, expected at most 10000. Save it again"),
+        (lambda: with_chunks(b"iCCP", 256), "got 257 chunks or more, 257 of them .* and 256 without pixels"),
+        (lambda: with_chunks(b"IDAT", 32_768), "got 32769 chunks or more, 1 of .*, expected at most 32768 chunks"),
+        (lambda: with_entries(1001, "JPEG"), "got 1001 entries of EXIF, expected at most 1000. Save it again"),
+        (lambda: with_entries(1001, "PNG"), "got 1001 entries of EXIF, expected at most 1000"),
+        (lambda: with_profile(1001), "got 1001 entries of EXIF, expected at most 1000"),
         (animated, "got an animated PNG, expected a single picture. Send one of its frames"),
     ],
 )
@@ -203,6 +242,18 @@ def test_what_is_refused(data: Callable[[], bytes], message: str) -> None:
 
 def test_a_usual_number_of_scans_is_decoded() -> None:
     assert np.isfinite(pixels(with_scans(80))).all()
+
+
+@pytest.mark.parametrize("data", [with_entries(1000, "JPEG"), with_entries(1000, "PNG"), with_profile(1000)])
+def test_a_usual_number_of_parts_is_read(data: bytes) -> None:
+    upright = picture(60, 40).transpose(Image.Transpose.ROTATE_270)
+    np.testing.assert_allclose(pixels(data), reference(upright, STEP), atol=0.8)  # a JPEG loses something
+
+
+def test_chunks_up_to_the_limit_are_read() -> None:
+    expected = pixels(encoded(picture(20, 10)))
+    for data in (with_chunks(b"prVt", 254), with_chunks(b"IDAT", 32_700)):
+        np.testing.assert_array_equal(pixels(data), expected)
 
 
 def test_errors_name_the_row() -> None:

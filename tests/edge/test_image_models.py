@@ -8,6 +8,7 @@ import http.client
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,9 +21,11 @@ import tritonclient.http as triton_http
 from PIL import Image
 from tritonclient.utils import InferenceServerException
 
+from edge.bundles.image import ImagePreprocessor
 from edge.bundles.preprocess import preprocessor
 from edge.cli.doctor import bundle_checks
 from edge.cli.images import labels_of
+from edge.datatypes import Array
 from edge.errors import BundleError, DeadlineExceeded, InvalidRequest, Overloaded
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
@@ -220,3 +223,26 @@ def test_labels_of_rows_and_of_a_model_without_a_batch() -> None:
     row = [{"label": "a:b", "probability": 0.75}, {"label": "c", "probability": 0.25}]
     assert labels_of(ranked) == [row]
     assert labels_of(np.stack([ranked, ranked])) == [row, row]
+
+
+async def test_images_of_a_client_that_left_are_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, cancelled, read = threading.Event(), threading.Event(), ImagePreprocessor.read
+    rows: list[str] = []
+
+    def slowly(self: ImagePreprocessor, data: bytes, subject: str) -> Array:
+        rows.append(subject)
+        begun.set()
+        assert cancelled.wait(10)
+        return read(self, data, subject)
+
+    async with running_service(tmp_path, write) as it:
+        monkeypatch.setattr(ImagePreprocessor, "read", slowly)
+        gone = asyncio.create_task(it.infer(images(*FILES, *FILES)))
+        assert await asyncio.to_thread(begun.wait, 10)
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        cancelled.set()
+        assert await it.at_rest(NAME)
+        await it.infer(images(FILES[0]))
+        assert rows == ["image in input 'image' row 1", "image in input 'image'"]

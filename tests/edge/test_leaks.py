@@ -22,9 +22,12 @@ from edge.pb import inference_pb2 as pb
 from edge.protocol import INFERENCE, TELEMETRY
 from edge.rpc.inference_servicer import InferenceServicer
 from edge.rpc.telemetry_servicer import TelemetryServicer
+from edge.serving.call import Call
 from edge.serving.inference import InferenceService
 from edge.settings import TRANSPORTS
 from tests.support.in_process import serving_here
+from tests.support.inference_service import running_service
+from tests.support.loop_model import NAME, prompt, write_halving_bundle
 from tests.support.rpcs import REQUESTS, methods
 from tests.support.sample_requests import good
 
@@ -125,6 +128,17 @@ async def test_failing_stream_request_hides_its_error(tmp_path: Path, caplog: py
         with failing(InferenceService.infer.__code__):
             assert await stream_errors(channel, *[good()] * 3) == [INTERNAL, "", ""]
         assert SECRET in caplog.text
+
+
+async def test_error_after_a_run_is_answered(tmp_path: Path) -> None:
+    request = pb.ModelInferRequest(model_name=NAME)
+    request.inputs.add(name="xs", datatype="FP32", shape=[1, *prompt(1).shape[1:]])
+    request.raw_input_contents.append(prompt(1).tobytes())
+    async with running_service(tmp_path, lambda repository: write_halving_bundle(repository / NAME)) as running:
+        with failing(Call.end_of.__code__), pytest.raises(RuntimeError, match=SECRET):
+            await running.infer(request)
+        assert (await running.infer(request)).parameters["stopped"].string_param
+        assert await running.at_rest(NAME)
 
 
 async def test_failing_runtime_hides_its_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

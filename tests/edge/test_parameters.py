@@ -8,7 +8,7 @@ import pytest
 
 from edge.errors import InvalidRequest
 from edge.pb import inference_pb2 as pb
-from edge.serving.parameters import Parameters, parse
+from edge.serving.parameters import Parameters, _similar, parse
 
 
 def request(**parameters: dict[str, Any]) -> pb.ModelInferRequest:
@@ -28,6 +28,13 @@ def test_values() -> None:
         ({"time": {"uint64_param": 1}, "mine": {}, "id": {}, "timeout" + "_" * 26: {}}, Parameters()),  # 33 characters
     ):
         assert parse(request(**parameters)) == expected
+
+
+def test_own_names_are_compared_once() -> None:
+    misses = _similar.cache_info().misses
+    for _ in range(3):
+        parse(request(**{f"own-name-{number}": {"bool_param": True} for number in range(64)}))
+    assert _similar.cache_info().misses - misses == 64
 
 
 def test_errors() -> None:

@@ -92,6 +92,30 @@ def test_length_of_text_in_bytes_is_limited() -> None:
         step(column("x", "é" * 99 + "xyz"))
 
 
+def test_long_texts_have_the_tokens_of_short_ones() -> None:
+    rows = ["good bad fine", "poor " * 30, "é good", "bad"]
+    step = tokenizer(text_model.manifest().preprocess, text_model.tokenizer_json())
+    short, long = step(column(*rows)), step(column(*rows * 40))
+    assert (step.slow(200), step.slow(200 * 40)) == (False, True)
+    for name, array in short.items():
+        np.testing.assert_array_equal(long[name], np.tile(array, (40, 1)))
+    pairs = of_pairs(max_text_bytes=10_000)
+    short, long = (
+        pairs(column("good bad"), column("bad")),
+        pairs(column("good bad", "good"), column("bad", "bad " * 2000)),
+    )
+    for name, array in short.items():
+        np.testing.assert_array_equal(long[name][0, : array.shape[1]], array[0])
+
+
+def test_client_that_left_ends_the_reading_of_its_texts() -> None:
+    rows = iter(range(3))
+    step = tokenizer(text_model.manifest().preprocess, text_model.tokenizer_json())
+    with pytest.raises(StopIteration):
+        step(column(*["good"] * 5), go_on=lambda: next(rows))
+    assert next(rows, None) is None
+
+
 def of_pairs(**changed: object) -> TokenizerPreprocessor:
     config = msgspec.structs.replace(text_pair_model.manifest().preprocess, **changed)
     return tokenizer(config, text_pair_model.tokenizer_json())

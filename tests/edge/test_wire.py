@@ -125,6 +125,17 @@ def test_typed_integers_outside_their_datatype_are_refused(datatype: str) -> Non
             decoded(typed_request(datatype, 2, data=[value, 2**31 - 1]), spec)
 
 
+@pytest.mark.parametrize("datatype", ["INT8", "INT64", "FP32", "BOOL"])
+def test_long_typed_contents_are_read_in_parts(datatype: str) -> None:
+    spec, values = TensorSpec("t", datatype, (-1,)), np.arange(40_000) % 100
+    array = values.astype(NUMPY_TYPES[datatype])
+    data = array.tolist()
+    assert same(decoded(typed_request(datatype, 40_000, data=data), spec)["t"], array)
+    if datatype == "INT8":
+        with pytest.raises(InvalidRequest, match="got 128, expected INT8 values"):
+            decoded(typed_request(datatype, 40_000, data=[*data[:20_000], 128, *data[20_001:]]), spec)
+
+
 def test_fp16_travels_raw_only() -> None:
     request = pb.ModelInferRequest()
     request.inputs.add(name="t", datatype="FP16", shape=[1]).contents.fp32_contents.append(1)

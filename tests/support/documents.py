@@ -29,7 +29,8 @@ def missing(page: str) -> list[str]:
 
 
 def _exists(file: str, name: str) -> bool:
-    path = next((folder / file for folder in (_HERE, _HERE.parent / "deploy") if (folder / file).exists()), None)
+    folders = (_HERE, _HERE.parent / "deploy", _HERE.parent / "attacks")
+    path = next((folder / file for folder in folders if (folder / file).exists()), None)
     if path is None:
         return False
     tree = ast.parse(path.read_text())
