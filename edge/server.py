@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 #: Time that a shutdown may take after the requests have ended: for closing models and ending threads.
 _CLOSING_SECONDS = 3.0
+#: The part of it for answers of the port of metrics.
+_PAGES_SECONDS = 0.5
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -66,7 +68,7 @@ async def serve(settings: Settings, on_ready: Callable[[Ready], None]) -> None:
         metrics_port = None
         if parts.pages:
             await parts.pages.start(settings.host, settings.metrics_port or 0)
-            closing.push_async_callback(parts.pages.drain, _CLOSING_SECONDS)
+            closing.push_async_callback(parts.pages.drain, _PAGES_SECONDS)
             metrics_port = parts.pages.port
         await parts.grpc.start(settings.host, settings.grpc_port)
         polling: list[asyncio.Task[None]] = []

@@ -42,6 +42,7 @@ class SendingHalf(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Let nobody wait."""
         self._writable.set()
+        self.transport.close()  # or TLS in Python 3.10 warns of an open one
 
     def pause_writing(self) -> None:
         """Wait with further answers: the client does not read."""

@@ -75,7 +75,7 @@ class RateLimit:
             else:
                 key = None  # a new bucket would be full, so that changing addresses would evade the limit
         full_at = max(self._full_at.pop(key, now), now)
-        excess = full_at + 1 - now - self._rate.burst
+        excess = full_at - now + 1 - self._rate.burst  # in this order the first request of a client is exactly 0
         self._full_at[key] = full_at if excess > 0 else full_at + 1
         if excess <= 0:
             return

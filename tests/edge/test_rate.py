@@ -30,6 +30,11 @@ def test_option_gives_rate_and_burst() -> None:
     assert [parse_rate(text) for text in ("0.5", "2.5", "1e6:1", "1:1000000")] == rates
 
 
+def test_first_requests_are_allowed_at_any_time(clock: Mock) -> None:
+    for clock.return_value in (seconds / 7 for seconds in range(1, 10_000)):
+        assert allowed(RateLimit(Rate(0.01, 1), clock=clock), "a", 1) == 1
+
+
 FORM = "REQUESTS_PER_SECOND or REQUESTS_PER_SECOND:BURST. For example 50:10."
 RANGE = "more than 0 and at most 1e+06 requests per second, and a burst of 1 to 1e+06. Leave it out for no limit."
 
