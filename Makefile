@@ -12,7 +12,7 @@ PYTHON_HEADER = $(wildcard $(shell $(PYTHON) -c 'import sysconfig; print(sysconf
 COMPILERS = $(and $(filter Linux-x86_64 Linux-aarch64,$(SYSTEM)),$(shell command -v cc),$(shell command -v c++),$(PYTHON_HEADER))
 TESTS ?= tests/device
 
-.PHONY: demo quick test test-workstation test-jetpack6 test-jetpack7 test-device check coverage coverage-report bench conformance mutation aarch64 generate clean
+.PHONY: demo quick test test-workstation test-attacks test-jetpack6 test-jetpack7 test-device check coverage coverage-report bench conformance mutation aarch64 generate clean
 
 # Train, export, build and serve the calculators and a looped transformer, and query them with a stock client.
 demo: .venv/installed
@@ -24,13 +24,17 @@ quick: .venv/installed
 
 # Everything that runs on two cores without a GPU: the whole suite here, the device's half under JetPack's Pythons, and
 # what needs a GPU on a software device.
-test: test-workstation test-jetpack6 test-jetpack7 test-device
+test: test-workstation test-attacks test-jetpack6 test-jetpack7 test-device
 
 # With COVERAGE=1, the tests leave branch coverage of edge/ behind, of their servers too.
 PYTEST := -m $(if $(COVERAGE),coverage run -m )pytest
 
 test-workstation: .venv/installed
-	$(BIN)/python $(PYTEST) --numprocesses=2 --dist=loadfile
+	$(BIN)/python $(PYTEST) --numprocesses=2 --dist=loadfile --ignore=tests/attacks
+
+# Attacks on a server, one at a time, because they measure how long others wait. Coverage would slow the server down.
+test-attacks: .venv/installed
+	$(BIN)/python -m pytest tests/attacks
 
 # Branch coverage of edge/ by the tests that need no other Python, without fuzzing's long runs and soaks.
 coverage:
