@@ -196,7 +196,12 @@ class GenerationSession(Session):
         for key, rows in list(self._requests.items()):
             error = next((row.error for row in rows if row.error), None)
             if error or all(row.ended for row in rows):
-                finished.append(Finished(key, self._computed(self._requests.pop(key)), error))
+                del self._requests[key]
+                try:
+                    computed = self._computed(rows)
+                except Exception as unexpected:
+                    computed, error = Computed({}), _error_of(unexpected)
+                finished.append(Finished(key, computed, error))
                 for row in rows:
                     row.error = error
         self._leave([place for place, row in enumerate(self._rows) if row.ended])

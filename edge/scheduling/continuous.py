@@ -114,8 +114,7 @@ class ContinuousRun:
             for job in ended:
                 if job.statistics and job.answer:  # no step will count it
                     job.statistics.ended_between_steps(self.executor.tier)
-            _tell(batch, [job for job in batch.streamed if job in jobs])
-            return ended
+            return [*ended, *self._tell(batch, [job for job in batch.streamed if job in jobs])]
         finally:
             self._runs.now[self._worker] = None
         if len(jobs) == 1:
@@ -143,7 +142,22 @@ class ContinuousRun:
         if finished:
             self._learn_timed()
         ended = self._finished(finished, batch, now_ns, rows)
-        _tell(batch, batch.streamed)
+        return [*ended, *self._tell(batch, batch.streamed)]
+
+    def _tell(self, batch: _Batch, streamed: Sequence[Job]) -> list[Job]:
+        """Give jobs with partial answers their outputs so far; return those that ended instead."""
+        ended = []
+        for job in streamed:
+            if job not in batch.jobs:  # it began anew, because another one could not be dropped
+                continue
+            try:
+                computed = batch.session.partial(job)
+            except Exception as error:
+                self._runs.fail(error, [job])
+                ended += [job, *self._drop(job, batch)]
+                continue
+            if computed and job.partials and job.partials.put(Answer(computed.outputs, computed.facts)):
+                job.tell(job)
         return ended
 
     def _finished(self, finished: Sequence[Finished], batch: _Batch, now_ns: int, rows: int) -> list[Job]:
@@ -277,14 +291,6 @@ class _Batch:
         finished = self.session.step()
         self.steps += 1
         return finished
-
-
-def _tell(batch: _Batch, streamed: Sequence[Job]) -> None:
-    """Give jobs with partial answers their outputs so far."""
-    for job in streamed:
-        computed = batch.session.partial(job)
-        if computed and job.partials and job.partials.put(Answer(computed.outputs, computed.facts)):
-            job.tell(job)
 
 
 def _finish(job: Job, joined: _Joined, computed: Computed, now_ns: int, rows: int) -> None:

@@ -15,7 +15,7 @@ from edge.bundles.bundle import Bundle
 from edge.datatypes import Array
 from edge.errors import DeadlineExceeded, InvalidRequest, RunnerError
 from edge.programs import generate
-from edge.programs.generate import PROMPT_TOKENS, Generate, token_limits
+from edge.programs.generate import PROMPT_TOKENS, Generate, GenerationSession, token_limits
 from edge.programs.loop import Loop
 from edge.programs.program import AppliedHead, Computed, Options
 from edge.programs.sampling import Sampling
@@ -324,6 +324,19 @@ def test_failing_text_fails_alone(run: ContinuousRun, caplog: pytest.LogCaptureF
     assert (ended[1], type(late.error), answer_of(good)[0]) == ([late], RunnerError, [continued(GOES_ON)])
     assert not caplog.records
     assert run.executor.failures.count == 0  # the last request succeeded
+
+
+def test_stream_that_fails_between_two_steps_fails_alone(run: ContinuousRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad = (job_of(run, GOES_ON, partials=PartialAnswers()) for _ in range(2))
+    run.admit([good, bad])
+    session = run._batch.session
+    assert isinstance(session, GenerationSession)
+    monkeypatch.setattr(session._requests[bad][0], "shown", lambda: 1 / 0)
+    assert run.step() == [bad]
+    assert isinstance(bad.error, ZeroDivisionError)
+    while run.jobs:
+        run.step()
+    assert answer_of(good)[0] == [continued(GOES_ON)]
 
 
 def test_cancelled_text_frees_its_place_at_once(run: ContinuousRun) -> None:
