@@ -12,8 +12,9 @@ from edge.connections.paced import PacedReader
 from edge.connections.quota import Share
 from edge.errors import InvalidRequest, Literally
 from edge.http.asgi import Application
-from edge.http.exchange import Exchange, error_response
+from edge.http.exchange import Exchange
 from edge.http.half import SendingHalf
+from edge.http.messages import error_response, response_of
 
 #: The limits for the request line and all headers together, and for their number.
 _MAX_HEAD_BYTES: Final = 32 * 1024
@@ -163,9 +164,8 @@ class HttpConnection(SendingHalf):
         if self._exchange:
             self._exchange.fail(refusal)
             return
-        start, body = error_response(error.error_status_hint, refusal, {"Connection": "close"})
-        head = h11.Response(status_code=start["status"], headers=start["headers"])
-        self.transport.write((self.http.send(head) or b"") + body)
+        start, body = error_response(error.error_status_hint, refusal)
+        self.transport.write((self.http.send(response_of(start, last=True)) or b"") + body)
         self._end(_DISCARDED_BYTES)
 
     def _end(self, discard_bytes: int) -> None:

@@ -4,35 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from contextvars import Context
-from email.utils import formatdate
-from functools import lru_cache
-from http import HTTPStatus
 from typing import Final
-from urllib.parse import unquote
 
 import h11
-import msgspec
 
-from edge.errors import INTERNAL, InvalidRequest, Literally, Overloaded, RequestError
-from edge.http.asgi import Application, Message, Scope, state_of
+from edge.errors import INTERNAL, InvalidRequest, Literally, RequestError
+from edge.http.asgi import Application, Message
 from edge.http.half import SendingHalf
+from edge.http.messages import RETRY_SECONDS, body_bytes, error_response, no_room, response_of, scope_of
 
 log = logging.getLogger(__name__)
 
 #: No more of a body is parsed while the application has not taken this much.
 _MAX_WAITING_BYTES: Final = 64 * 1024
-#: So many chunks of a body may be small. Each costs as much processor time as a kilobyte of a large one.
+#: So many chunks of a body may be small; each takes several microseconds, however small it is.
 _SMALL_CHUNKS: Final = 1024
 _LEAST_CHUNK_BYTES: Final = 256
-_RETRY_SECONDS: Final = 1
-_REASONS: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
-_CLOSE: Final = (b"connection", b"close")
 _GONE: Final[Message] = {"type": "http.disconnect"}
-
-
-Headers = list[tuple[bytes, bytes]]
 
 
 class Exchange:
@@ -48,8 +37,8 @@ class Exchange:
         self._share = connection.share
         self._method = request.method
         headers = list(request.headers)
-        self._scope = _scope(connection, request, headers)
-        self._size_bytes = _body_bytes(headers)
+        self._scope = scope_of(connection, request, headers)
+        self._size_bytes = body_bytes(headers)
         self._body = bytearray()
         self._size = 0
         self._chunks = 0
@@ -89,7 +78,7 @@ class Exchange:
                 self.fail(InvalidRequest("chunks of the body", given=Literally(given), expected=expected, fix=fix))
                 return
             if not self._share.hold(len(data)):
-                self.fail(_no_room(self._size))
+                self.fail(no_room(self._size))
                 return
             self._held += len(data)
         self._body += data
@@ -150,7 +139,7 @@ class Exchange:
         self._begun = True
         if self._size_bytes:
             if not self._share.hold(self._size_bytes):
-                raise _no_room(self._size_bytes)
+                raise no_room(self._size_bytes)
             self._held += self._size_bytes
         if not self._received:
             self._share.expect("body")
@@ -172,7 +161,7 @@ class Exchange:
             if self._responding:
                 self._connection.transport.abort()
             else:
-                await self._respond(error_response(429, _no_room(len(body)), {"Retry-After": str(_RETRY_SECONDS)}))
+                await self._respond(error_response(429, no_room(len(body)), {"Retry-After": str(RETRY_SECONDS)}))
             return
         self._held += len(body)
         await self._write(body, message.get("more_body", False))
@@ -188,7 +177,9 @@ class Exchange:
             return
         pieces = []
         if self._start is not None:
-            pieces.append(connection.http.send(self._response(self._start)) or b"")
+            pieces.append(
+                connection.http.send(response_of(self._start, last=connection.ending or not self._received)) or b""
+            )
             self._start, self._responding = None, True
         if body:
             pieces += connection.http.send_with_data_passthrough(h11.Data(data=body)) or ()
@@ -203,62 +194,3 @@ class Exchange:
         if not more:
             self._news.set()
             connection.finish()
-
-    def _response(self, start: Message) -> h11.Response:
-        headers = [*start.get("headers", ()), (b"date", _date(int(time.time()))), (b"server", b"fewheads")]
-        if self._connection.ending or not self._received:
-            headers = [header for header in headers if header[0] != b"connection"]
-            headers.append(_CLOSE)
-        status = start["status"]
-        return h11.Response(status_code=status, headers=headers, reason=_REASONS.get(status, b""))
-
-
-def error_response(status: int, error: object, headers: dict[str, str] | None = None) -> tuple[Message, bytes]:
-    """Return the head and the body of a response that the server gives itself."""
-    body = msgspec.json.encode({"error": str(error)})
-    fields = {"Content-Type": "application/json", "Content-Length": str(len(body)), **(headers or {})}
-    pairs = [(name.lower().encode(), value.encode()) for name, value in fields.items()]
-    return {"type": "http.response.start", "status": status, "headers": pairs}, body
-
-
-def _scope(connection: SendingHalf, request: h11.Request, headers: Headers) -> Scope:
-    path, _, query = request.target.partition(b"?")
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": request.http_version.decode(),
-        "scheme": connection.scheme,
-        "client": connection.client,
-        "server": connection.server,
-        "method": request.method.decode(),
-        "root_path": "",
-        "path": unquote(path.decode()),
-        "raw_path": path,
-        "query_string": query,
-        "headers": headers,
-        "state": state_of(connection.share),
-    }
-
-
-def _body_bytes(headers: Headers) -> int | None:
-    """Return the announced size of a body, None for chunks."""
-    size: int | None = 0
-    for name, value in headers:
-        if name == b"transfer-encoding":
-            return None
-        if name == b"content-length":
-            size = int(value)
-    return size
-
-
-def _no_room(size: int) -> Overloaded:
-    given, fix = Literally(f"{size} bytes"), "Try again later, with smaller or fewer requests at a time."
-    expected = "no more than there is room for beside those of other clients"
-    return Overloaded(
-        "memory for this request", given=given, expected=expected, fix=fix, retry_after_ms=1000 * _RETRY_SECONDS
-    )
-
-
-@lru_cache(1)
-def _date(seconds: int) -> bytes:
-    return formatdate(seconds, usegmt=True).encode()
