@@ -27,10 +27,10 @@ class Difference(msgspec.Struct, frozen=True):
     interval: tuple[float, float]
 
 
-class Paired(msgspec.Struct, frozen=True):
-    """Advantage of one model over another by their answers to the same items, with its 95 % interval if there is one.
+class Estimate(msgspec.Struct, frozen=True):
+    """A metric, or a difference of two, with its 95 % interval over the items if there is one.
 
-    There is none where all resamples agree, as for equal answers: they say nothing of other items.
+    There is none where all resamples agree, as for the difference of equal answers: they say nothing of other items.
     """
 
     value: float
@@ -54,7 +54,7 @@ def bounds_of(interval: tuple[float, float] | None, form: Callable[[float], str]
     return " … ".join(map(form, interval)) if interval else ""
 
 
-def points(change: Difference | Paired) -> str:
+def points(change: Difference | Estimate) -> str:
     """Return a difference of shares with its interval in percentage points, for people."""
     return with_interval(change.value, change.interval, lambda share: f"{100 * share:+.1f}")
 

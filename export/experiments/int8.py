@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from edge.datatypes import Array
 from edge.errors import Literally, UsageError
-from export.intervals import Paired
+from export.intervals import Estimate
 from export.processor import Processor, processor
 from export.provenance import versions
 from export.quantization.dynamic import dynamic_int8
@@ -65,7 +65,7 @@ class Scored(msgspec.Struct, frozen=True):
     method: str
     int8_share: float
     value: float
-    difference: Paired
+    difference: Estimate
     logits_error: float
 
 

@@ -23,7 +23,7 @@ class OutputError(NamedTuple):
 
     Attributes:
         rms: square root of the mean square.
-        rms_interval: 95 % interval over rows; None for one row.
+        rms_interval: 95 % interval over rows; None for one row, or equal ones.
         largest: largest absolute error.
     """
 
@@ -61,7 +61,7 @@ def errors_of(got: Mapping[str, Array], golden: Golden, has_rows: bool) -> list[
             OutputError(
                 name,
                 float(np.sqrt(squares.mean())),
-                _interval(squares) if len(squares) > 1 else None,
+                _interval(squares),
                 float(np.abs(errors).max()),
                 len(squares),
             )
@@ -122,7 +122,7 @@ def measures_of(errors: list[OutputError], place: str) -> list[Measure]:
     ]
 
 
-def _interval(squares: Array) -> tuple[float, float]:
-    from export.intervals import interval
+def _interval(squares: Array) -> tuple[float, float] | None:
+    from export.intervals import known_interval
 
-    return interval(lambda rows: np.sqrt(rows.mean(axis=-1)), squares)
+    return known_interval(lambda rows: np.sqrt(rows.mean(axis=-1)), squares)

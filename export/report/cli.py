@@ -21,7 +21,7 @@ from export.tasks import data_inputs, labelled_data
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
-    from export.intervals import Mean
+    from export.intervals import Estimate, Mean
     from export.report.numbers import Split
 
 #: Errors in the table of a split; the page has more.
@@ -115,7 +115,7 @@ def _print(split: Split) -> None:
     print_table(f"{split.name}: {worst}", heads, rows_of_errors)
 
 
-def _share(one: Mean | None) -> str | None:
+def _share(one: Mean | Estimate | None) -> str | None:
     from export.intervals import with_interval
 
     return None if one is None else with_interval(one.value, one.interval, "{:.3f}".format)

@@ -11,7 +11,7 @@ import scipy.special
 
 from edge.bundles.manifest import Provenance
 from edge.datatypes import Array
-from export.intervals import Mean, interval, mean, share_of
+from export.intervals import Estimate, Mean, known_interval, mean, share_of
 from export.own_data import DataFile, SplitRows
 from export.report.items import Items, SplitItems
 from export.runs import RunMetrics
@@ -101,9 +101,9 @@ class Values(msgspec.Struct, frozen=True):
         errors: the largest residuals first.
     """
 
-    rmse: Mean
-    baseline: Mean
-    bias: Mean
+    rmse: Estimate
+    baseline: Estimate
+    bias: Estimate
     points: tuple[tuple[float, float], ...]
     errors: tuple[Wrong, ...]
 
@@ -227,8 +227,8 @@ def _bins(confidence: Array) -> Array:
     return np.minimum((confidence * _BINS).astype(np.int64), _BINS - 1)
 
 
-def _over_items(metric: Callable[[Array], Array], values: Array) -> Mean:
-    return Mean(float(metric(values)), interval(metric, values))
+def _over_items(metric: Callable[[Array], Array], values: Array) -> Estimate:
+    return Estimate(float(metric(values)), known_interval(metric, values))
 
 
 def _rmse(residuals: Array) -> Array:

@@ -20,7 +20,7 @@ from export.tasks import data_inputs, labelled_data
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
-    from export.intervals import Difference
+    from export.intervals import Difference, Estimate
     from export.routing.run import Route, SplitReport
 
 _CONTROLS = ("static", "random", "length", "shuffled", "oracle")
@@ -124,7 +124,7 @@ def _print(task: str, split: SplitReport) -> None:
     print_table("95 % intervals", columns, gains)
 
 
-def _interval(difference: Difference) -> str:
+def _interval(found: Difference | Estimate) -> str:
     from export.intervals import with_interval
 
-    return with_interval(difference.value, difference.interval, "{:.4f}".format)
+    return with_interval(found.value, found.interval, "{:.4f}".format)

@@ -14,7 +14,7 @@ from edge.errors import Literally, UsageError
 from edge.programs.cascade import margins
 from export.exported import FULL
 from export.heads import SequenceClassifier
-from export.intervals import Difference, interval
+from export.intervals import Estimate, known_interval
 from export.routing import policies
 from export.routing.diagnose import Diagnosis, Judged, auc, choose, diagnose, judge, thresholds
 from export.routing.linear import Linear, fit, pooled_embeddings
@@ -79,7 +79,7 @@ class PolicyReport(msgspec.Struct, frozen=True):
 
     judged: Judged
     controls: dict[str, float]
-    auc: Difference
+    auc: Estimate
     area: float
 
 
@@ -223,5 +223,5 @@ def _policy_report(items: Items, policy: Policy, judged: Judged, controls: Seque
     at_same_cost = {one.name: float(policies.at_cost(items, one, cost).right.mean()) for one in controls}
     at_same_cost["shuffled"] = float(policies.shuffled_at_cost(items, policy, cost).right.mean())
     scores = (policy.scores, items.lean_right)
-    measured = Difference(float(auc(*scores)), interval(auc, *scores))
+    measured = Estimate(float(auc(*scores)), known_interval(auc, *scores))
     return PolicyReport(judged, at_same_cost, measured, policies.area(items, policy))

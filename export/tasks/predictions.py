@@ -18,7 +18,7 @@ from edge.datatypes import Array
 from edge.errors import Literally
 from export.errors import CheckpointError
 from export.heads import SequenceClassifier
-from export.intervals import Paired, known_interval
+from export.intervals import Estimate, known_interval
 from export.runs import PREDICTIONS
 from export.tasks.metrics import METRICS, measures
 from export.tasks.objectives import Head, outputs_of
@@ -76,7 +76,7 @@ def predict(model: Head, rows: Rows) -> Predictions:
     return Predictions(logits, rows.targets)
 
 
-def paired(metric: str, ours: Sequence[Predictions], theirs: Sequence[Predictions]) -> Paired:
+def paired(metric: str, ours: Sequence[Predictions], theirs: Sequence[Predictions]) -> Estimate:
     """Return the difference of a metric, a mean over seeds, with the interval over resampled items.
 
     All seeds share the resampled items, because the difficulty of an item is common to them.
@@ -90,7 +90,7 @@ def paired(metric: str, ours: Sequence[Predictions], theirs: Sequence[Prediction
 
     one, other = (np.stack([predictions.answers for predictions in side], axis=-1) for side in (ours, theirs))
     truth = ours[0].targets
-    return Paired(float(difference(one, other, truth)), known_interval(difference, one, other, truth))
+    return Estimate(float(difference(one, other, truth)), known_interval(difference, one, other, truth))
 
 
 def encode_predictions(splits: Mapping[str, Predicted]) -> bytes:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from export.experiments.attention.records import Record, read_record
-from export.intervals import Paired
+from export.intervals import Estimate
 from export.tasks.predictions import paired, read_predictions
 
 
@@ -31,7 +31,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     smaller: bool
     values: dict[str, float]
-    differences: dict[str, Paired]
+    differences: dict[str, Estimate]
     speeds: dict[int, float]
     bounds: dict[int, float]
     explained: bool
