@@ -153,7 +153,7 @@ def test_options_for_images_and_labels_that_do_not_fit(tmp_path, options):
         (colours(), ["--labels", latin], "latin.txt: got .* can't decode .*, expected 2 to 4096 lines of UTF-8. Write"),
         (colours(), ["--labels", gap], f"gap.txt line 2: got '', {a_label}"),
         (colours(), ["--labels", ends], f"ends.txt line 4: got '', {a_label}"),
-        (colours(), ["--labels", long], rf"long.txt line 2: got 'xxx.*4099 characters\), {a_label}"),
+        (colours(), ["--labels", long], rf"long.txt line 2: got 'xxx.*4097 characters\), {a_label}"),
         (colours(), ["--labels", single], "single.txt: got 1 lines, expected 2 to 4096 lines of UTF-8. Write"),
         (colours(), ["--labels", many], "many.txt: got 4097 lines, expected 2 to 4096 lines of UTF-8. Write"),
         (colours(), ["--labels", tmp_path / "no"], "got No such file or directory, expected 2 to 4096 lines"),
