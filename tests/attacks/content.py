@@ -43,16 +43,16 @@ def _with_parameters(count: int) -> bytes:
     return request.SerializeToString()
 
 
-@attack(spares=("infer", "image"))  # they wait for the same runs
+@attack(spares=("infer", "image"), setup=Setup(arguments=("--instances=1",)))  # they wait for the same runs
 def large_ids_that_wait(target: Target) -> None:
-    """Requests that wait behind others, with ids of 60 MB and of 4 MB, 720 MB in all."""
+    """Requests that wait behind others, with ids of 60 MB and of 4 MB, 600 MB in all."""
     waiting = busy(1)
     contents = []
-    for size, count in ((60_000_000, 4), (4_000_000, 120)):
+    for size, count in ((60_000_000, 4), (4_000_000, 90)):
         waiting.id = "i" * size
         contents += [waiting.SerializeToString()] * count
     with target.channel() as first, target.channel() as second:
-        ahead = [_start(target, first, busy(2_000).SerializeToString()) for _ in range(3)]
+        ahead = [_start(target, first, busy(2_000).SerializeToString()) for _ in range(2)]
         for future in [_start(target, second, content) for content in contents]:
             future.code()
         for future in ahead:
