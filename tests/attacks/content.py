@@ -11,7 +11,7 @@ import grpc
 
 from edge.pb import inference_pb2 as pb
 from tests.attacks.measure import attack
-from tests.attacks.target import Setup, Target
+from tests.attacks.target import SPECIAL, Target
 from tests.support import image_model
 from tests.support.busy_model import busy
 from tests.support.sample_requests import good
@@ -43,7 +43,7 @@ def _with_parameters(count: int) -> bytes:
     return request.SerializeToString()
 
 
-@attack(spares=("infer", "image"), setup=Setup(arguments=("--instances=1",)))  # they wait for the same runs
+@attack(spares=("infer", "image"), setup=SPECIAL)  # they wait for the same runs
 def large_ids_that_wait(target: Target) -> None:
     """Requests that wait behind others, with ids of 60 MB and of 4 MB, 600 MB in all."""
     waiting = busy(1)
@@ -133,7 +133,14 @@ def texts_that_are_too_many(target: Target) -> None:
     send(target, "ModelInfer", *[request] * 4)
 
 
-@attack(setup=Setup(arguments=("--model-control=explicit", "--load-model=*")))
+@attack(setup=SPECIAL)
 def long_names_to_load(target: Target) -> None:
     """A load of a model with a name of 30 MB."""
     send(target, "RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="n" * 30_000_000), token="control")
+
+
+@attack(setup=SPECIAL, transports=("nghttp2",))
+def directory_with_an_undecodable_name(target: Target) -> str | None:
+    """A bundle in a directory whose name is not UTF-8; the witness reads the telemetry, too."""
+    (status,) = send(target, "RepositoryIndex", pb.RepositoryIndexRequest())
+    return None if status is grpc.StatusCode.OK else f"RepositoryIndex: {status.name}"
