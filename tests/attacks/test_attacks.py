@@ -25,7 +25,7 @@ def _parameters() -> Iterator[object]:
         yield pytest.param(attack, transport, id=f"{attack.name}-{transport}", marks=marks)
 
 
-@pytest.mark.parametrize(("attack", "transport"), _parameters())
+@pytest.mark.parametrize(("attack", "transport"), [*_parameters()])
 def test_server_holds(running: Servers, attack: Attack, transport: str) -> None:
     result = running.measure(attack, transport)
     assert not result.problems, result
