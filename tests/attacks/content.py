@@ -11,7 +11,7 @@ import grpc
 
 from edge.pb import inference_pb2 as pb
 from tests.attacks.measure import attack
-from tests.attacks.target import Setup, Target
+from tests.attacks.target import SPECIAL, Target
 from tests.support import image_model
 from tests.support.busy_model import busy
 from tests.support.sample_requests import good
@@ -43,16 +43,16 @@ def _with_parameters(count: int) -> bytes:
     return request.SerializeToString()
 
 
-@attack(spares=("infer", "image"))  # they wait for the same runs
+@attack(spares=("infer", "image"), setup=SPECIAL)  # they wait for the same runs
 def large_ids_that_wait(target: Target) -> None:
-    """Requests that wait behind others, with ids of 60 MB and of 4 MB, 720 MB in all."""
+    """Requests that wait behind others, with ids of 60 MB and of 4 MB, 600 MB in all."""
     waiting = busy(1)
     contents = []
-    for size, count in ((60_000_000, 4), (4_000_000, 120)):
+    for size, count in ((60_000_000, 4), (4_000_000, 90)):
         waiting.id = "i" * size
         contents += [waiting.SerializeToString()] * count
     with target.channel() as first, target.channel() as second:
-        ahead = [_start(target, first, busy(2_000).SerializeToString()) for _ in range(3)]
+        ahead = [_start(target, first, busy(2_000).SerializeToString()) for _ in range(2)]
         for future in [_start(target, second, content) for content in contents]:
             future.code()
         for future in ahead:
@@ -133,7 +133,14 @@ def texts_that_are_too_many(target: Target) -> None:
     send(target, "ModelInfer", *[request] * 4)
 
 
-@attack(setup=Setup(arguments=("--model-control=explicit", "--load-model=*")))
+@attack(setup=SPECIAL)
 def long_names_to_load(target: Target) -> None:
     """A load of a model with a name of 30 MB."""
     send(target, "RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="n" * 30_000_000), token="control")
+
+
+@attack(setup=SPECIAL, transports=("nghttp2",))
+def directory_with_an_undecodable_name(target: Target) -> str | None:
+    """A bundle in a directory whose name is not UTF-8; the witness reads the telemetry, too."""
+    (status,) = send(target, "RepositoryIndex", pb.RepositoryIndexRequest())
+    return None if status is grpc.StatusCode.OK else f"RepositoryIndex: {status.name}"

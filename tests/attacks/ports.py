@@ -8,7 +8,7 @@ import time
 from contextlib import ExitStack, closing, suppress
 
 from tests.attacks.measure import ATTACKS, Attack, attack
-from tests.attacks.target import FILES, Setup, Target
+from tests.attacks.target import FILES, SPECIAL, Setup, Target
 from tests.attacks.wire import SECONDS, connect, http_request, stay, until
 from tests.attacks.witness import HOST
 
@@ -128,7 +128,7 @@ _OPEN = Setup(tokens=False)
 for _door in _PORTS:
     _one = {"transports": ("nghttp2",)}
     for _made in (
-        Attack(f"dripping-heads-{_door}", lambda target, door=_door: _drip(target, door, 64, 1.5), **_one),
+        Attack(f"dripping-heads-{_door}", lambda target, door=_door: _drip(target, door, 64, 1.0), **_one),
         Attack(f"large-heads-{_door}", lambda target, door=_door: _large_heads(target, door), **_one),
         Attack(f"large-head-at-once-{_door}", lambda target, door=_door: _large_head_at_once(target, door), **_one),
         Attack(f"foreign-host-{_door}", lambda target, door=_door: _foreign_host(target, door), setup=_OPEN, **_one),
@@ -137,7 +137,7 @@ for _door in _PORTS:
         Attack(
             f"secrets-in-paths-{_door}",
             lambda target, door=_door: _secrets_in_paths(target, door),
-            setup=Setup(arguments=("--log-level=debug",)),
+            setup=SPECIAL,
             **_one,
         ),
     ):

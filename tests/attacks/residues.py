@@ -14,10 +14,14 @@ class Residue(NamedTuple):
 
 #: By attack and transport. ``deploy/THREATS.md`` names each.
 RESIDUES: dict[tuple[str, str], Residue] = {
-    ("unfinished-messages", "grpcio"): Residue("980 MB of messages that the core buffers", "grpc/grpc#43012"),
+    ("unfinished-messages", "grpcio"): Residue("1 GB of messages that gRPC's core buffers", "grpc/grpc#43012"),
     ("unfinished-messages-without-token", "grpcio"): Residue(
-        "990 MB of messages that the core buffers before it knows who sends them", "grpc/grpc#29836"
+        "1 GB of messages that gRPC's core buffers before anyone asks for them", "grpc/grpc#29836"
     ),
-    ("large-ids-that-wait", "grpcio"): Residue("1.3 GB of whole messages of 60 MB at once", "grpc/grpc#10597"),
-    ("texts-that-are-too-many", "grpcio"): Residue("640 MB of whole messages of 60 MB at once", "grpc/grpc#10597"),
+    ("large-ids-that-wait", "grpcio"): Residue(
+        "1.4 GB and waits of 4 s, because gRPC's core copies all messages at once", "grpc/grpc#10597"
+    ),
+    ("texts-that-are-too-many", "grpcio"): Residue(
+        "0.7 GB and waits of 2 s, because gRPC's core copies all messages at once", "grpc/grpc#10597"
+    ),
 }

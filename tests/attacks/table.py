@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.attacks import content, files, frames, ports, rest  # noqa: F401 - each adds its attacks
+from tests.attacks import content, frames, ports, rest  # noqa: F401 - each adds its attacks
 from tests.attacks.measure import ATTACKS, Attack, Measured, measure
 from tests.attacks.target import Home, NotStarted, Setup, Target
 

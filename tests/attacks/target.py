@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -77,6 +79,17 @@ class Setup(NamedTuple):
     tls: bool = False
     tokens: bool = True
     bundles: Callable[[Path], object] | None = None
+
+
+def _add_unnameable(repository: Path) -> None:
+    shutil.copytree(ORACLE_BUNDLE, os.fsdecode(os.fsencode(repository / "copy-") + b"\xff"))
+
+
+#: One run at a time, models loaded on request, all messages in the log, and a directory whose name is not UTF-8.
+SPECIAL = Setup(
+    arguments=("--instances=1", "--model-control=explicit", "--load-model=*", "--log-level=debug"),
+    bundles=_add_unnameable,
+)
 
 
 class NotStarted(Exception):

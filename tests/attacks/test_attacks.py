@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -25,11 +26,18 @@ def _parameters() -> Iterator[object]:
         yield pytest.param(attack, transport, id=f"{attack.name}-{transport}", marks=marks)
 
 
-@pytest.mark.parametrize(("attack", "transport"), _parameters())
+@pytest.mark.parametrize(("attack", "transport"), [*_parameters()])
 def test_server_holds(running: Servers, attack: Attack, transport: str) -> None:
     result = running.measure(attack, transport)
     assert not result.problems, result
 
 
-def test_residues_are_attacks() -> None:
+def test_threats_name_each_residue() -> None:
+    page = (Path(__file__).parents[2] / "deploy" / "THREATS.md").read_text()
+    _, section = page.split("## What libraries leave open\n")
+    named = [line for line in section.splitlines() if line.startswith("- ")]
+    expected = RESIDUES.items()
+    assert named == [
+        f"- `{name}` on {transport}: {each.figure} ({each.issue})." for (name, transport), each in expected
+    ]
     assert all(transport in ATTACKS[name].transports for name, transport in RESIDUES)

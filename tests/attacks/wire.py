@@ -14,7 +14,7 @@ from hyperframe import frame as h2
 
 from edge.protocol import INFERENCE
 from tests.attacks.witness import HOST
-from tests.support.http2_client import PREFACE
+from tests.support.http2_client import PREFACE, raw
 
 #: No write waits longer for the server.
 SECONDS = 5.0
@@ -78,14 +78,13 @@ class Peer:
         while not self._agreed:
             self.read(0.1)
 
-    def head(self, path: str, *more: tuple[str, str], end: bool = False, **changed: str) -> tuple[int, bytes]:
+    def head(self, path: str, *more: tuple[str, str]) -> tuple[int, bytes]:
         """Return the number of a new stream, and its HEADERS."""
         stream, self._next = self._next, self._next + 2
         fields = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "test"}
-        fields |= {"te": "trailers", "content-type": "application/grpc"} | changed
+        fields |= {"te": "trailers", "content-type": "application/grpc"}
         block = self.encode(*fields.items(), *more)
-        flags = ["END_HEADERS", *(["END_STREAM"] if end else [])]
-        return stream, h2.HeadersFrame(stream, block, flags=flags).serialize()
+        return stream, raw(1, 4, stream, block)
 
     def encode(self, *fields: tuple[str, str]) -> bytes:
         """Return the block of some header fields."""
