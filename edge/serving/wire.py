@@ -194,10 +194,10 @@ def _check_typed(contents: pb.InferTensorContents, datatype: str, shape: tuple[i
     if field is None:
         fix = "Put the bytes into raw_input_contents."
         raise InvalidRequest(subject, given=Literally(f"typed {datatype}"), expected="raw contents", fix=fix)
-    others = [descriptor.name for descriptor, _ in contents.ListFields() if descriptor.name != field]
-    if others:
-        fix = f"Put {datatype} into {field}."
-        raise InvalidRequest(f"{subject} contents", given=others[0], expected=field, fix=fix)
+    for descriptor, _ in contents.ListFields():
+        if descriptor.name != field:
+            fix = f"Put {datatype} into {field}."
+            raise InvalidRequest(f"{subject} contents", given=descriptor.name, expected=field, fix=fix)
     count = len(getattr(contents, field))
     if count != prod(shape):
         given, expected = Literally(f"{count} elements in {field}"), f"{prod(shape)} for shape {list(shape)}"
