@@ -84,7 +84,7 @@ class ExpressionPreprocessor:
 
     def __call__(self, *texts: Array, go_on: GoOn = always) -> dict[str, Array]:
         """Return the tokens of expressions."""
-        decoded = text.decode(texts[0].ravel(), f"input {self.inputs[0].name!r}").tolist()
+        decoded = text.decode_all(texts[0].ravel().tolist(), f"input {self.inputs[0].name!r}")
         return dict(zip(self.outputs, self._tokenize(decoded, self._max_abs_operand), strict=True))
 
 
@@ -165,9 +165,9 @@ class TokenizerPreprocessor:
             raise InvalidRequest(f"text in input {name!r}", given=given, expected=expected, fix="Shorten the text.")
 
     def _decoded(self, name: str, column: Array) -> list[str]:
-        self.check_bytes(name, max(map(len, column.tolist())))
-        decoded: list[str] = text.decode(column, f"input {name!r}").tolist()
-        return decoded
+        encoded = column.tolist()
+        self.check_bytes(name, max(map(len, encoded)))
+        return text.decode_all(encoded, f"input {name!r}")
 
 
 #: The type of a manifest's ``preprocess`` to the function that returns its implementation for a bundle.

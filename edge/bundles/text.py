@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from edge.datatypes import Array
@@ -11,14 +13,18 @@ from edge.errors import InvalidRequest
 def decode(elements: Array, subject: str) -> Array:
     """Return an array of ``str`` of the same shape; raise an InvalidRequest if an element is not UTF-8."""
     texts = np.empty(elements.size, np.object_)
-    encoded = elements.ravel().tolist()
+    texts[:] = decode_all(elements.ravel().tolist(), subject)
+    return texts.reshape(elements.shape)
+
+
+def decode_all(encoded: Sequence[bytes], subject: str) -> list[str]:
+    """Return texts as ``str``; raise an InvalidRequest if one is not UTF-8."""
     try:
-        texts[:] = [element.decode() for element in encoded]
+        return [element.decode() for element in encoded]
     except UnicodeDecodeError as error:
         place = f" element {encoded.index(error.object) + 1}" if len(encoded) > 1 else ""
         fix = f"Encode it as UTF-8; byte {error.start + 1} is not."
         raise InvalidRequest(f"text in {subject}{place}", given=error.object, expected="UTF-8", fix=fix) from None
-    return texts.reshape(elements.shape)
 
 
 def encode(texts: Array) -> Array:

@@ -49,6 +49,7 @@ class Model:
             some of them.
         outputs: the tensors that a client may request, by name.
         step: computes inputs of the graph from texts or images; None if clients send those themselves.
+        texts: those of them that are texts.
         on_request: those of them that are sent only to clients that ask for them.
         by_token: those of them that have a value for each token.
         made: computes further outputs, such as a label, a score or probabilities, by name.
@@ -109,6 +110,8 @@ class Model:
             self.by_token = tuple(spec.name for spec in BY_TOKEN)
             logits = bundle.manifest.tensors(bundle.manifest.tiers[0].artifacts[0]).outputs
             self._vocabulary = next(spec.shape[1] for spec in logits if spec.name == program.logits)
+        self.texts = frozenset(name for name, spec in self.outputs.items() if spec.datatype == "BYTES")
+        self._texts = [spec.name for spec in texts]
         self.on_request = (*self.by_token, *(name for name in self.made if name in self.labels))  # probabilities
         self.executors = self._executors(options)
         default_policy = self._serving.policy or (ROUTER if self._cascade and self._cascade.default else PINNED)
@@ -179,9 +182,7 @@ class Model:
         """
         rows = self._rows(shapes)
         self._check_points(shapes)
-        texts = [spec.name for spec in self.step.inputs] if self.step else []
-        computed = self.step.outputs if self.step else ()
-        together = " and ".join(map(repr, texts))
+        texts, computed = self._texts, self.step.outputs if self.step else ()
         sent = [name for name in texts if name in shapes]
         if sent:
             if both := [name for name in computed if name in shapes]:
@@ -189,19 +190,20 @@ class Model:
                 raise self._invalid("inputs", given, "one of them", f"{sent[0]!r} stands for {both[0]!r}.")
             if missing := [name for name in texts if name not in shapes]:
                 fix = f"This model reads them together; add {missing[0]!r}."
-                raise self._invalid("inputs", Literally(f"only {sent[0]!r}"), together, fix)
+                raise self._invalid("inputs", Literally(f"only {sent[0]!r}"), " and ".join(map(repr, texts)), fix)
         for spec in self.manifest.inputs:
-            profile = self.manifest.profile.get(spec.name)
-            most = profile.max[0] if profile else spec.shape[0]
-            if sent and spec.name in computed and shapes[sent[0]][0] > most:  # of a model without a batch, too
-                given = Literally(f"{shapes[sent[0]][0]} rows")
-                raise self._invalid(f"input {sent[0]!r}", given, f"at most {most}", "Split the request.")
             if spec.name in shapes:
                 self._check_profile(spec.name, shapes[spec.name])
             elif not sent or spec.name not in computed:
-                alternative = f" (or {together})" if spec.name in computed else ""
+                alternative = f" (or {' and '.join(map(repr, texts))})" if spec.name in computed else ""
                 given = Literally(f"only {sorted(shapes)}")
                 raise self._invalid("inputs", given, f"{spec.name!r}{alternative}", "Add it.")
+            else:
+                profile, given_rows = self.manifest.profile.get(spec.name), shapes[sent[0]][0]
+                most = profile.max[0] if profile else spec.shape[0]
+                if 0 <= most < given_rows:  # of a model without a batch, too
+                    given = Literally(f"{given_rows} rows")
+                    raise self._invalid(f"input {sent[0]!r}", given, f"at most {most}", "Split the request.")
         return rows
 
     def prepare(self, arrays: Mapping[str, Array], go_on: GoOn = always) -> dict[str, Array]:
@@ -222,9 +224,12 @@ class Model:
 
     def _check_profile(self, name: str, shape: tuple[int, ...]) -> None:
         profile = self.manifest.profile.get(name)
-        if profile and not all(a <= b <= c for a, b, c in zip(profile.min, shape, profile.max, strict=True)):
-            expected = f"between {list(profile.min)} and {list(profile.max)}"
-            raise self._invalid(f"input {name!r} shape", list(shape), expected, "Shorten or split the request.")
+        if not profile:
+            return
+        for least, size, most in zip(profile.min, shape, profile.max, strict=True):
+            if not least <= size <= most:
+                expected = f"between {list(profile.min)} and {list(profile.max)}"
+                raise self._invalid(f"input {name!r} shape", list(shape), expected, "Shorten or split the request.")
 
     def apply_head(self, options: Options, head: Model, alpha: float | None) -> Options:
         """Return options that apply a head; no alpha is the head's own.
@@ -303,9 +308,9 @@ class Model:
         limit = self.manifest.max_batch_size
         if not limit or not shapes:
             return 1  # without a batch dimension
-        batches = {name: shape[0] for name, shape in shapes.items()}
-        rows = max(batches.values())
-        if min(batches.values()) != rows:
+        rows, *others = {shape[0] for shape in shapes.values()}
+        if others:
+            batches = {name: shape[0] for name, shape in shapes.items()}
             raise self._invalid("batch", batches, "the same first dimension everywhere", "Send as many rows each.")
         if rows > limit:
             raise self._invalid("batch", Literally(f"{rows} rows"), f"at most {limit}", "Split the request.")

@@ -7,7 +7,7 @@ shapes, parameters and requested outputs. A request whose form is in the cache s
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -51,13 +51,13 @@ class Form(NamedTuple):
     parameters: Parameters
     output_names: Sequence[str]
     rows: int
-    size: int  # what the time of its run grows with
-    size_bytes: int
-    shapes: Hashable  # the key that requests of one run share
     options: Options  # of the full tier
     classes: Mapping[str, int]  # how many of the largest values to return, by the outputs that are ranked
     texts: bool  # whether the response contains texts, such as ranks
     use: Use  # of the model, and of a head
+    size: int  # what the time of its run grows with
+    size_bytes: int
+    shapes: Hashable  # the key that requests of one run share
 
     def inputs(self, contents: Sequence[bytes]) -> dict[str, Array] | None:
         """Return the inputs in raw contents, without a copy; None where a validation has to say what is wrong."""
@@ -73,6 +73,12 @@ class Form(NamedTuple):
         return None if self.model.checks_values and self.model.wrong_values(inputs) else inputs
 
 
+#: The fields of a form before its size.
+_Known: TypeAlias = tuple[
+    Entry, Model, tuple[_Tensor, ...], Parameters, Sequence[str], int, Options, Mapping[str, int], bool, Use
+]
+
+
 class Prepared(NamedTuple):
     """A request that has passed all checks, and the inputs of the graph."""
 
@@ -84,29 +90,48 @@ class Draft(NamedTuple):
     """A request that has passed the checks of all but its values, which are not decoded yet.
 
     Attributes:
-        form: as far as it is known: without size, and with the bytes that the request holds until it is prepared.
+        known: the first fields of its form.
         message_bytes: of the message without raw contents, which the request holds until its end.
         windows: the shared memory of the outputs that go there, by name.
         slow: whether :meth:`prepare` takes milliseconds, so that no event loop may call it.
     """
 
-    form: Form
+    known: _Known
     sent: Mapping[str, Sent]
     message_bytes: int
     windows: Mapping[str, Window]
     slow: bool
+
+    @property
+    def model(self) -> Model:
+        """The model of the request."""
+        return self.known[1]
+
+    @property
+    def use(self) -> Use:
+        """The use of the model, and of a head, that the request has taken."""
+        return self.known[-1]
 
     def prepare(self, go_on: GoOn = always) -> Prepared:
         """Decode and preprocess the values, on any thread; raise an InvalidRequest if they are wrong.
 
         ``go_on`` is called before each part that takes long, and raises an error if the client has gone.
         """
-        form = self.form
-        inputs = form.model.prepare(decode_inputs(self.sent), go_on)
-        assembler = form.model.executors[form.model.full_tier].assembler
+        model = self.model
+        inputs = model.prepare(decode_inputs(self.sent), go_on)
+        assembler = model.executors[model.full_tier].assembler
         size_bytes = byte_size(inputs) + self.message_bytes
-        known = form._replace(size=assembler.size(inputs), size_bytes=size_bytes, shapes=assembler.key(inputs))
-        return Prepared(known, inputs)
+        return Prepared(Form(*self.known, assembler.size(inputs), size_bytes, assembler.key(inputs)), inputs)
+
+    def unprepared(self) -> Form:
+        """Return the form without what the values decide, and with the bytes that the request holds meanwhile."""
+        model, rows = self.model, self.known[5]
+        held = self.message_bytes + sum(tensor.held_bytes for tensor in self.sent.values())
+        if model.step and model.step.inputs[0].name in self.sent:
+            for spec in model.manifest.inputs:
+                if spec.name in model.step.outputs and -1 not in spec.shape[1:]:  # as pixels, beside their files
+                    held += tensor_bytes(spec.datatype, (rows, *spec.shape[1:]))
+        return Form(*self.known, 1, held, ())
 
 
 class Forms:
@@ -144,11 +169,12 @@ class Forms:
         windows = output_windows(request, self._shared_memory)
         sent = sent_inputs(request, contents, model.inputs, self._shared_memory)
         rows = model.check_shapes({name: tensor.shape for name, tensor in sent.items()})
-        slow, held_bytes = _is_slow(model, sent), _held_bytes(model, sent, rows)
-        kept = key and not windows and not slow
-        graph = [spec.name for spec in model.manifest.inputs if spec.name in sent]
-        tensors = tensors_of(request, contents, graph, model.largest) if kept else None
-        message_bytes = len(key) or sum(tensor.size_bytes for tensor in sent.values())
+        slow = _is_slow(model, sent)
+        tensors: tuple[_Tensor, ...] | None = None
+        if key and not windows and not slow:
+            graph = [spec.name for spec in model.manifest.inputs if spec.name in sent]
+            tensors = tensors_of(request, contents, graph, model.largest)
+        message_bytes = len(key) or sum(tensor.held_bytes for tensor in sent.values())
         options = model.options(parameters.loop, text)
         use: Use = model.use
         if parameters.head:
@@ -156,10 +182,9 @@ class Forms:
             options = model.apply_head(options, head, parameters.alpha)
             take(head.use, head.name)
             use = BothUses(use, head.use)
-        texts = bool(classes) or any(model.outputs[name].datatype == "BYTES" for name in names)
-        unknown = (1, held_bytes + message_bytes, ())
-        form = Form(entry, model, tensors or (), parameters, names, rows, *unknown, options, classes, texts, use)
-        return Draft(form, sent, message_bytes, windows, slow)
+        texts = bool(classes) or not model.texts.isdisjoint(names)
+        known = (entry, model, tensors or (), parameters, names, rows, options, classes, texts, use)
+        return Draft(known, sent, message_bytes, windows, slow)
 
     def _head(self, name: str) -> Model:
         """Return the model that a request names as its head, as name or name:version; its errors speak of the head."""
@@ -213,20 +238,13 @@ def tensors_of(
 
 def _is_slow(model: Model, sent: Mapping[str, Sent]) -> bool:
     """Return whether decoding, preprocessing and checking the values takes more than two milliseconds or so."""
-    texts = [sent[spec.name] for spec in model.step.inputs if spec.name in sent] if model.step else []
-    if texts and model.step and model.step.slow(sum(tensor.text_bytes for tensor in texts)):
+    size_bytes = elements = 0
+    for tensor in sent.values():
+        size_bytes += tensor.size_bytes
+        elements += tensor.elements
+    if model.step and model.step.inputs[0].name in sent and model.step.slow(size_bytes):
         return True
-    if sum(tensor.converted for tensor in sent.values()) > _INLINE_ELEMENTS:
+    if elements > _INLINE_ELEMENTS:
         return True
-    checked = model.checks_values or bool(model.largest)
-    return sum(t.size_bytes if checked else t.copied_bytes for t in sent.values()) > _INLINE_BYTES
-
-
-def _held_bytes(model: Model, sent: Mapping[str, Sent], rows: int) -> int:
-    """Return the bytes that a request holds until its values are prepared, of tensors whose size is known before."""
-    held = sum(tensor.size_bytes for tensor in sent.values())
-    if model.step and model.step.inputs[0].name in sent:
-        for spec in model.manifest.inputs:
-            if spec.name in model.step.outputs and -1 not in spec.shape[1:]:  # as pixels, beside their files
-                held += tensor_bytes(spec.datatype, (rows, *spec.shape[1:]))
-    return held
+    checked = model.checks_values or model.largest
+    return size_bytes > _INLINE_BYTES and bool(checked or any(tensor.copied for tensor in sent.values()))

@@ -55,6 +55,7 @@ class InferenceService:
 
     Attributes:
         limited: whether callers have a rate limit, so that transports must name them.
+        threads: for what takes milliseconds, here and in transports.
         traced: whether requests are traced, so that transports must pass their trace context.
     """
 
@@ -222,9 +223,9 @@ class InferenceService:
         use: Use = model.use
         try:
             draft = self._forms.check(request, contents, key, entry, model)
-            use = draft.form.use
+            use = draft.use
             if draft.slow:
-                return draft, draft.form, {}
+                return draft, draft.unprepared(), {}
             form, inputs = draft.prepare()
         except BaseException as error:
             use.give_back()

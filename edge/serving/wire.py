@@ -38,47 +38,37 @@ _CHUNK: Final = 16 * 1024
 
 
 class Sent(NamedTuple):
-    """A tensor that a request declares; its contents have the declared size, and are not decoded yet."""
+    """A tensor that a request declares; its contents have the declared size, and are not decoded yet.
+
+    Attributes:
+        contents: raw, in shared memory, or typed.
+        size_bytes: of the contents; of BYTES, without the objects that they become.
+        elements: how many of them are converted one by one, numbers counted by the time of a text.
+    """
 
     datatype: str
     shape: tuple[int, ...]
     subject: str
-    raw: bytes | None = None
-    window: Window | None = None  # in shared memory
-    contents: pb.InferTensorContents | None = None  # typed
+    contents: bytes | Window | pb.InferTensorContents
+    size_bytes: int
+    elements: int
 
     @property
-    def size_bytes(self) -> int:
-        """The bytes that its contents hold; of BYTES at most, with those of Python's objects."""
-        if self.datatype != "BYTES":
-            return byte_size(self.datatype, self.shape)
-        return self.text_bytes + _OBJECT_BYTES * prod(self.shape)
+    def held_bytes(self) -> int:
+        """The bytes that it takes decoded, at most."""
+        return self.size_bytes + _OBJECT_BYTES * self.elements
 
     @property
-    def text_bytes(self) -> int:
-        """The bytes of its contents as they were sent."""
-        if self.contents is None:
-            return len(self.raw) if self.raw is not None else self.window.byte_size if self.window else 0
-        return sum(map(len, self.contents.bytes_contents)) if self.datatype == "BYTES" else self.size_bytes
-
-    @property
-    def converted(self) -> int:
-        """The number of elements that :meth:`decode` converts one by one."""
-        if self.datatype == "BYTES":
-            return prod(self.shape)
-        return 0 if self.contents is None else prod(self.shape) // _NUMBERS_PER_TEXT
-
-    @property
-    def copied_bytes(self) -> int:
-        """The number of bytes that :meth:`decode` copies at once."""
-        return self.size_bytes if self.window or self.datatype == "BOOL" else 0
+    def copied(self) -> bool:
+        """Whether :meth:`decode` copies it."""
+        return self.datatype == "BOOL" or not isinstance(self.contents, bytes)
 
     def decode(self) -> Array:
         """Return the tensor; on any thread. Raise an InvalidRequest for elements that cannot be read."""
-        if self.contents is not None:
-            return from_typed(self.contents, self.datatype, self.shape, self.subject)
-        raw = self.window.read() if self.window else self.raw
-        assert raw is not None
+        contents = self.contents
+        if isinstance(contents, pb.InferTensorContents):
+            return from_typed(contents, self.datatype, self.shape, self.subject)
+        raw = contents if isinstance(contents, bytes) else contents.read()
         return from_raw(raw, self.datatype, self.shape, self.subject)
 
 
@@ -94,17 +84,20 @@ def sent_inputs(
     the limits of batch and profile. ``shared_memory`` is None if the server does not allow it.
     """
     named: dict[str, pb.ModelInferRequest.InferInputTensor] = {}
+    in_regions = 0
     for tensor in request.inputs:  # ends at the first superfluous one, however many there are
-        name = tensor.name
-        check_name("input name", name)
+        name, parameters = tensor.name, tensor.parameters
         if name not in specs:
+            check_name("input name", name)
             raise InvalidRequest("input name", given=name, expected=f"one of {sorted(specs)}", fix=_METADATA_FIX)
         if name in named:
             raise _repeated(f"input {name!r}")
-        check_number("parameters", len(tensor.parameters), MOST_PARAMETERS, f"input {name!r}")
+        if parameters:
+            check_number("parameters", len(parameters), MOST_PARAMETERS, f"input {name!r}")
+            in_regions += is_shared(parameters)
         named[name] = tensor
-    in_messages = sum(not is_shared(tensor.parameters) for tensor in named.values())
-    if in_messages != len(named) and shared_memory is None:
+    in_messages = len(named) - in_regions
+    if in_regions and shared_memory is None:
         raise no_shared_memory("inputs")
     if raw and len(raw) != in_messages:
         expected = f"{in_messages}, one for each input that is not in shared memory"
@@ -127,7 +120,7 @@ def _sent(
     if tensor.datatype != datatype:
         raise InvalidRequest(f"{subject} datatype", given=tensor.datatype, expected=datatype, fix=_METADATA_FIX)
     shape = tuple(tensor.shape)
-    if any(size < 1 for size in shape) or not spec.accepts(shape):
+    if min(shape, default=1) < 1 or not spec.accepts(shape):
         expected = f"{list(spec.shape)}, where -1 is any size above 0"
         raise InvalidRequest(f"{subject} shape", given=list(shape), expected=expected, fix=_METADATA_FIX)
     shared = is_shared(tensor.parameters)
@@ -138,13 +131,16 @@ def _sent(
     if shared:
         window = window_of(tensor.parameters, shared_memory, subject, write=False)
         _check_size(window.byte_size, datatype, shape, subject)
-        return Sent(datatype, shape, subject, window=window)
+        return Sent(datatype, shape, subject, window, window.byte_size, prod(shape) if datatype == "BYTES" else 0)
     if contents is not None:
         data = next(contents)
         _check_size(len(data), datatype, shape, subject)
-        return Sent(datatype, shape, subject, raw=data)
-    _check_typed(tensor.contents, datatype, shape, subject)
-    return Sent(datatype, shape, subject, contents=tensor.contents)
+        return Sent(datatype, shape, subject, data, len(data), prod(shape) if datatype == "BYTES" else 0)
+    typed = tensor.contents
+    count = _check_typed(typed, datatype, shape, subject)
+    if datatype == "BYTES":
+        return Sent(datatype, shape, subject, typed, sum(map(len, typed.bytes_contents)), count)
+    return Sent(datatype, shape, subject, typed, count * NUMPY_TYPES[datatype].itemsize, count // _NUMBERS_PER_TEXT)
 
 
 def decode_inputs(sent: Mapping[str, Sent]) -> dict[str, Array]:
@@ -192,20 +188,21 @@ def _split_bytes(data: bytes, shape: tuple[int, ...], subject: str) -> Array:
     return _bytes_array(elements, shape)
 
 
-def _check_typed(contents: pb.InferTensorContents, datatype: str, shape: tuple[int, ...], subject: str) -> None:
-    """Check which field holds the typed contents of a tensor, and that it holds as many elements as the shape says."""
+def _check_typed(contents: pb.InferTensorContents, datatype: str, shape: tuple[int, ...], subject: str) -> int:
+    """Return the number of typed elements; check that their field is the datatype's, and has as many as the shape."""
     field = CONTENTS_FIELDS.get(datatype)
     if field is None:
         fix = "Put the bytes into raw_input_contents."
         raise InvalidRequest(subject, given=Literally(f"typed {datatype}"), expected="raw contents", fix=fix)
-    others = [descriptor.name for descriptor, _ in contents.ListFields() if descriptor.name != field]
-    if others:
-        fix = f"Put {datatype} into {field}."
-        raise InvalidRequest(f"{subject} contents", given=others[0], expected=field, fix=fix)
+    for descriptor, _ in contents.ListFields():
+        if descriptor.name != field:
+            fix = f"Put {datatype} into {field}."
+            raise InvalidRequest(f"{subject} contents", given=descriptor.name, expected=field, fix=fix)
     count = len(getattr(contents, field))
     if count != prod(shape):
         given, expected = Literally(f"{count} elements in {field}"), f"{prod(shape)} for shape {list(shape)}"
         raise InvalidRequest(subject, given=given, expected=expected, fix="Send as many elements as the shape says.")
+    return count
 
 
 def from_typed(contents: pb.InferTensorContents, datatype: str, shape: tuple[int, ...], subject: str) -> Array:
@@ -215,7 +212,7 @@ def from_typed(contents: pb.InferTensorContents, datatype: str, shape: tuple[int
         return _bytes_array(values, shape)
     dtype = NUMPY_TYPES[datatype]
     narrow = dtype.itemsize < 4 and dtype.kind in "iu"  # their field has 32 bits, so a value can be too large
-    array: Array = np.empty(len(values), dtype)
+    parts: list[Array] = []
     for start in range(0, len(values), _CHUNK):  # between two chunks other threads take their turn
         part = np.array(values[start : start + _CHUNK], np.int64 if narrow else dtype)
         if narrow:
@@ -224,8 +221,8 @@ def from_typed(contents: pb.InferTensorContents, datatype: str, shape: tuple[int
             if outside.size:
                 expected = f"{datatype} values from {limits.min} to {limits.max}"
                 raise InvalidRequest(subject, given=int(outside[0]), expected=expected, fix="Send values that fit.")
-        array[start : start + _CHUNK] = part
-    return array.reshape(shape)
+        parts.append(part.astype(dtype, copy=False))
+    return (parts[0] if len(parts) == 1 else np.concatenate(parts)).reshape(shape)
 
 
 def _bytes_array(elements: Iterable[bytes], shape: tuple[int, ...]) -> Array:
@@ -240,13 +237,14 @@ def requested_outputs(
     """Return the names of the outputs to send, in the request's order; without any, all but those ``on_request``."""
     names: list[str] = []
     for output in request.outputs:
-        check_name("output name", output.name)
         if output.name not in specs:
+            check_name("output name", output.name)
             expected = f"one of {sorted(specs)}"
             raise InvalidRequest("output name", given=output.name, expected=expected, fix=_METADATA_FIX)
         if output.name in names:
             raise _repeated(f"output {output.name!r}")
-        check_number("parameters", len(output.parameters), MOST_PARAMETERS, f"output {output.name!r}")
+        if output.parameters:
+            check_number("parameters", len(output.parameters), MOST_PARAMETERS, f"output {output.name!r}")
         names.append(output.name)
     return names or [name for name in specs if name not in on_request]
 
