@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine
@@ -83,6 +84,8 @@ def serve(metrics_port: int, no_metrics: bool, as_json: bool, **options: Any) ->
 
     gc.freeze()  # modules live as long as the process, so collections can skip them
     _run(server.serve(settings, lambda ready: _announce(ready, settings.host, as_json)))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # the server has ended in good order, and the process is about to
     if any(thread.name == LOAD_THREAD for thread in threading.enumerate()):
         # A load that never ends. An orderly exit would destroy the runtime in which it computes, and abort.
         sys.stdout.flush()

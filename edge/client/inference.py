@@ -13,7 +13,7 @@ from edge.datatypes import NUMPY_TYPES, Array, datatype_of
 from edge.errors import InvalidRequest, Literally, ServerError, UsageError
 from edge.pb import inference_pb2 as pb
 from edge.protocol import FINAL_RESPONSE, LOOPS, STOPPED, STREAM_PARTIAL, STREAM_RETRY_AFTER_MS
-from edge.serving.wire import from_raw, from_typed, to_raw
+from edge.serving.wire import check_typed, from_raw, from_typed, to_raw
 
 #: Parameters of loops and of generated text, and one of all requests.
 _FLAGS = ("timings", "logprobs", "ignore_eos")
@@ -273,6 +273,7 @@ def _tensor(tensor: pb.ModelInferResponse.InferOutputTensor, raw: bytes | None, 
     try:
         # Servers answer either all outputs raw, or all of them typed with no raw_output_contents at all.
         if raw is None:
+            check_typed(tensor.contents, tensor.datatype, shape, "contents")
             return from_typed(tensor.contents, tensor.datatype, shape, "contents")
         return from_raw(raw, tensor.datatype, shape, "raw_output_contents")
     except InvalidRequest as error:

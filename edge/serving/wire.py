@@ -137,7 +137,7 @@ def _sent(
         _check_size(len(data), datatype, shape, subject)
         return Sent(datatype, shape, subject, data, len(data), prod(shape) if datatype == "BYTES" else 0)
     typed = tensor.contents
-    count = _check_typed(typed, datatype, shape, subject)
+    count = check_typed(typed, datatype, shape, subject)
     if datatype == "BYTES":
         return Sent(datatype, shape, subject, typed, sum(map(len, typed.bytes_contents)), count)
     return Sent(datatype, shape, subject, typed, count * NUMPY_TYPES[datatype].itemsize, count // _NUMBERS_PER_TEXT)
@@ -188,7 +188,7 @@ def _split_bytes(data: bytes, shape: tuple[int, ...], subject: str) -> Array:
     return _bytes_array(elements, shape)
 
 
-def _check_typed(contents: pb.InferTensorContents, datatype: str, shape: tuple[int, ...], subject: str) -> int:
+def check_typed(contents: pb.InferTensorContents, datatype: str, shape: tuple[int, ...], subject: str) -> int:
     """Return the number of typed elements; check that their field is the datatype's, and has as many as the shape."""
     field = CONTENTS_FIELDS.get(datatype)
     if field is None:
@@ -213,7 +213,7 @@ def from_typed(contents: pb.InferTensorContents, datatype: str, shape: tuple[int
     dtype = NUMPY_TYPES[datatype]
     narrow = dtype.itemsize < 4 and dtype.kind in "iu"  # their field has 32 bits, so a value can be too large
     parts: list[Array] = []
-    for start in range(0, len(values), _CHUNK):  # between two chunks other threads take their turn
+    for start in range(0, max(len(values), 1), _CHUNK):  # between two chunks other threads take their turn
         part = np.array(values[start : start + _CHUNK], np.int64 if narrow else dtype)
         if narrow:
             limits = np.iinfo(dtype)
