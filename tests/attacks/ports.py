@@ -155,7 +155,8 @@ def exhausted_files(target: Target) -> None:
     """More idle connections to the HTTP port than the process may open files; the other ports answer."""
     with ExitStack() as stack:
         _connections(target, "http", FILES + 100, stack)
-        time.sleep(1.0)
+        for _ in until(1.5):  # a connection that the server closed leaves a file
+            _connections(target, "http", 20, stack)
 
 
 def _stalled_handshakes(target: Target, door: str) -> str | None:
