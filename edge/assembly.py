@@ -21,7 +21,7 @@ from edge.instruments.memory import MemorySampler
 from edge.instruments.sensors import Sensors
 from edge.protocol import INFERENCE
 from edge.repository.budget import MemoryBudget
-from edge.repository.control import LEAST_LOAD_SECONDS, ModelControl
+from edge.repository.control import ModelControl
 from edge.repository.loader import Loader
 from edge.repository.repository import Repository
 from edge.rpc.inference_servicer import InferenceServicer
@@ -124,7 +124,7 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
         extensions=extensions(settings.model_control, shared_memory),
     )
     streams = Streams(inference)
-    control = ModelControl(repository, settings.model_control, max(settings.watchdog_seconds, LEAST_LOAD_SECONDS))
+    control = ModelControl(repository, settings.model_control, settings.watchdog_seconds)
     allow = settings.allow_log_settings
     changes = Extensions(repository, control, shared_memory, logs, traces=traces, allow_log_settings=allow)
     energy = energy_meter(lambda: ServedWork(repository, scheduler))

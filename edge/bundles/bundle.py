@@ -32,6 +32,11 @@ class Bundle:
         """The golden set of the full tier."""
         return self.goldens[self.manifest.tiers[0].name]
 
+    @property
+    def size_bytes(self) -> int:
+        """The size of all its files."""
+        return sum(record.size_bytes for record in self.manifest.files.values())
+
     @classmethod
     def open(cls, path: str | Path, *, models: bool = True) -> Bundle:
         """Read a bundle; raise a BundleError for the first rule that it breaks, before any model is executed.

@@ -7,8 +7,8 @@ import time
 from typing import NamedTuple
 
 from edge.errors import DeviceFailed, DrainTimeout, FewheadsError, Literally, RunStuck
-from edge.repository.control import LEAST_LOAD_SECONDS
 from edge.repository.entry import Entry, State
+from edge.repository.loader import load_limit_seconds
 from edge.repository.repository import Repository
 from edge.scheduling.runs import Run, Runs
 
@@ -79,10 +79,14 @@ class Health:
         if lost := self._runs.lost:
             fix = "Start the server again; if it happens again, look at the device."
             return DeviceFailed("server", given=Literally(lost), expected="a device that computes", fix=fix)
-        since = self._repository.loader.occupies_since
-        limit = max(self._watchdog_seconds, LEAST_LOAD_SECONDS) + stuck_exit_seconds
-        if since is not None and time.monotonic() - since > limit:
-            given = Literally(f"a load that has occupied the device for more than {limit:.1f} s")
+        bundle, since = self._repository.loader.occupied_by or (None, 0.0)
+        if (
+            bundle
+            and time.monotonic() - since > load_limit_seconds(bundle, self._watchdog_seconds) + stuck_exit_seconds
+        ):
+            given = Literally(
+                f"a load of {bundle.path} that has occupied the device for {time.monotonic() - since:.1f} s"
+            )
             fix = "Start the server again; if it happens again, look at the golden inputs of the bundle in the log."
             return RunStuck("server", given=given, expected="it to end", fix=fix)
         for overdue in self.overdue():

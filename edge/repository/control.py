@@ -29,6 +29,7 @@ from weakref import WeakValueDictionary
 from edge.bundles.bundle import Bundle
 from edge.errors import FewheadsError, Literally, LoadFailed, ModelNotReady, Unsupported
 from edge.repository.entry import Entry
+from edge.repository.loader import load_limit_seconds
 from edge.repository.model import Model
 from edge.repository.repository import Key, Repository, load_error, name_of
 from edge.runtimes.build_child import stopped
@@ -37,8 +38,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: A sound load may take as long on any machine, whatever limit there is for runs.
-LEAST_LOAD_SECONDS = 10.0
 #: Name of the threads that load. One whose load never ends is still there when the server has ended.
 LOAD_THREAD = "load"
 #: Between two looks at a load.
@@ -73,12 +72,12 @@ class ModelControl:
 
     Args:
         mode: ``none``, ``poll`` or ``explicit``.
-        load_seconds: the time, without its builds, after which nothing waits for a load.
+        watchdog_seconds: nothing waits for a load that takes longer, by :func:`edge.repository.loader.load_limit_seconds`.
     """
 
-    def __init__(self, repository: Repository, mode: str, load_seconds: float = math.inf) -> None:
+    def __init__(self, repository: Repository, mode: str, watchdog_seconds: float = math.inf) -> None:
         self.mode = mode
-        self._load_seconds = load_seconds
+        self._watchdog_seconds = watchdog_seconds
         self.stopping = False
         self._repository = repository
         self._directory = repository.directory
@@ -270,11 +269,12 @@ class ModelControl:
         if self.stopping or entry.name in self._unwanted:
             load.stop()
         assert load.task
-        while not load.is_late(self._load_seconds):
+        limit_seconds = load_limit_seconds(bundle, self._watchdog_seconds)
+        while not load.is_late(limit_seconds):
             await asyncio.wait({load.task}, timeout=_LOOK_SECONDS)
             if load.task.done():
                 return
-        subject, expected = f"bundle {bundle.path}", f"one within {self._load_seconds:g} s"
+        subject, expected = f"bundle {bundle.path}", f"one within {limit_seconds:.1f} s"
         given, fix = Literally("no end of its load yet"), "It goes on. If it never ends, look at its golden inputs."
         late = LoadFailed(subject, given=given, expected=expected, fix=fix)
         entry.failed(stopped(subject) if load.unwanted.is_set() else late)

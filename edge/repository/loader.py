@@ -39,6 +39,16 @@ _LOG_SECONDS = 30.0
 Progress = Callable[[str], None]
 
 
+#: A sound load may take this much on any machine, whatever limit there is for runs, and a second for each so many bytes.
+LEAST_LOAD_SECONDS = 10.0
+_BYTES_PER_SECOND = 2_000_000
+
+
+def load_limit_seconds(bundle: Bundle, watchdog_seconds: float) -> float:
+    """Return the time, without its builds, that the load of a bundle may take."""
+    return max(watchdog_seconds, LEAST_LOAD_SECONDS) + bundle.size_bytes / _BYTES_PER_SECOND
+
+
 class Loader:
     """Loads models while others serve.
 
@@ -68,8 +78,8 @@ class Loader:
         self._budget = budget
         self._build = build
         self._building = threading.Lock()
-        #: Since when a load occupies the device's thread, as ``time.monotonic()``; None if none does.
-        self.occupies_since: float | None = None
+        #: The bundle whose load occupies the device's thread, and since when, as ``time.monotonic()``; None if none does.
+        self.occupied_by: tuple[Bundle, float] | None = None
 
     def check_cache(self) -> None:
         """Log a warning where models may have to be built and the cache cannot be written."""
@@ -146,12 +156,12 @@ class Loader:
         try:
             for tier, role in ((tier.name, role) for tier in bundle.manifest.tiers for role in bundle.manifest.roles):
                 load = partial(load_with, runtime, bundle, self._cache, tier, role)
-                files[tier, role] = self._call(runtime, load)
+                files[tier, role] = self._call(runtime, bundle, load)
             # A head uploads its tensors, which only the thread of the device may do.
-            model = self._call(runtime, partial(Model, bundle, files, options=self._options))
+            model = self._call(runtime, bundle, partial(Model, bundle, files, options=self._options))
             model.load_memory_bytes = max(memory.process_rss_bytes() - before, 0)
-            self._call(runtime, model.check_steps)
-            self._call(runtime, model.measure)
+            self._call(runtime, bundle, model.check_steps)
+            self._call(runtime, bundle, model.measure)
         except BaseException:
             for loaded in files.values():
                 self._device.call(loaded.runner.close)
@@ -159,16 +169,16 @@ class Loader:
         _trim_memory()  # the memory of the file and of its optimisation
         return model
 
-    def _call(self, runtime: Runtime, work: Callable[[], T]) -> T:
+    def _call(self, runtime: Runtime, bundle: Bundle, work: Callable[[], T]) -> T:
         """Do a part of a load on the device's thread, whose loads come one after the other."""
 
         def timed() -> T:
             if runtime.thread_bound:
-                self.occupies_since = time.monotonic()
+                self.occupied_by = bundle, time.monotonic()
             try:
                 return work()
             finally:
-                self.occupies_since = None
+                self.occupied_by = None
 
         return self._device.call(timed)
 
