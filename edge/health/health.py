@@ -80,13 +80,9 @@ class Health:
             fix = "Start the server again; if it happens again, look at the device."
             return DeviceFailed("server", given=Literally(lost), expected="a device that computes", fix=fix)
         bundle, since = self._repository.loader.occupied_by or (None, 0.0)
-        if (
-            bundle
-            and time.monotonic() - since > load_limit_seconds(bundle, self._watchdog_seconds) + stuck_exit_seconds
-        ):
-            given = Literally(
-                f"a load of {bundle.path} that has occupied the device for {time.monotonic() - since:.1f} s"
-            )
+        seconds = time.monotonic() - since
+        if bundle and seconds > load_limit_seconds(bundle, self._watchdog_seconds) + stuck_exit_seconds:
+            given = Literally(f"a load of {bundle.path} that has occupied the device for {seconds:.1f} s")
             fix = "Start the server again; if it happens again, look at the golden inputs of the bundle in the log."
             return RunStuck("server", given=given, expected="it to end", fix=fix)
         for overdue in self.overdue():

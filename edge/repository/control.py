@@ -72,7 +72,8 @@ class ModelControl:
 
     Args:
         mode: ``none``, ``poll`` or ``explicit``.
-        watchdog_seconds: nothing waits for a load that takes longer, by :func:`edge.repository.loader.load_limit_seconds`.
+        watchdog_seconds: the least limit for a load; nothing waits for one that takes longer
+            (:func:`edge.repository.loader.load_limit_seconds`).
     """
 
     def __init__(self, repository: Repository, mode: str, watchdog_seconds: float = math.inf) -> None:

@@ -39,7 +39,8 @@ _LOG_SECONDS = 30.0
 Progress = Callable[[str], None]
 
 
-#: A sound load may take this much on any machine, whatever limit there is for runs, and a second for each so many bytes.
+#: A sound load may take this much on any machine, whatever limit there is for runs, and a second more for each so many
+#: bytes of its bundle.
 LEAST_LOAD_SECONDS = 10.0
 _BYTES_PER_SECOND = 2_000_000
 
@@ -78,7 +79,7 @@ class Loader:
         self._budget = budget
         self._build = build
         self._building = threading.Lock()
-        #: The bundle whose load occupies the device's thread, and since when, as ``time.monotonic()``; None if none does.
+        #: The bundle whose load occupies the device's thread, and since when, as ``time.monotonic()``; None without one.
         self.occupied_by: tuple[Bundle, float] | None = None
 
     def check_cache(self) -> None:
