@@ -79,7 +79,7 @@ class Loader:
         self._budget = budget
         self._build = build
         self._building = threading.Lock()
-        #: The bundle whose load occupies the device's thread, and since when, as ``time.monotonic()``; None without one.
+        #: The bundle whose load occupies the device's thread, and since when in ``time.monotonic()``; None without one.
         self.occupied_by: tuple[Bundle, float] | None = None
 
     def check_cache(self) -> None:
