@@ -157,7 +157,7 @@ CASES = [
     invalid("version abc", _of("abc"), "'abc'"),
     Case("version 0", infer(_of("0")), text="positive integer"),
     Case("version 1.0", infer(_of("1.0")), text="'1.0'"),
-    invalid("version of 5000 digits", _of("9" * 5000), "…"),
+    invalid("version of 5000 digits", _of("9" * 5000), "expected at most 1024"),
     # Contents.
     invalid("raw and typed", _changed(lambda r: r.inputs[0].contents.fp32_contents.append(1), flat()), "raw and typed"),
     invalid("neither raw nor typed", _changed(lambda r: r.ClearField("raw_input_contents"), flat()), "0 elements"),

@@ -14,6 +14,7 @@ from tests.support.http2_client import RawClient
 TABLE_SIZE, ENABLE_PUSH, INITIAL_WINDOW, MAX_FRAME = 1, 2, 4, 5  # identifiers of settings
 
 LIVE = "/inference.GRPCInferenceService/ServerLive"
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 #: Responds once and stays open, so that its stream is half-closed (remote).
 WATCH = "/grpc.health.v1.Health/Watch"
 

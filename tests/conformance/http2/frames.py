@@ -18,6 +18,7 @@ from tests.conformance.http2.case import (
     MAX_FRAME,
     NO_ERROR,
     PROTOCOL,
+    STREAM,
     Case,
     Frames,
     Say,
@@ -156,8 +157,9 @@ def _sent(*payload: tuple[int, int, int, bytes]) -> Say:
 
 
 async def _exceeded(client: RawClient) -> str:
-    """Send more than a window at once; on another connection, if the server opened the window in between."""
-    case = Case("", FLOW_CONTROL, _sent(*[(0, 0, 1, b"\0\1\0\0\0" + bytes(2**14 - 5))] * 17))
+    """Send a stream more empty requests than its window takes; on another connection, if they were read in between."""
+    requests = [raw(0, 0, 1, bytes(2**14 - 4))] * 17  # a request is five zeros
+    case = Case("", FLOW_CONTROL, lambda client: [head(client, _path=STREAM), *requests])
     for _ in range(20):
         outcome = await case.observe(client.port, NO_ERROR)  # which does not wait for the end of the stream
         if outcome != NO_ERROR:
