@@ -188,7 +188,7 @@ class Connection(asyncio.Protocol):
         for rpc in self._time_limits.late_requests(now, self._rpcs):
             self._share.refused("slow request")
             rpc.too_slow()
-        self._unread.sweep(now)
+        self._unread.sent(0, self._http2.queued_body_size())  # without the answers of calls that were cancelled
 
     # Requests of calls.
 
@@ -339,7 +339,6 @@ class Connection(asyncio.Protocol):
         self._answered_early.discard(stream_id)
         if rpc := self._rpcs.pop(stream_id, None):
             rpc.close()
-            self._share.release(rpc.charged)
         if not self._rpcs:
             self._time_limits.set_busy(False)
         self._release(stream_id)

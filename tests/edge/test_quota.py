@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from hyperframe.frame import DataFrame, SettingsFrame
+from hyperframe.frame import DataFrame, RstStreamFrame, SettingsFrame
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +25,7 @@ from edge.http2.connection import Connection
 from edge.http2.messages import prefix
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
-from tests.support.http2_client import RawClient, Subject, serving
+from tests.support.http2_client import RawClient, Subject, reached, serving
 
 SECONDS = 10.0
 
@@ -184,7 +184,7 @@ async def test_inflated_message_counts() -> None:
 async def test_unread_answers_are_refused_and_their_client_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that opens no window gets an answer or two of a million bytes, then refusals, and then is closed."""
     monkeypatch.setattr(quota_module, "_SWEEP_SECONDS", 0.05)
-    monkeypatch.setattr(quota_module, "_PATIENCE_SECONDS", -48.0)  # with that of readers two seconds
+    monkeypatch.setattr(quota_module, "_READING_SECONDS", 2.0)
     async with limited(2_500_000) as (quota, port), RawClient(port) as client:
         client.greet().send(SettingsFrame(0, settings={SettingsFrame.INITIAL_WINDOW_SIZE: 0}))
         await client.agreed()
@@ -196,7 +196,7 @@ async def test_unread_answers_are_refused_and_their_client_disconnected(monkeypa
         assert quota.held_bytes >= 2_000_000
         await asyncio.wait_for(client.end(), SECONDS)
         assert client.closed
-        assert quota.refusals[Refusal("grpc", "slow reader")] == 1
+        assert quota.refusals[Refusal("grpc", "answer")] == 1
         assert quota.held_bytes == 0
 
 
@@ -215,6 +215,37 @@ async def test_request_that_does_not_arrive_ends(monkeypatch: pytest.MonkeyPatch
         client.send(DataFrame(5, b"\0\0\0\0\1x", flags=["END_STREAM"]))
         assert (await client.answer(5)).messages == [b"x"]
         assert quota.refusals == {Refusal("grpc", "slow request"): 1}
+
+
+async def test_bytes_of_a_call_are_released_once() -> None:
+    """A stream that ends while its message is inflated releases what it holds, and nothing a second time."""
+    async with limited() as (quota, port), RawClient(port) as client:
+        await client.greet().agreed()
+        packed = gzip.compress(bytes(60 * 2**20))
+        client.send(client.head(1, "Chat", grpc_encoding="gzip"))
+        data = b"\1" + prefix(packed)[1:] + packed
+        client.send(*(DataFrame(1, data[at : at + 2**14]) for at in range(0, len(data), 2**14)))
+        await reached(lambda: quota.held_bytes > 2**22)
+        client.send(RstStreamFrame(1))
+        await client.settle()
+        await asyncio.sleep(0.1)  # until its handler has ended
+        assert quota.held_bytes == 0
+
+
+async def test_cancelled_answers_do_not_count_as_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quota_module, "_SWEEP_SECONDS", 0.05)
+    monkeypatch.setattr(quota_module, "_READING_SECONDS", 0.2)
+    async with limited() as (quota, port), RawClient(port) as client:
+        client.greet().send(SettingsFrame(0, settings={SettingsFrame.INITIAL_WINDOW_SIZE: 0}))
+        await client.agreed()
+        client.call(1, "Blow")
+        await reached(lambda: quota.held_bytes > 1_000_000)
+        client.send(RstStreamFrame(1))
+        await asyncio.sleep(0.5)
+        assert quota.held_bytes == 0
+        await client.settle()
+        assert not client.closed
+        assert not quota.refusals
 
 
 async def test_closed_connection_is_freed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
