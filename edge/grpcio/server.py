@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import grpc
 
-from edge.rpc.endpoint import Endpoint, port_is_taken
+from edge.connections.listener import port_is_taken
+from edge.rpc.endpoint import Endpoint
 from edge.rpc.inference_servicer import InferenceServicer
 from edge.rpc.limits import Limits
 from edge.rpc.telemetry_servicer import TelemetryServicer

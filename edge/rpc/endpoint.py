@@ -8,7 +8,7 @@ import grpc
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
-from edge.errors import Literally, PermissionDenied, Unauthenticated, UsageError
+from edge.errors import PermissionDenied, Unauthenticated
 from edge.pb.pool import POOL
 from edge.protocol import INFERENCE, TELEMETRY
 from edge.rpc.health_servicer import HealthServicer
@@ -17,12 +17,6 @@ from edge.rpc.limits import Limits
 from edge.rpc.methods import authorization, handlers, status_of
 from edge.rpc.telemetry_servicer import TelemetryServicer
 from edge.security.access import CALLER, Access
-
-
-def port_is_taken(option: str, host: str, port: int, reason: str) -> UsageError:
-    """Return the error of a server that cannot listen."""
-    given, fix = Literally(reason.splitlines()[0]), f"Give another {option}, or 0 for any free one."
-    return UsageError(f"{option} {port}", given=given, expected=f"a free port on {host}", fix=fix)
 
 
 class Endpoint:
