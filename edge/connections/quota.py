@@ -195,7 +195,9 @@ class Share:
         self._quota.refusals[Refusal(self.port, reason)] += 1
 
     def end(self, reason: str) -> None:
-        """Disconnect the client, and count why."""
+        """Disconnect the client, and count why; without effect if the connection has ended."""
+        if self.closed:
+            return
         log.debug("disconnected a client of %s: %s", self.port, reason)
         self.refused(reason)
         self.disconnect()

@@ -39,6 +39,8 @@ _CHUNK_BYTES: Final = 256 * 1024
 _WAITING_BYTES: Final = 64 * 1024
 #: A message above this size is sent without a copy behind its prefix.
 _COPIED_BYTES: Final = 16 * 1024
+#: The time in which a client without a call may read the end of its connection.
+_GOODBYE_SECONDS: Final = 1.0
 #: What an open call costs in memory, beside its header fields and its messages.
 _CALL_BYTES: Final = 8 * 1024
 _NOT_FOUND = "the server has no such method"
@@ -79,10 +81,10 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the connection."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transport does not inherit from it
-        self._share.follow(self._transport.abort, self._sweep)
+        self._share.follow(self._leave, self._sweep)
         self._reader = PacedReader(self._transport, self._parse)
         self._open = True
-        self._time_limits = ConnectionLimits(self._limits, self._transport.abort, self.refuse)
+        self._time_limits = ConnectionLimits(self._limits, self._share, self._transport.abort)
         if self._share.closed:  # while it shook hands
             self._break("a new connection took its place")
             return
@@ -176,6 +178,19 @@ class Connection(asyncio.Protocol):
 
     # The share of the quota.
 
+    def _leave(self) -> None:
+        """Disconnect the client; one without a call hears before that it has to connect again."""
+        if self._rpcs:
+            self._transport.abort()
+            return
+        self.refuse()
+        self._loop.call_later(_GOODBYE_SECONDS, self._transport.abort)
+
+    def _prove(self, stream_id: int) -> None:
+        """Note that a call has succeeded whose caller the server knows, or that anyone may make."""
+        if (rpc := self._rpcs.get(stream_id)) and rpc.proves:
+            self._share.proven = True
+
     def hold(self, size: int) -> bool:
         """Count bytes of a call before they are held; False if they must not be."""
         return self._share.hold(size)
@@ -226,7 +241,8 @@ class Connection(asyncio.Protocol):
             self.finish(stream_id, *UNREAD, ())
             return
         self._time_limits.response_sent()
-        self._share.proven = True
+        if not self._share.proven:
+            self._prove(stream_id)
         try:
             self._http2.send_response(stream_id, RESPONSE)
             self._queue(stream_id, message)
@@ -241,7 +257,7 @@ class Connection(asyncio.Protocol):
     def finish(self, stream_id: int, code: grpc.StatusCode, details: str, metadata: Metadata) -> None:
         """Send the status of a call."""
         if code is grpc.StatusCode.OK:
-            self._share.proven = True
+            self._prove(stream_id)
             fields = OK_TRAILERS
         else:
             fields = trailers(code, details, metadata)

@@ -58,7 +58,7 @@ class Rpc:
 
     __slots__ = (
         *("_call", "_charged", "_context", "_deadline", "_direct", "_fields", "_handler", "_inbox", "_messages"),
-        *("_reader", "_task", "_timer", "_wire", "done", "held", "request_ended", "stream_id"),
+        *("_reader", "_task", "_timer", "_wire", "done", "held", "proves", "request_ended", "stream_id"),
     )
 
     def __init__(
@@ -72,13 +72,14 @@ class Rpc:
         context: Context,
     ) -> None:
         self.stream_id = stream_id
+        self.proves = route is not None and route.proves
         self._charged = charged  # bytes of the connection's share
         self.held = 0  # bytes received and not yet acknowledged
         self.request_ended = False
         self.done = route is None  # the status is sent, or the stream is closed
         self._wire = wire
         self._context = context
-        self._handler, max_bytes, self._direct = route or Route(None)
+        self._handler, max_bytes, self._direct, _ = route or Route(None)
         self._call: Any = None
         self._fields = fields
         self._messages = Messages(max_bytes, head.encoding)

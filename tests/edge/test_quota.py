@@ -27,6 +27,7 @@ from edge.http2.connection import Connection
 from edge.http2.messages import prefix
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
+from edge.rpc.limits import Limits
 from tests.support.http2_client import RawClient, Subject, reached, serving
 
 SECONDS = 10.0
@@ -88,6 +89,32 @@ async def test_a_new_connection_takes_the_place_of_the_oldest_that_was_never_ans
         share.proven = True
     assert ended.connect(quota, "e", 3) is None
     assert quota.refusals == {Refusal("grpc", "connections"): 2}
+
+
+async def test_idle_client_makes_room_and_hears_that_it_has_to_connect_again() -> None:
+    async with serving(Subject(), Limits(max_connections=2)) as port, RawClient(port) as busy:
+        busy.greet().call(1, "Echo")
+        busy.call(3, "Wait")
+        await busy.answer(1)
+        async with RawClient(port) as idle:
+            idle.greet().call(1, "Echo")
+            await idle.answer(1)
+            async with RawClient(port) as new:
+                new.greet().call(1, "Echo")
+                assert (await new.answer(1)).status == 0
+                assert await idle.end() == 0
+        await busy.settle()
+
+
+async def test_call_that_needs_no_token_proves_nothing_where_others_need_one() -> None:
+    async with serving(Subject(), Limits(max_connections=1), by_path=False) as port, RawClient(port) as stranger:
+        stranger.greet().call(1, "Echo")
+        await stranger.answer(1)
+        stranger.call(3, "Wait")
+        await stranger.settle()
+        async with RawClient(port) as new:
+            new.greet().call(1, "Echo")
+            assert (await new.answer(1)).status == 0
 
 
 async def test_bytes_keep_their_order_while_others_take_turns() -> None:
