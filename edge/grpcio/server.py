@@ -27,7 +27,7 @@ class GrpcServer(Endpoint):
     ) -> None:
         self._certificates = certificates
         self._server = grpc.aio.server(options=limits.options(), maximum_concurrent_rpcs=limits.max_calls)
-        super().__init__(self._server, inference, telemetry, limits, access)
+        super().__init__(self._server, inference, telemetry, limits, access, packed=True)
 
     async def start(self, host: str, port: int) -> None:
         """Listen. Only telemetry is SERVING at first."""

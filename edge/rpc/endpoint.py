@@ -24,6 +24,7 @@ class Endpoint:
 
     Args:
         server: a ``grpc.aio.Server``, or an object that collects handlers like one.
+        packed: whether it leaves messages compressed.
     """
 
     def __init__(
@@ -33,6 +34,8 @@ class Endpoint:
         telemetry: TelemetryServicer,
         limits: Limits,
         access: Access | None,
+        *,
+        packed: bool = False,
     ) -> None:
         self.port = 0  # until the server listens
         self._telemetry = telemetry
@@ -41,7 +44,7 @@ class Endpoint:
         for name in ("", INFERENCE, TELEMETRY):  # only telemetry serves from the start
             self.set_health(name, name == TELEMETRY)
         servicers = {INFERENCE: inference, TELEMETRY: telemetry, health.SERVICE_NAME: self._health}
-        services = _Services(handlers(name, servicer, limits) for name, servicer in servicers.items())
+        services = _Services(handlers(name, servicer, limits, packed) for name, servicer in servicers.items())
         names = (*servicers, reflection.SERVICE_NAME)
         reflecting = reflection.aio.ReflectionServicer(names, pool=POOL)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflecting, services)

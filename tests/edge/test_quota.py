@@ -400,3 +400,13 @@ def test_size_of_a_request_is_limited_by_its_method(channel: grpc.Channel, compr
         with pytest.raises(grpc.RpcError, match=f"expected at most {limit} bytes. Split it") as caught:
             method(message(**{field: "x" * limit}), **options)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_compression_that_is_not_announced_is_no_message(channel: grpc.Channel, transport: str) -> None:
+    """Otherwise it would be inflated beside the quota. Only gRPC's core says nothing of it to the server."""
+    call = channel.unary_unary("/inference.GRPCInferenceService/ServerMetadata")
+    if transport == "grpcio":
+        assert call(gzip.compress(b""), timeout=SECONDS)
+        return
+    with pytest.raises(grpc.RpcError, match="got bytes that do not parse"):
+        call(gzip.compress(b""), timeout=SECONDS)
