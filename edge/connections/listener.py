@@ -122,9 +122,11 @@ class Listener:
             return self._protocol(share)
 
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(
+            transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
                 protocol, accepted, ssl=self._context, ssl_handshake_timeout=self._handshake_seconds
             )
+            if share.closed:  # while it shook hands
+                transport.abort()
         except (Exception, asyncio.CancelledError) as error:
             log.debug("a connection to the port of %s ended in its handshake: %s", self._name, error)
             share.close()

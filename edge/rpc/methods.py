@@ -57,7 +57,8 @@ def status_of(error: BaseException, method: str) -> Status:
 def handlers(service: str, servicer: object, limits: Limits, packed: bool) -> grpc.GenericRpcHandler:
     """Register a servicer's methods, coroutines with the names in the ``.proto``.
 
-    ``packed`` says that the transport leaves messages compressed, and does not say which. The generated registration would report an unparseable message as UNKNOWN, with the text of the exception.
+    ``packed`` says that the transport leaves messages compressed, and does not say which. The generated registration
+    would report an unparseable message as UNKNOWN, with the text of the exception.
     """
     return grpc.method_handlers_generic_handler(
         service,
