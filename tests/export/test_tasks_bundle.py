@@ -154,9 +154,7 @@ def test_tiers_are_named_by_speed_and_a_bundle_carries_the_files_of_chosen_runti
     assert not list(bundle.path.glob("*tensorrt*"))
     sizes = {path.name: path.stat().st_size for path in bundle.path.glob("*.onnx")}
     assert {one["file"]: one["size_bytes"] for one in exported["files"]} == sizes
-    with pytest.raises(
-        BundleError, match=r"tier 'x1': got .*onnxruntime'\], expected .* for tensorrt\. Take"
-    ):
+    with pytest.raises(BundleError, match=r"tier 'x1': got .*onnxruntime'\], expected .* for tensorrt\. Take"):
         bundle.artifact("tensorrt")
 
 

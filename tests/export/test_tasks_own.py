@@ -324,9 +324,7 @@ def test_the_command_that_restores_a_reduced_run_reads_the_same_data(labels, cho
     (tmp_path / "x.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     data, _ = read(tmp_path / "x.jsonl", ("text",), "kind", **choices)
     config = RunConfig("x", {}, provenance(trainer="x", data="x", seed=0), own_data=data)
-    program, command, *options = shlex.split(
-        restoring_command(config, tmp_path, model=tmp_path, teacher=tmp_path)
-    )
+    program, command, *options = shlex.split(restoring_command(config, tmp_path, model=tmp_path, teacher=tmp_path))
     assert (program, command) == ("fewheads", "finetune")
     given = finetune.make_context(command, options).params
     names = tuple(given["labels"].split(",")) if given["labels"] else ()
