@@ -111,6 +111,7 @@ def _print(split: Split) -> None:
         (" | ".join(one.item)[:200], one.target, one.prediction, one.confidence) for one in found_errors[:_SHOWN]
     ]
     if not rows_of_errors:
+        click.echo(f"{split.name}: no wrong answers")
         return
     heads = ("item", "in the data", "predicted", "probability")
     worst = "most confident wrong answers" if split.classes else "largest residuals"
