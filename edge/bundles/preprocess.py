@@ -108,12 +108,8 @@ class TokenizerPreprocessor:
         special = self._tokenizer.num_special_tokens_to_add(config.pair is not None)
         expected = f"more tokens than the {special} that the tokenizer adds"  # the library would raise, or cut nothing
         require(config.max_length > special, subject, "max_length", config.max_length, expected)
-        # A tokenizer.json has the padding and truncation of its training; the manifest's apply here.
-        self._tokenizer.no_padding()
         if cut:
             self._tokenizer.enable_truncation(config.max_length, strategy="longest_first")
-        else:
-            self._tokenizer.no_truncation()
 
     def slow(self, size_bytes: int) -> bool:
         """Return whether the texts are longer than is read in a few milliseconds."""
@@ -252,14 +248,20 @@ def softmax(logits: Array) -> Array:
 
 
 def load_tokenizer(definition: bytes, subject: str) -> Tokenizer:
-    """Return the tokenizer of a ``tokenizer.json``; raise as :class:`TokenizerPreprocessor`."""
+    """Return the tokenizer of a ``tokenizer.json``, without padding or truncation; raise as
+    :class:`TokenizerPreprocessor`.
+    """
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
         fix = "Install the extra 'text'."
         raise BackendError("tokenizers", given=Literally(error), expected="an importable package", fix=fix) from None
     try:
-        return Tokenizer.from_str(definition.decode())
+        tokenizer = Tokenizer.from_str(definition.decode())
     except Exception as error:  # the library raises nothing more specific
         expected = "a tokenizer.json of Hugging Face's tokenizers"
         raise BundleError(subject, given=Literally(error), expected=expected, fix="Export the bundle again.") from None
+    # It may have those of its training.
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 import ssl
@@ -10,19 +11,28 @@ from collections.abc import Callable
 from typing import Final
 
 from edge.connections.quota import Quota, Share
+from edge.errors import Literally, UsageError
 
 log = logging.getLogger(__name__)
 
 _BACKLOG: Final = 1024
 #: The pause after a connection that could not be accepted, because the process or the system has no file for it.
 _PAUSE_SECONDS: Final = 0.1
+#: Errors of an address that a host has by name alone, such as ::1 without IPv6.
+_ABSENT: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+def port_is_taken(option: str, host: str, port: int, reason: str) -> UsageError:
+    """Return the error of a server that cannot listen."""
+    given, fix = Literally(reason.splitlines()[0]), f"Give another {option}, or 0 for any free one."
+    return UsageError(f"{option} {port}", given=given, expected=f"a free port on {host}", fix=fix)
 
 
 class Listener:
     """A listening port. It is opened and closed inside one running event loop.
 
     Args:
-        name: of the port, in metrics.
+        name: of the port, in metrics and in the option that sets it.
         protocol: makes the protocol of a connection from its share of the quota; the protocol closes the share.
         handshake_seconds: the limit for TLS.
     """
@@ -42,38 +52,53 @@ class Listener:
         self._protocol = protocol
         self._context = context
         self._handshake_seconds = handshake_seconds if context else None
+        self._sockets: list[socket.socket] = []
+        self._accepting: list[asyncio.Task[None]] = []
         self._establishing: set[asyncio.Task[None]] = set()
 
     async def open(self, host: str, port: int) -> int:
-        """Listen, and return the port number; port 0 takes any free one.
+        """Listen on all addresses of a host, and return the port number; port 0 takes any free one.
 
         Raises:
-            OSError: the address or the port cannot be taken.
+            UsageError: an address or the port cannot be taken.
         """
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, *_, address = found[0]
-        self._socket = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
-        self._socket.setblocking(False)
-        # Connections inherit it: a client delays its acknowledgement of a small packet by 40 ms.
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._accepting = loop.create_task(self._accept())
-        bound: int = self._socket.getsockname()[1]
+        bound, absent = port, None
+        try:
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            for family, *_, address in dict.fromkeys(found):
+                made = _listening(family, str(address[0]), bound)
+                if isinstance(made, OSError):
+                    absent = made
+                    continue
+                self._sockets.append(made)
+                bound = made.getsockname()[1]
+            if absent and not self._sockets:
+                raise absent
+        except OSError as error:
+            self._close_sockets()
+            raise port_is_taken(f"--{self._name}-port", host, port, str(error)) from None
+        self._accepting = [loop.create_task(self._accept(each)) for each in self._sockets]
         return bound
 
     async def close(self) -> None:
         """Accept no further connection; those that still shake hands end."""
-        self._accepting.cancel()
-        for task in self._establishing:
+        tasks = [*self._accepting, *self._establishing]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(self._accepting, *self._establishing, return_exceptions=True)
-        self._socket.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._close_sockets()
 
-    async def _accept(self) -> None:
+    def _close_sockets(self) -> None:
+        for each in self._sockets:
+            each.close()
+        self._sockets.clear()
+
+    async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                accepted, _ = await loop.sock_accept(self._socket)
+                accepted, _ = await loop.sock_accept(listening)
             except OSError as error:
                 log.debug("the port of %s could not accept a connection: %s", self._name, error)
                 await asyncio.sleep(_PAUSE_SECONDS)
@@ -81,11 +106,12 @@ class Listener:
             share = self._quota.connect(self._name, self._max_connections, accepted.close)
             if share is None:
                 accepted.close()
-                continue
-            task = loop.create_task(self._establish(accepted, share))
-            share.follow(task.cancel)
-            self._establishing.add(task)
-            task.add_done_callback(self._establishing.discard)
+            else:
+                task = loop.create_task(self._establish(accepted, share))
+                share.follow(task.cancel)
+                self._establishing.add(task)
+                task.add_done_callback(self._establishing.discard)
+            await asyncio.sleep(0)  # sock_accept() does not wait where a connection is there already
 
     async def _establish(self, accepted: socket.socket, share: Share) -> None:
         made = False
@@ -96,11 +122,27 @@ class Listener:
             return self._protocol(share)
 
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(
+            transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
                 protocol, accepted, ssl=self._context, ssl_handshake_timeout=self._handshake_seconds
             )
-        except (OSError, asyncio.CancelledError) as error:  # SSLError and TimeoutError are OSErrors
+            if share.closed:  # while it shook hands
+                transport.abort()
+        except (Exception, asyncio.CancelledError) as error:
             log.debug("a connection to the port of %s ended in its handshake: %s", self._name, error)
             share.close()
             if not made:
                 accepted.close()
+
+
+def _listening(family: int, host: str, port: int) -> socket.socket | OSError:
+    """Return a listening socket, or the error of an address that this machine does not have."""
+    try:
+        made = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return error
+        raise
+    made.setblocking(False)
+    # Connections inherit it: a client delays its acknowledgement of a small packet by 40 ms.
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return made

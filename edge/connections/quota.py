@@ -21,9 +21,13 @@ log = logging.getLogger(__name__)
 #: The files that the process needs beside its connections: models, libraries, logs.
 _OTHER_FILES: Final = 256
 _SWEEP_SECONDS: Final = 1.0
-#: A client that sends or reads this much in each second, after the first ten, is never too slow.
+#: A client that sends or reads this much in each second, after a time to begin, is never too slow.
 _LEAST_BYTES_PER_SECOND: Final = 16 * 1024
 _PATIENCE_SECONDS: Final = 10.0
+#: The time to begin with reading an answer: clients may wait for their user.
+_READING_SECONDS: Final = 60.0
+#: What a client has to do with an answer, for :meth:`Share.expect`, and the reason if it does not.
+READING: Final = "answer"
 
 
 class Refusal(NamedTuple):
@@ -34,7 +38,7 @@ class Refusal(NamedTuple):
 
 
 def patience_seconds(size_bytes: int) -> float:
-    """Return the time in which a client has to send or to read this much in all."""
+    """Return the time in which a client has to send this much in all."""
     return _PATIENCE_SECONDS + size_bytes / _LEAST_BYTES_PER_SECOND
 
 
@@ -101,6 +105,8 @@ class Quota:
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
+        # First, so that an error below does not end the time limits.
+        self._sweeping = loop.call_later(_SWEEP_SECONDS, self._sweep) if self._shares else None
         for share in list(self._shares):
             late = next((what for what, limit in share.limits.items() if limit < now), None)
             if late:
@@ -109,7 +115,6 @@ class Quota:
                 share.disconnect()
             else:
                 share._sweep(now)
-        self._sweeping = loop.call_later(_SWEEP_SECONDS, self._sweep) if self._shares else None
 
 
 class Share:
@@ -161,13 +166,14 @@ class Share:
             self.held_bytes -= size
             self._quota.held_bytes -= size
 
-    def expect(self, what: str, size_bytes: int = 0) -> None:
-        """Give the client the time for this many bytes in all to do something; else it is disconnected."""
+    def expect(self, what: str) -> None:
+        """Give the client the time to begin with something, unless it has it already; then it is disconnected."""
         if what not in self.limits and not self.closed:
-            self.limits[what] = asyncio.get_running_loop().time() + patience_seconds(size_bytes)
+            seconds = _READING_SECONDS if what == READING else _PATIENCE_SECONDS
+            self.limits[what] = asyncio.get_running_loop().time() + seconds
 
     def progressed(self, what: str, size_bytes: int) -> None:
-        """The client has done this much of what is expected, whose size is not known, and gets time for more."""
+        """The client has done this much of what is expected, and gets the time for it."""
         if what in self.limits:
             self.limits[what] += size_bytes / _LEAST_BYTES_PER_SECOND
 
@@ -189,7 +195,9 @@ class Share:
         self._quota.refusals[Refusal(self.port, reason)] += 1
 
     def end(self, reason: str) -> None:
-        """Disconnect the client, and count why."""
+        """Disconnect the client, and count why; without effect if the connection has ended."""
+        if self.closed:
+            return
         log.debug("disconnected a client of %s: %s", self.port, reason)
         self.refused(reason)
         self.disconnect()

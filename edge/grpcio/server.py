@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import grpc
 
-from edge.rpc.endpoint import Endpoint, port_is_taken
+from edge.connections.listener import port_is_taken
+from edge.rpc.endpoint import Endpoint
 from edge.rpc.inference_servicer import InferenceServicer
 from edge.rpc.limits import Limits
 from edge.rpc.telemetry_servicer import TelemetryServicer
@@ -26,7 +27,7 @@ class GrpcServer(Endpoint):
     ) -> None:
         self._certificates = certificates
         self._server = grpc.aio.server(options=limits.options(), maximum_concurrent_rpcs=limits.max_calls)
-        super().__init__(self._server, inference, telemetry, limits, access)
+        super().__init__(self._server, inference, telemetry, limits, access, packed=True)
 
     async def start(self, host: str, port: int) -> None:
         """Listen. Only telemetry is SERVING at first."""

@@ -148,6 +148,8 @@ class Exchange:
     def _take(self) -> Message:
         body, self._body = bytes(self._body), bytearray()
         self._taken = self._received
+        if self._taken:
+            self._connection.read()  # to notice that the client leaves
         return {"type": "http.request", "body": body, "more_body": not self._taken}
 
     async def _send(self, message: Message) -> None:

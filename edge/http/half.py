@@ -9,7 +9,7 @@ from typing import Final, cast
 
 import h11
 
-from edge.connections.quota import Share
+from edge.connections.quota import READING, Share
 
 #: Above this, a copy costs more than another packet.
 _MAX_JOINED_BYTES: Final = 64 * 1024
@@ -47,11 +47,11 @@ class SendingHalf(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Wait with further answers: the client does not read."""
         self._writable.clear()
-        self.share.expect("answer")
+        self.share.expect(READING)
 
     def resume_writing(self) -> None:
         """Go on: the client has read everything."""
-        self.share.met("answer")
+        self.share.met(READING)
         self.share.release(self._unread_bytes)
         self._unread_bytes = 0
         self._writable.set()
@@ -69,7 +69,7 @@ class SendingHalf(asyncio.Protocol):
             self.transport.write(piece)
         if self._writable.is_set():
             return 0
-        self.share.progressed("answer", self.transport.get_write_buffer_size())
+        self.share.progressed(READING, self.transport.get_write_buffer_size())
         self._unread_bytes += size
         return size
 

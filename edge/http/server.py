@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 from edge.connections.listener import Listener
 from edge.connections.quota import Quota, Share
-from edge.errors import Literally, UsageError
 from edge.http.asgi import Application
 from edge.http.connection import HttpConnection
 
 if TYPE_CHECKING:
     from edge.security.credentials import ServerCertificates
-
 
 _DRAIN_CHECK_SECONDS: Final = 0.01
 
@@ -22,7 +20,7 @@ class HttpServer:
     """Serves an ASGI application over HTTP/1.1. It is created, used and drained inside one running event loop.
 
     Args:
-        name: of the port, in metrics, and in the option that sets it.
+        name: of the port, as in :class:`edge.connections.listener.Listener`.
     """
 
     def __init__(
@@ -34,7 +32,6 @@ class HttpServer:
         certificates: ServerCertificates | None = None,
     ) -> None:
         self.port = 0  # until the server listens
-        self._option = f"--{name}-port"
         self._application = application
         self._connections: set[HttpConnection] = set()
         context = certificates.follow(lambda now: now.http) if certificates else None
@@ -46,11 +43,7 @@ class HttpServer:
         Raises:
             UsageError: the port cannot be taken.
         """
-        try:
-            self.port = await self._listener.open(host, port)
-        except OSError as error:
-            subject, fix = f"{self._option} {port}", f"Give another {self._option}, or 0 for any free one."
-            raise UsageError(subject, given=Literally(error), expected=f"a free port on {host}", fix=fix) from None
+        self.port = await self._listener.open(host, port)
 
     async def drain(self, grace_seconds: float) -> None:
         """Accept no further request, and close the port after the accepted ones end. A second call has no effect."""

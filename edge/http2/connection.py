@@ -1,11 +1,9 @@
-"""One client's connection: translates between bytes and calls. nghttp2 implements HTTP/2."""
+"""One client's connection, its receiving half: translates bytes to calls. nghttp2 implements HTTP/2."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from contextvars import copy_context
 from functools import cached_property, lru_cache
 from typing import Final, cast
@@ -16,14 +14,12 @@ import ngh2
 from edge.connections.paced import PacedReader
 from edge.connections.quota import Share
 from edge.http2.connection_limits import ConnectionLimits
-from edge.http2.messages import IDENTITY, Refused, prefix
-from edge.http2.metadata import OK_TRAILERS, RESPONSE, Field, Head, Metadata, NotGrpc, read_head, trailers
+from edge.http2.half import SendingHalf, if_open
+from edge.http2.messages import IDENTITY, Refused
+from edge.http2.metadata import Field, Head, NotGrpc, read_head
 from edge.http2.routes import Route
-from edge.http2.rpc import UNREAD, Rpc
-from edge.http2.unread import UnreadAnswers
+from edge.http2.rpc import Rpc
 from edge.rpc.limits import Limits
-
-log = logging.getLogger(__name__)
 
 #: What the client may send on one stream, and on all of them, before handlers read it.
 _STREAM_WINDOW: Final = 256 * 1024
@@ -34,58 +30,38 @@ _HEADER_TOLERANCE: Final = 4
 #: The limits for resets at once and per second. They are above nghttp2's defaults, because a client that cancels calls
 #: of a slow server is not an attacker.
 _MAX_RESETS: Final = (2_000, 500)
-_CHUNK_BYTES: Final = 256 * 1024
-#: The queued bytes of a stream above which its handler waits for the client.
-_WAITING_BYTES: Final = 64 * 1024
-#: A message above this size is sent without a copy behind its prefix.
-_COPIED_BYTES: Final = 16 * 1024
+#: The time in which a client without a call may read the end of its connection.
+_GOODBYE_SECONDS: Final = 1.0
 #: What an open call costs in memory, beside its header fields and its messages.
 _CALL_BYTES: Final = 8 * 1024
 _NOT_FOUND = "the server has no such method"
 _TOO_MUCH = "connection: got more open calls, headers and messages than it may hold, expected fewer. Try again later."
 _NO_HEAD: Final = Head("", None, IDENTITY, 0)
 
-#: A call may use a stream or connection that has just ended.
-_if_open = suppress(ngh2.NGH2Error)
-
 #: Returns the route of a call by its path and header fields, or None.
 Find = Callable[[str, Sequence[Field]], Route | None]
 
 
-class Connection(asyncio.Protocol):
+class Connection(SendingHalf):
     """One connection, in ``connections`` while it is open. Only the event loop uses it."""
 
     def __init__(self, find: Find, limits: Limits, connections: set[Connection], share: Share) -> None:
+        super().__init__(ngh2.Connection(ngh2.Role.SERVER, _configuration(limits.max_metadata_bytes)), share)
         self._find = find
-        self._share = share
         self._limits = limits
         self._connections = connections
-        self._http2 = ngh2.Connection(ngh2.Role.SERVER, _configuration(limits.max_metadata_bytes))
-        self._rpcs: dict[int, Rpc] = {}
-        self._begun: set[int] = set()  # streams whose response has begun
         self._last_fields: tuple[Field, ...] = ()
         self._last_head = _NO_HEAD
-        self._waiting: dict[int, asyncio.Future[None]] = {}
-        self._answered_early: set[int] = set()  # streams whose response has ended and whose request has not
-        self._unread = UnreadAnswers(share)
-        self._open = False
-        self._paused = False
-        self._flushing = False
-        self._receiving = False
-        self._loop = asyncio.get_running_loop()
 
     # Callbacks of asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the connection."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transport does not inherit from it
-        self._share.follow(self._transport.abort, self._sweep)
+        self._share.follow(self._leave, self._sweep)
         self._reader = PacedReader(self._transport, self._parse)
         self._open = True
-        self._time_limits = ConnectionLimits(self._limits, self._transport.abort, self.refuse)
-        if self._share.closed:  # while it shook hands
-            self._break("a new connection took its place")
-            return
+        self._time_limits = ConnectionLimits(self._limits, self._share, self._transport.abort)
         secured = self._transport.get_extra_info("ssl_object")
         if secured and secured.selected_alpn_protocol() != "h2":
             self._break("its client did not agree on HTTP/2")
@@ -135,15 +111,6 @@ class Connection(asyncio.Protocol):
             rpc.close()
         self._rpcs.clear()
 
-    def pause_writing(self) -> None:
-        """Stop sending: the client does not read."""
-        self._paused = True
-
-    def resume_writing(self) -> None:
-        """Continue sending."""
-        self._paused = False
-        self._flush()
-
     # Shutdown.
 
     @property
@@ -153,13 +120,13 @@ class Connection(asyncio.Protocol):
 
     def refuse_soon(self) -> None:
         """Announce the shutdown to the client, but accept the calls that are already on their way."""
-        with _if_open:
+        with if_open:
             self._http2.send_shutdown_notice()
             self._flush()
 
     def refuse(self) -> None:
         """Accept no further call."""
-        with _if_open:
+        with if_open:
             self._http2.send_goaway()
             self._flush()
 
@@ -176,6 +143,14 @@ class Connection(asyncio.Protocol):
 
     # The share of the quota.
 
+    def _leave(self) -> None:
+        """Disconnect the client; one without a call hears before that it has to connect again."""
+        if self._rpcs:
+            self._transport.abort()
+            return
+        self.refuse()
+        self._loop.call_later(_GOODBYE_SECONDS, self._transport.abort)
+
     def hold(self, size: int) -> bool:
         """Count bytes of a call before they are held; False if they must not be."""
         return self._share.hold(size)
@@ -188,7 +163,7 @@ class Connection(asyncio.Protocol):
         for rpc in self._time_limits.late_requests(now, self._rpcs):
             self._share.refused("slow request")
             rpc.too_slow()
-        self._unread.sweep(now)
+        self._unread.sent(0, self._http2.queued_body_size())  # without the answers of calls that were cancelled
 
     # Requests of calls.
 
@@ -207,62 +182,6 @@ class Connection(asyncio.Protocol):
         if self._http2.want_write:
             self._flush_soon()
 
-    def send(self, stream_id: int, message: bytes) -> bool:
-        """Send a message; False if the client has too many unread ones."""
-        if not self._unread.take(len(message)):
-            return False
-        with _if_open:
-            if stream_id not in self._begun:
-                self._begun.add(stream_id)
-                self._http2.send_response(stream_id, RESPONSE)
-                self._time_limits.response_sent()
-            self._queue(stream_id, message)
-            self._flush_soon()
-        return True
-
-    def respond(self, stream_id: int, message: bytes) -> None:
-        """Send the only message of a call and the status OK."""
-        if not self._unread.take(len(message)):
-            self.finish(stream_id, *UNREAD, ())
-            return
-        self._time_limits.response_sent()
-        self._share.proven = True
-        try:
-            self._http2.send_response(stream_id, RESPONSE)
-            self._queue(stream_id, message)
-            self._http2.send_trailers(stream_id, OK_TRAILERS)
-        except ngh2.NGH2Error:
-            return
-        if len(self._rpcs) == 1 and not self._receiving:
-            self._flush()  # no other call's response can share the segment
-        else:
-            self._flush_soon()
-
-    def finish(self, stream_id: int, code: grpc.StatusCode, details: str, metadata: Metadata) -> None:
-        """Send the status of a call."""
-        if code is grpc.StatusCode.OK:
-            self._share.proven = True
-            fields = OK_TRAILERS
-        else:
-            fields = trailers(code, details, metadata)
-        with _if_open:
-            if stream_id in self._begun:
-                self._http2.send_trailers(stream_id, fields)
-            else:
-                self._http2.send_response(stream_id, RESPONSE + fields, end_stream=True)
-            self._answered(stream_id)
-
-    def room(self, stream_id: int) -> asyncio.Future[None] | None:
-        """Return what to await before the next message; None if there is room."""
-        if self._has_room(stream_id):
-            return None
-        return self._waiting.setdefault(stream_id, self._loop.create_future())
-
-    def _has_room(self, stream_id: int) -> bool:
-        if not self._open:
-            return True
-        return not self._paused and self._http2.queued_body_size(stream_id) < _WAITING_BYTES
-
     # Frames to calls.
 
     def _handle(self, events: list[ngh2.Event]) -> None:
@@ -279,7 +198,7 @@ class Connection(asyncio.Protocol):
                 self._receive(event.stream_id, b"", True)
             elif isinstance(event, ngh2.PingReceived):
                 if self._time_limits.ping_received():
-                    with _if_open:
+                    with if_open:
                         self._http2.terminate_connection(ngh2.ErrorCode.ENHANCE_YOUR_CALM)
             elif isinstance(event, ngh2.SettingsReceived):
                 self._time_limits.handshake_done()
@@ -317,86 +236,18 @@ class Connection(asyncio.Protocol):
         if isinstance(refused, Refused):
             self.finish(stream_id, refused.code, refused.details, ())
         elif refused:
-            with _if_open:
+            with if_open:
                 self._http2.send_response(stream_id, ((b":status", refused.status),), end_stream=True)
                 self._answered(stream_id)
-
-    def _queue(self, stream_id: int, message: bytes) -> None:
-        if len(message) > _COPIED_BYTES:
-            self._http2.send_data(stream_id, prefix(message))
-            self._http2.send_data(stream_id, message)
-        else:
-            self._http2.send_data(stream_id, prefix(message) + message)
-
-    def _answered(self, stream_id: int) -> None:
-        rpc = self._rpcs.get(stream_id)
-        if rpc and not rpc.request_ended:
-            self._answered_early.add(stream_id)
-        self._flush_soon()
 
     def _forget(self, stream_id: int) -> None:
         self._begun.discard(stream_id)
         self._answered_early.discard(stream_id)
         if rpc := self._rpcs.pop(stream_id, None):
             rpc.close()
-            self._share.release(rpc.charged)
         if not self._rpcs:
             self._time_limits.set_busy(False)
         self._release(stream_id)
-
-    # Calls to frames.
-
-    def _flush_soon(self) -> None:
-        """Flush at the end of this turn of the event loop, with the data of other calls."""
-        if not self._flushing:
-            self._flushing = True
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._flushing = True  # nothing in here needs to flush again
-        try:
-            while self._open:
-                data = b"" if self._paused else self._http2.data_to_send(_CHUNK_BYTES)
-                if data:
-                    self._transport.write(data)
-                if data or self._paused:
-                    self._unread.sent(len(data), self._http2.queued_body_size())
-                reset = self._answered_early and not self._paused and self._reset_answered()
-                events = self._http2.events()
-                if events:
-                    self._handle(events)
-                elif len(data) < _CHUNK_BYTES and not reset:
-                    break
-            if self._waiting:
-                self._wake()
-        except ngh2.NGH2Error as error:
-            self._break(str(error))
-        finally:
-            self._flushing = False
-
-    def _reset_answered(self) -> bool:
-        """Reset answered streams whose client still sends, once the response is sent (RFC 9113, 8.1)."""
-        sent = [stream_id for stream_id in self._answered_early if not self._http2.queued_body_size(stream_id)]
-        for stream_id in sent:
-            self._answered_early.discard(stream_id)
-            with _if_open:
-                self._http2.reset_stream(stream_id, ngh2.ErrorCode.NO_ERROR)
-        return bool(sent)
-
-    def _wake(self) -> None:
-        for stream_id in list(self._waiting):
-            if self._has_room(stream_id):
-                self._release(stream_id)
-
-    def _release(self, stream_id: int) -> None:
-        waiting = self._waiting.pop(stream_id, None)
-        if waiting and not waiting.done():
-            waiting.set_result(None)
-
-    def _break(self, reason: str) -> None:
-        log.debug("closed a connection: %s", reason)
-        self._open = False
-        self._transport.abort()
 
 
 @lru_cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from edge.connections.quota import patience_seconds
+from edge.connections.quota import Share, patience_seconds
 from edge.http2.rpc import Rpc
 from edge.rpc.limits import Limits
 
@@ -13,30 +13,29 @@ from edge.rpc.limits import Limits
 class ConnectionLimits:
     """Enforces the limits of one connection that concern time: handshake, idleness, pings and slow requests."""
 
-    def __init__(self, limits: Limits, on_slow_handshake: Callable[[], None], on_idle: Callable[[], None]) -> None:
+    def __init__(self, limits: Limits, share: Share, on_slow_handshake: Callable[[], None]) -> None:
         self._limits = limits
-        self._on_idle = on_idle
+        self._share = share
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(limits.handshake_seconds, on_slow_handshake)
         self._handshake_done = False
-        self._busy = False
-        self._idle_since = 0.0
         self._last_ping = -limits.min_ping_seconds
         self._strikes = 0
         self._unfinished: dict[int, float] = {}  # when the streams whose request is not complete were first seen
 
     def handshake_done(self) -> None:
-        """Stop the handshake timer and start the idle timer. Only the first call has an effect."""
+        """Stop the handshake timer and start the idle time. Only the first call has an effect."""
         if not self._handshake_done:
             self._handshake_done = True
             self._timer.cancel()
             self.set_busy(False)
-            self._check_idle()
 
     def set_busy(self, busy: bool) -> None:
         """Record whether any call is open."""
-        self._busy = busy
-        self._idle_since = self._loop.time()
+        if busy:
+            self._share.busy()
+        else:
+            self._share.idle(self._limits.idle_seconds)
 
     def response_sent(self) -> None:
         """Reset the ping strikes, as gRPC does whenever the server sends headers or data."""
@@ -61,19 +60,5 @@ class ConnectionLimits:
         ]
 
     def close(self) -> None:
-        """Stop the timer, and forget the connection, which refers to this."""
+        """Stop the timer."""
         self._timer.cancel()
-        self._on_idle = _nothing
-
-    def _check_idle(self) -> None:
-        left = self._limits.idle_seconds
-        if not self._busy:
-            left -= self._loop.time() - self._idle_since
-        if left <= 0:
-            self._on_idle()
-        else:
-            self._timer = self._loop.call_later(left, self._check_idle)
-
-
-def _nothing() -> None:
-    pass

@@ -10,6 +10,7 @@ import grpc
 
 from edge.http2.metadata import Field, read_metadata
 from edge.rpc.limits import Limits
+from edge.security.access import CALLER
 
 
 class Direct(NamedTuple):
@@ -24,11 +25,20 @@ class Direct(NamedTuple):
 
 
 class Route(NamedTuple):
-    """A ``grpc.RpcMethodHandler``, the limit for its requests, and the direct method that replaces it, if any."""
+    """How to answer a call.
+
+    Attributes:
+        handler: a ``grpc.RpcMethodHandler``.
+        max_bytes: the limit for its requests.
+        direct: the direct method that replaces it, if any.
+        proves: whether the success of the call shows that its connection is of a client that the server wants: it is
+            false for methods that need no token, where the others do.
+    """
 
     handler: Any
     max_bytes: int = 0
     direct: Direct | None = None
+    proves: bool = False
 
 
 class Routes:
@@ -56,7 +66,8 @@ class Routes:
                 return None
             # A refusal is a handler of another kind, which nothing may replace.
             direct = self._direct.get(path) if handler.unary_unary else None
-            route = Route(handler, self._limits.max_request_bytes(path), direct)
+            proves = self._by_path or bool(CALLER.get())
+            route = Route(handler, self._limits.max_request_bytes(path), direct, proves)
             if self._by_path:
                 self._found[path] = route
         return route

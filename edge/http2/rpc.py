@@ -57,8 +57,8 @@ class Rpc:
     """
 
     __slots__ = (
-        *("_call", "_context", "_deadline", "_direct", "_fields", "_handler", "_inbox", "_messages", "_reader"),
-        *("_task", "_timer", "_wire", "charged", "done", "held", "request_ended", "stream_id"),
+        *("_call", "_charged", "_context", "_deadline", "_direct", "_fields", "_handler", "_inbox", "_messages"),
+        *("_reader", "_task", "_timer", "_wire", "done", "held", "proves", "request_ended", "stream_id"),
     )
 
     def __init__(
@@ -72,13 +72,14 @@ class Rpc:
         context: Context,
     ) -> None:
         self.stream_id = stream_id
-        self.charged = charged  # bytes of the connection's share
+        self.proves = route is not None and route.proves
+        self._charged = charged  # bytes of the connection's share
         self.held = 0  # bytes received and not yet acknowledged
         self.request_ended = False
         self.done = route is None  # the status is sent, or the stream is closed
         self._wire = wire
         self._context = context
-        self._handler, max_bytes, self._direct = route or Route(None)
+        self._handler, max_bytes, self._direct, _ = route or Route(None)
         self._call: Any = None
         self._fields = fields
         self._messages = Messages(max_bytes, head.encoding)
@@ -140,10 +141,11 @@ class Rpc:
             self._answer()
 
     def close(self) -> None:
-        """Cancel the call: its stream is closed."""
+        """Cancel the call, and release what it holds: its stream is closed."""
         self._acknowledge()
         self._cancel()
         self._end()
+        self._let_go(self._charged)
 
     async def stop(self) -> None:
         """Cancel the call for a shutdown, and wait for its handler."""
@@ -183,13 +185,13 @@ class Rpc:
         message = self._inbox.popleft()
         if not self._inbox:
             self._acknowledge()
-        before = self.charged
+        before = self._charged
         try:
             data = await message.inflated(self._hold) if isinstance(message, Packed) else message
         except Refused as refused:
             return Status(refused.code, refused.details)
         finally:
-            self._let_go(self.charged - before + _size(message) + _extra(message))
+            self._let_go(self._charged - before + _size(message) + _extra(message))
         return self._handler.request_deserializer(data)
 
     async def write(self, response: Any) -> None:
@@ -323,12 +325,13 @@ class Rpc:
     def _hold(self, size: int) -> bool:
         held = self._wire.hold(size)
         if held:
-            self.charged += size
+            self._charged += size
         return held
 
     def _let_go(self, size: int) -> None:
-        self.charged -= size
-        self._wire.let_go(size)
+        if self._charged:  # otherwise the stream is closed, and its handler ends
+            self._charged -= size
+            self._wire.let_go(size)
 
     def _acknowledge(self) -> None:
         if self.held:

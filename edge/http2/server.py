@@ -11,7 +11,7 @@ from edge.connections.quota import Quota, Share
 from edge.http2.connection import Connection
 from edge.http2.routes import Direct, Routes
 from edge.protocol import INFERENCE
-from edge.rpc.endpoint import Endpoint, port_is_taken
+from edge.rpc.endpoint import Endpoint
 from edge.rpc.inference_servicer import InferenceServicer
 from edge.rpc.limits import Limits
 from edge.rpc.telemetry_servicer import TelemetryServicer
@@ -46,10 +46,7 @@ class Http2Server(Endpoint):
 
     async def start(self, host: str, port: int) -> None:
         """Listen. Only telemetry is SERVING at first."""
-        try:
-            self.port = await self._port.open(host, port)
-        except OSError as error:
-            raise port_is_taken("--grpc-port", host, port, str(error)) from None
+        self.port = await self._port.open(host, port)
 
     async def drain(self, grace_seconds: float) -> None:
         """Report NOT_SERVING, end watches, refuse new calls, and close the port after the others end."""

@@ -8,7 +8,7 @@ import grpc
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
-from edge.errors import Literally, PermissionDenied, Unauthenticated, UsageError
+from edge.errors import PermissionDenied, Unauthenticated
 from edge.pb.pool import POOL
 from edge.protocol import INFERENCE, TELEMETRY
 from edge.rpc.health_servicer import HealthServicer
@@ -19,17 +19,12 @@ from edge.rpc.telemetry_servicer import TelemetryServicer
 from edge.security.access import CALLER, Access
 
 
-def port_is_taken(option: str, host: str, port: int, reason: str) -> UsageError:
-    """Return the error of a server that cannot listen."""
-    given, fix = Literally(reason.splitlines()[0]), f"Give another {option}, or 0 for any free one."
-    return UsageError(f"{option} {port}", given=given, expected=f"a free port on {host}", fix=fix)
-
-
 class Endpoint:
     """All services and their health. Without ``access``, every caller may do everything.
 
     Args:
         server: a ``grpc.aio.Server``, or an object that collects handlers like one.
+        packed: whether it leaves messages compressed.
     """
 
     def __init__(
@@ -39,6 +34,8 @@ class Endpoint:
         telemetry: TelemetryServicer,
         limits: Limits,
         access: Access | None,
+        *,
+        packed: bool = False,
     ) -> None:
         self.port = 0  # until the server listens
         self._telemetry = telemetry
@@ -47,7 +44,7 @@ class Endpoint:
         for name in ("", INFERENCE, TELEMETRY):  # only telemetry serves from the start
             self.set_health(name, name == TELEMETRY)
         servicers = {INFERENCE: inference, TELEMETRY: telemetry, health.SERVICE_NAME: self._health}
-        services = _Services(handlers(name, servicer, limits) for name, servicer in servicers.items())
+        services = _Services(handlers(name, servicer, limits, packed) for name, servicer in servicers.items())
         names = (*servicers, reflection.SERVICE_NAME)
         reflecting = reflection.aio.ReflectionServicer(names, pool=POOL)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflecting, services)

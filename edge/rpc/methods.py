@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 STATUS_CODES: dict[type[RequestError], grpc.StatusCode] = {
     kind: getattr(grpc.StatusCode, status.grpc) for kind, status in STATUSES.items()
 }
-#: The first bytes of gzip and of deflate; only grpcio leaves them to be decompressed here.
+#: The first bytes of gzip and of deflate.
 _PACKED = (0x1F, 0x78)
 #: Makes a handler, by whether the client streams and whether the server does.
 _MAKERS = {
@@ -54,10 +54,11 @@ def status_of(error: BaseException, method: str) -> Status:
     return Status(grpc.StatusCode.INTERNAL, INTERNAL)
 
 
-def handlers(service: str, servicer: object, limits: Limits) -> grpc.GenericRpcHandler:
+def handlers(service: str, servicer: object, limits: Limits, packed: bool) -> grpc.GenericRpcHandler:
     """Register a servicer's methods, coroutines with the names in the ``.proto``.
 
-    The generated registration would report an unparseable message as UNKNOWN, with the text of the exception.
+    ``packed`` says that the transport leaves messages compressed, and does not say which. The generated registration
+    would report an unparseable message as UNKNOWN, with the text of the exception.
     """
     return grpc.method_handlers_generic_handler(
         service,
@@ -65,7 +66,7 @@ def handlers(service: str, servicer: object, limits: Limits) -> grpc.GenericRpcH
             method.name: _MAKERS[method.client_streaming, method.server_streaming](
                 _with_status(getattr(servicer, method.name), method.name),
                 request_deserializer=_parser(
-                    GetMessageClass(method.input_type), limits.max_request_bytes(f"/{service}/{method.name}")
+                    GetMessageClass(method.input_type), limits.max_request_bytes(f"/{service}/{method.name}"), packed
                 ),
                 response_serializer=GetMessageClass(method.output_type).SerializeToString,
             )
@@ -93,7 +94,7 @@ def _with_status(method: _Method, name: str) -> _Method:
     return handler
 
 
-def _parser(message: type[Message], max_bytes: int) -> Callable[[bytes], Any]:
+def _parser(message: type[Message], max_bytes: int, packed: bool) -> Callable[[bytes], Any]:
     """Return a function from a request's bytes to its message, or to the Status that refuses it.
 
     An error in a deserializer would end the call as UNKNOWN.
@@ -101,7 +102,7 @@ def _parser(message: type[Message], max_bytes: int) -> Callable[[bytes], Any]:
     has_tensors = message is pb.ModelInferRequest
 
     def parse(data: bytes) -> Any:
-        if data and data[0] in _PACKED and (encoding := encoding_of(data)):
+        if packed and data and data[0] in _PACKED and (encoding := encoding_of(data)):
             inflated = inflate(data, encoding, max_bytes)
             if isinstance(inflated, Status):
                 return inflated

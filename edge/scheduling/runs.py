@@ -29,6 +29,12 @@ class Run(NamedTuple):
     rows: int = 1  # of its requests
     joins: bool = False  # whether requests join an iterative program
 
+    @classmethod
+    def of(cls, jobs: Sequence[Job], begun: float) -> Run:
+        """Return the run of some jobs."""
+        rows, size = sum(job.rows for job in jobs), sum(job.size for job in jobs)
+        return cls(begun, jobs[0].executor, size, jobs[0].options, rows)
+
     def call_seconds(self, deviations: float) -> float:
         """Predict how long it takes; of an iterative program this step, or this joining, alone."""
         executor = self.executor

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from queue import Empty, SimpleQueue
+from queue import Empty
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -23,6 +23,7 @@ from edge.scheduling.job import Job, deliver, expired
 from edge.scheduling.queue import JobQueue
 from edge.scheduling.runs import Flight, Run, Runs
 from edge.scheduling.tier_executor import TierExecutor
+from edge.scheduling.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -36,22 +37,6 @@ _START_WEIGHT = 1 / 8
 _TAKEN_AT, _STARTS_EARLY = 0.75, 2.0
 #: A sleep takes up to 0.1 ms longer than requested.
 _SHORTEST_SLEEP_SECONDS = 0.0005
-
-
-class _Worker:
-    """A thread that computes. Its inbox takes runs and the server's own work; None ends it, [] makes it wake up."""
-
-    def __init__(self, index: int, main: Callable[[_Worker], None]) -> None:
-        self.index = index
-        self.inbox: SimpleQueue[list[Job] | Callable[[], None] | None] = SimpleQueue()
-        self.run: Run | None = None  # the last one
-        self.lent = False  # whether another thread computes in its place
-        self.continuous: tuple[ContinuousRun, ...] = ()  # its current ones, of different executors
-        self.jobs: list[Job] = []  # in its runs now
-        self.stepped: list[Job] = []  # in its continuous runs now
-        self.busy = False  # whether its last run was followed by another one without a pause
-        self.start_seconds = 0.0  # mean time that the start of a run takes
-        self.thread = threading.Thread(target=main, args=(self,), name=f"device-{index}", daemon=True)
 
 
 class Scheduler:
@@ -81,7 +66,7 @@ class Scheduler:
         self._alarm = threading.Condition(self._lock)
         self._alarm_at = math.inf
         self._closing = False
-        self._workers = [_Worker(index, self._guard) for index in range(instances)]
+        self._workers = [Worker(index, self._guard) for index in range(instances)]
         self._idle = self._workers[:]
         self._timer = threading.Thread(target=self._guard, name="expiry", daemon=True)
         for thread in (self._timer, *(worker.thread for worker in self._workers)):
@@ -216,13 +201,13 @@ class Scheduler:
                 runs.append(run)
         return runs
 
-    def _assign(self, worker: _Worker, jobs: list[Job], now: float) -> None:
-        worker.run = _run_of(jobs, now)
+    def _assign(self, worker: Worker, jobs: list[Job], now: float) -> None:
+        worker.run = Run.of(jobs, now)
         worker.inbox.put(jobs)
 
     # On the threads of the scheduler:
 
-    def _guard(self, worker: _Worker | None = None) -> None:
+    def _guard(self, worker: Worker | None = None) -> None:
         """Run a worker, or the timer without one; its end by an error counts as the loss of the device."""
         try:
             if worker:
@@ -248,7 +233,7 @@ class Scheduler:
             self.forget(job)
         deliver(jobs)
 
-    def _work(self, worker: _Worker) -> None:
+    def _work(self, worker: Worker) -> None:
         wait: float | None = None
         while True:
             try:
@@ -264,7 +249,7 @@ class Scheduler:
             del item  # it would keep the last requests' tensors alive until the next ones come
             wait = self._next(worker)
 
-    def _run(self, jobs: list[Job], worker: _Worker) -> None:
+    def _run(self, jobs: list[Job], worker: Worker) -> None:
         """Compute jobs; those of iterative programs go on step by step, and leave room for others in between."""
         while True:
             following: list[Job] = []
@@ -283,7 +268,7 @@ class Scheduler:
                 self._do_own_work(worker)
             jobs = following or self._take(worker, rooms={run.executor: run.room for run in worker.continuous})
 
-    def _continuous(self, executor: TierExecutor, worker: _Worker) -> ContinuousRun:
+    def _continuous(self, executor: TierExecutor, worker: Worker) -> ContinuousRun:
         for run in worker.continuous:
             if run.executor is executor:
                 return run
@@ -291,7 +276,7 @@ class Scheduler:
         worker.continuous = (*worker.continuous, run)
         return run
 
-    def _do_own_work(self, worker: _Worker) -> None:
+    def _do_own_work(self, worker: Worker) -> None:
         """Do the server's own work, such as loading a model, between two steps."""
         while not worker.inbox.empty():
             item = worker.inbox.get()
@@ -299,12 +284,12 @@ class Scheduler:
             if callable(item):
                 item()
 
-    def _end(self, ended: list[Job], worker: _Worker) -> None:
+    def _end(self, ended: list[Job], worker: Worker) -> None:
         if ended:
             deliver([job for job in ended if job.ended])
             self._settle(ended, worker)
 
-    def _compute(self, jobs: list[Job], worker: _Worker) -> list[Job]:
+    def _compute(self, jobs: list[Job], worker: Worker) -> list[Job]:
         """Compute jobs, and those that follow them without a pause of the device, unless a session's next step waits.
 
         Return the jobs that follow last if their program is iterative; they have been taken, and not started.
@@ -330,7 +315,7 @@ class Scheduler:
             jobs, flight = followers, following
         return jobs
 
-    def _start(self, jobs: list[Job], worker: _Worker) -> Flight | None:
+    def _start(self, jobs: list[Job], worker: Worker) -> Flight | None:
         worker.jobs = [*worker.jobs, *jobs]
         if not jobs or jobs[0].executor.iterative:
             return None
@@ -339,7 +324,7 @@ class Scheduler:
         worker.start_seconds += _START_WEIGHT * (time.perf_counter() - begun - worker.start_seconds)
         return flight
 
-    def _take_late(self, flight: Flight, worker: _Worker) -> list[Job]:
+    def _take_late(self, flight: Flight, worker: Worker) -> list[Job]:
         seconds = flight.executor.latency.usual_seconds(flight.size) or 0.0
         begun = max(flight.begun_ns, self.runs.free_ns[worker.index]) / 1e9
         left = begun + _TAKEN_AT * seconds - _STARTS_EARLY * worker.start_seconds - time.perf_counter()
@@ -348,18 +333,18 @@ class Scheduler:
         return self._take(worker, begun + seconds - time.perf_counter())
 
     def _take(
-        self, worker: _Worker, seconds: float = 0.0, rooms: Mapping[TierExecutor, int] = MappingProxyType({})
+        self, worker: Worker, seconds: float = 0.0, rooms: Mapping[TierExecutor, int] = MappingProxyType({})
     ) -> list[Job]:
         """Take the next run, which begins in ``seconds``; the server's own work comes first."""
         now = time.monotonic()
         with self._lock:
             jobs = self.queue.take(now, rooms) if worker.inbox.empty() else []
             if jobs:
-                worker.run = _run_of(jobs, now + max(seconds, 0.0))
+                worker.run = Run.of(jobs, now + max(seconds, 0.0))
                 self._wake()
             return jobs
 
-    def _next(self, worker: _Worker, *, returned: bool = False) -> float | None:
+    def _next(self, worker: Worker, *, returned: bool = False) -> float | None:
         """Give a worker its next run, or mark it as idle; return how many seconds it may sleep."""
         now = time.monotonic()
         with self._lock:
@@ -404,7 +389,7 @@ class Scheduler:
             deliver(late)
             del job, late
 
-    def _settle(self, ended: Sequence[Job], worker: _Worker) -> None:
+    def _settle(self, ended: Sequence[Job], worker: Worker) -> None:
         for job in ended:
             self.forget(job)
         self.runs.learn(worker.index)
@@ -413,8 +398,3 @@ class Scheduler:
             with self._lock:
                 for estimate in estimates:
                     self._admission.correction.answered(now, estimate)
-
-
-def _run_of(jobs: Sequence[Job], begun: float) -> Run:
-    rows, size = sum(job.rows for job in jobs), sum(job.size for job in jobs)
-    return Run(begun, jobs[0].executor, size, jobs[0].options, rows)

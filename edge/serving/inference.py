@@ -1,27 +1,23 @@
-"""The path of an inference request, the same for all transports: check, queue, respond, count."""
+"""The path of an inference request to the queue, the same for all transports; :mod:`replies` has that back."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
 from edge.datatypes import Array
-from edge.errors import DeadlineExceeded, InvalidRequest, Literally, Overloaded
+from edge.errors import InvalidRequest, Literally
 from edge.instruments.logs import ABOUT, About
-from edge.instruments.snapshot import TextEnd
 from edge.pb import inference_pb2 as pb
-from edge.programs.generate import PROMPT_TOKENS
-from edge.protocol import STOPPED, STREAM_PARTIAL
-from edge.repository.entry import Entry
+from edge.protocol import STREAM_PARTIAL
 from edge.repository.repository import Repository
-from edge.scheduling.answers import Answer, PartialAnswers
+from edge.scheduling.answers import PartialAnswers
 from edge.scheduling.cache_budget import CacheBudget
-from edge.scheduling.job import BothUses, Job, Use, expired
+from edge.scheduling.job import BothUses, Use
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import TierExecutor
 from edge.scheduling.tier_selection import PINNED, Demand
@@ -29,20 +25,16 @@ from edge.security.access import CALLER
 from edge.security.rate import RateLimit
 from edge.serving.call import Call, Reply, Told
 from edge.serving.forms import Draft, Form, Forms, Prepared, take, take_apart
-from edge.serving.parameters import TIER, TIER_REASON
+from edge.serving.replies import Replies, fail
 from edge.serving.request_limits import MOST_NAME_CHARS, check_names
-from edge.serving.responses import ResponseBuilder
 from edge.serving.shared_memory import SharedMemory, Window
 from edge.serving.threads import Threads
 from edge.serving.traces import CARRIER, Traces
 
 log = logging.getLogger(__name__)
 
-#: A transport's timer may fire this much too early.
-_CLOCK_SECONDS: Final = 0.005
 #: A best-effort answer is made in time, and one that is late by less than this factor is better than none.
 _LATE_ANSWER: Final = 1.25
-_STAGES: Final = ("queue_ns", "compute_input_ns", "compute_infer_ns", "compute_output_ns", "request_ns")
 
 
 class InferenceService:
@@ -78,14 +70,11 @@ class InferenceService:
         self._traces = traces
         self._cache = cache
         self.traced = traces is not None
-        self._responses = ResponseBuilder()
         self._forms = Forms(repository, shared_memory)
         self._loop = asyncio.get_running_loop()
-        self._ended: deque[Call] = deque()
-        self._progressed: deque[Call] = deque()  # with partial answers that their readers have not been told of
         self.threads = Threads(scheduler.queue)
-        self._waking = False
-        self._deliver = self._delivered  # one object, so that the jobs of a run are delivered together
+        self._replies = Replies(scheduler, self.threads, traces)
+        self._deliver = self._replies.deliver  # one object, so that the jobs of a run are delivered together
 
     async def infer(
         self, request: pb.ModelInferRequest, deadline: float | None, told: Told | None = None
@@ -150,35 +139,29 @@ class InferenceService:
                     ended = self._submit(call)
             except BaseException as error:
                 self._scheduler.forget(call)
-                self._refused(call.form.entry, error, request.model_name, request_id, call.started_ns)
+                self._replies.refused(call.form.entry, error, request.model_name, request_id, call.started_ns)
                 raise
         except Exception as error:
-            _fail(reply, error, request.model_name[:MOST_NAME_CHARS], request_id)
+            fail(reply, error, request.model_name[:MOST_NAME_CHARS], request_id)
             return None
         finally:
             del reply  # it may hold an error, whose traceback refers to this frame
         if ended:
-            self._finish(call)
+            self._replies.finish(call)
             return None
         if limit_seconds is not None:
             limit_seconds *= _LATE_ANSWER if call.best_effort else 1.0
-            call.timer = self._loop.call_later(limit_seconds, self._timed_out, call)
+            call.timer = self._loop.call_later(limit_seconds, self._replies.timed_out, call)
         return call
 
     def cancel(self, call: Call) -> None:
         """Cancel a call; it gets no reply."""
         if call.reply is not None:
-            self._end(call, "Cancelled")
+            self._replies.end(call, "Cancelled")
 
     def partial(self, call: Call) -> pb.ModelInferResponse | None:
         """Return the next partial answer of a call, also after its reply; None if none waits."""
-        answer = call.partials.take() if call.partials else None
-        if answer is None:
-            return None
-        form, identity = call.form, call.request_id
-        return self._responses.build(
-            form.model, call.unsent(answer), form.output_names, request_id=identity, tier=call.executor.tier, windows={}
-        )
+        return self._replies.partial(call)
 
     def _call(self, request: pb.ModelInferRequest) -> tuple[Call, Draft | None]:
         """Return the call of a request that passes all checks; count one that does not.
@@ -229,7 +212,7 @@ class InferenceService:
             form, inputs = draft.prepare()
         except BaseException as error:
             use.give_back()
-            self._refused(entry, error, request.model_name, request_id, started_ns)
+            self._replies.refused(entry, error, request.model_name, request_id, started_ns)
             raise
         if key:
             self._forms.remember(key, form)
@@ -257,7 +240,7 @@ class InferenceService:
             given, expected, fix = "it with outputs in shared memory", "one of them", "Take the outputs by message."
         if given:
             raise InvalidRequest(f"parameter {STREAM_PARTIAL!r}", given=Literally(given), expected=expected, fix=fix)
-        call.partials, call.told, call.tell = PartialAnswers(), told, self._tell
+        call.partials, call.told, call.tell = PartialAnswers(), told, self._replies.tell
 
     def _submit(self, call: Call) -> bool:
         """Choose the tier of a call and submit it to the scheduler; return whether it has ended."""
@@ -294,16 +277,6 @@ class InferenceService:
         size = call.executor.call_size(call.rows, call.size)
         return Demand(now, size, left, finish, self._scheduler.queue.fullness, self._scheduler.instances)
 
-    def _delivered(self, calls: Sequence[Job]) -> None:
-        """Accept ended calls on the thread that ended them, and wake the event loop once for all of them."""
-        self._ended.extend(calls)  # type: ignore[arg-type]  # this service makes no other jobs
-        self._wake()
-
-    def _tell(self, call: Job) -> None:
-        """Accept a call with a partial answer on the thread that computed it."""
-        self._progressed.append(call)  # type: ignore[arg-type]  # as above
-        self._wake()
-
     def _resume(self, call: Call, prepared: Prepared | Exception | None) -> None:
         """Queue a call with its inputs, or reply with the error of their preparation."""
         reply = call.reply
@@ -325,143 +298,13 @@ class InferenceService:
                 call.timer.cancel()
             self._scheduler.forget(call)
             form = call.form
-            self._refused(form.entry, failed, form.model.name, call.request_id, call.started_ns)
-            _fail(reply, failed, form.model.name, call.request_id)
+            self._replies.refused(form.entry, failed, form.model.name, call.request_id, call.started_ns)
+            fail(reply, failed, form.model.name, call.request_id)
             return
         finally:
             del reply, prepared, error  # an error's traceback may refer to this frame
         if ended:
-            self._finish(call)
-
-    def _wake(self) -> None:
-        if not self._waking:
-            self._waking = True
-            try:
-                self._loop.call_soon_threadsafe(self._finish_all)
-            except RuntimeError:
-                log.debug("answers came after the end of the event loop")
-
-    def _finish_all(self) -> None:
-        self._waking = False  # first, so that a later call wakes the loop again
-        while self._progressed:
-            progressed = self._progressed.popleft()
-            if progressed.told is not None:
-                progressed.told(progressed)
-        call = None
-        while self._ended:
-            call = self._ended.popleft()
-            if call.reply is None:
-                call.take_error()  # which refers to the call
-                continue
-            try:
-                self._finish(call)
-            except Exception:  # must not affect other calls
-                log.exception("a response cannot be built or sent")
-        if call and call.computed_ns:  # the last call waited longest
-            self._scheduler.returned((time.perf_counter_ns() - call.computed_ns) / 1e9)
-
-    def _finish(self, call: Call) -> None:
-        """Reply to a call that has ended; texts that take milliseconds to write are written on a thread."""
-        answer, form = call.answer, call.form
-        if answer and form.texts and not call.partials and self._responses.slow(form.model, answer, form.classes):
-            size_bytes = sum(array.nbytes for array in answer.outputs.values())
-            work = partial(self._built, call, answer)
-            self.threads.submit(size_bytes, work, partial(self._reply, call), accepted=True)
-            return
-        outcome: pb.ModelInferResponse | Exception | None = None
-        try:
-            outcome = self._built(call, answer) if answer else None
-        except Exception as error:
-            outcome = error
-        try:
-            self._reply(call, outcome)
-        finally:
-            del outcome  # the error's traceback refers to this frame
-
-    def _built(self, call: Call, answer: Answer) -> pb.ModelInferResponse:
-        """Return the response to a call, with the tier and the timings that it requested; on any thread."""
-        form, timings, begun_ns = call.form, call.timings, time.perf_counter_ns()
-        tier = call.answering_tiers(answer) if len(form.model.tiers) > 1 else ""
-        response = self._responses.build(
-            form.model,
-            call.unsent(answer) if call.partials else answer,
-            form.output_names,
-            request_id=call.request_id,
-            tier=tier or call.executor.tier,
-            windows=call.windows,
-            classes=form.classes,
-        )
-        if tier:
-            response.parameters[TIER].string_param = tier
-            response.parameters[TIER_REASON].string_param = call.tier_reason
-        if STOPPED in answer.facts:
-            call.end = call.end_of(answer)
-            response.parameters[STOPPED].string_param = call.end.stopped
-            if isinstance(call.end, TextEnd):
-                response.parameters[PROMPT_TOKENS].int64_param = call.end.prompt_tokens
-        now_ns = time.perf_counter_ns()
-        timings.compute_output_ns += now_ns - begun_ns
-        timings.request_ns = now_ns - call.started_ns
-        if form.parameters.timings:
-            for stage in _STAGES:
-                response.parameters[stage].int64_param = getattr(timings, stage)
-        return response
-
-    def _reply(self, call: Call, response: pb.ModelInferResponse | Exception | None) -> None:
-        """Reply to a call, and count it. Without a response, its job has an error."""
-        form, reply, error = call.form, call.reply, call.take_error()
-        if reply is None:  # it was cancelled or late meanwhile
-            return
-        if isinstance(response, pb.ModelInferResponse):
-            if call.timer:
-                call.timer.cancel()
-            call.reply = call.told = None
-            try:
-                reply(response)
-            finally:
-                tier = response.parameters[TIER].string_param if len(form.model.tiers) > 1 else ""
-                form.entry.statistics.succeeded(call, tier)  # readers of these numbers run later on this thread
-                if self._traces:
-                    self._traces.answered(call, tier)
-            return
-        error = error or response
-        assert error is not None
-        self._end(call, type(error).__name__)
-        if not isinstance(error, Exception):  # a KeyboardInterrupt in a runtime must not end the event loop
-            error = RuntimeError(f"{type(error).__name__} in a run")
-        _fail(reply, error, form.model.name, call.request_id)
-        del error, reply, response  # the error's traceback may refer to this frame
-
-    def _timed_out(self, call: Call) -> None:
-        reply = call.reply
-        assert reply is not None  # the end of a call cancels its timer
-        self._end(call, DeadlineExceeded.__name__)
-        _fail(reply, expired(time.perf_counter_ns() - call.started_ns), call.form.model.name, call.request_id)
-
-    def _end(self, call: Call, reason: str) -> None:
-        """Count a failed call, and remove it from the queue; ``reason`` is the class of its error, or ``Cancelled``."""
-        call.reply = call.told = None
-        if call.timer:
-            call.timer.cancel()
-        if not call.ended:
-            self._scheduler.cancel(call)
-        if reason == "Cancelled" and call.deadline is not None and time.monotonic() > call.deadline - _CLOCK_SECONDS:
-            reason = DeadlineExceeded.__name__  # transports also cancel calls at their deadline
-        place = call.place if reason in ("Cancelled", DeadlineExceeded.__name__) else ""
-        if call.computed_ns and reason == DeadlineExceeded.__name__:
-            self._scheduler.returned((time.perf_counter_ns() - call.computed_ns) / 1e9)  # at least
-        call.form.entry.statistics.failed(reason, time.perf_counter_ns() - call.started_ns, place)
-        if self._traces:
-            self._traces.failed(call.form.model.name, call.request_id, call.started_ns, reason, call.trace_context)
-
-    def _refused(self, entry: Entry, error: BaseException, name: str, request_id: str, started_ns: int) -> None:
-        """Count a request that fails before the queue."""
-        if isinstance(error, Exception):
-            place = "refused" if isinstance(error, DeadlineExceeded) else ""
-            place = error.cause if isinstance(error, Overloaded) else place
-            entry.statistics.failed(type(error).__name__, time.perf_counter_ns() - started_ns, place)
-            if self._traces:
-                self._traces.failed(name, request_id, started_ns, type(error).__name__, CARRIER.get())
+            self._replies.finish(call)
 
 
 class _Gone(Exception):
@@ -480,12 +323,3 @@ def _prepared(call: Call, draft: Draft) -> Prepared | None:
         return draft.prepare(go_on)
     except _Gone:
         return None
-
-
-def _fail(reply: Reply, error: Exception, model: str, request_id: str) -> None:
-    """Send an error to the client, in a context that adds the request to log lines."""
-    token = ABOUT.set(About(model, request_id))
-    try:
-        reply(error)
-    finally:
-        ABOUT.reset(token)

@@ -85,10 +85,6 @@ class Renderer:
             found.add_done_callback(lambda _: self._rendering.pop(name))
         return await asyncio.shield(found)
 
-    def close(self) -> None:
-        """End the thread after its page."""
-        self._thread.shutdown(wait=False)
-
 
 class Pages:
     """Answers ``/``, ``/telemetry.json`` and ``/metrics``, to GET and HEAD, as an application of ASGI.
@@ -116,10 +112,6 @@ class Pages:
         pairs = [(name.lower().encode(), value.encode()) for name, value in fields.items()]
         await send({"type": "http.response.start", "status": status, "headers": pairs})
         await send({"type": "http.response.body", "body": body})
-
-    def close(self) -> None:
-        """Render nothing more."""
-        self._render.close()
 
     async def _answer(self, scope: Scope) -> tuple[int, Mapping[str, str], bytes]:
         path = scope["path"]

@@ -106,7 +106,7 @@ def clearest(texts: Sequence[Greedy], rows: int, tier: str) -> list[Greedy]:
     if not chosen:
         given = Literally(f"prompts after which no token leads by {LEAST_LEAD}")
         expected = f"one whose next token leads the second choice by {LEAST_LEAD} logits"
-        fix = "Give --data with other prompts."
+        fix = "Give --data with other prompts; a model without training may have none."
         raise UsageError(f"golden prompts of the tier {tier!r}", given=given, expected=expected, fix=fix)
     return chosen
 

@@ -98,7 +98,8 @@ def check_calibration(transformer: Transformer, batches: Sequence[Batch]) -> Non
         inputs = sum(len(batch.inputs) for batch in batches)
         given = Literally(f"{tokens} tokens without padding in {inputs} inputs")
         expected = f"more than {widest}, the widest layer's features"
-        fix = f"Give at least {inputs * (widest + 1) // max(tokens, 1) + 1} inputs of this length."
+        needed = inputs * (widest + 1) // max(tokens, 1) + 1
+        fix = f"Give more training examples, or more of them with --calibration: of this length, {needed} at least."
         raise ReductionError("calibration set", given=given, expected=expected, fix=fix)
 
 

@@ -110,6 +110,9 @@ def _print(split: Split) -> None:
     rows_of_errors = [
         (" | ".join(one.item)[:200], one.target, one.prediction, one.confidence) for one in found_errors[:_SHOWN]
     ]
+    if not rows_of_errors:
+        click.echo(f"{split.name}: no wrong answers")
+        return
     heads = ("item", "in the data", "predicted", "probability")
     worst = "most confident wrong answers" if split.classes else "largest residuals"
     print_table(f"{split.name}: {worst}", heads, rows_of_errors)

@@ -43,9 +43,9 @@ def _own_data(data: OwnData) -> list[str]:
         return options
     for name in data.texts:
         options += ["--text", name]
-    return [
-        *options,
-        "--label",
-        data.label,
-        *(["--labels", ",".join(data.labels)] if data.labels else ["--regression"]),
-    ]
+    options += ["--label", data.label]
+    if not data.labels:
+        return [*options, "--regression"]
+    if any("," in name for name in data.labels):  # so they were not given, but are those of the data
+        return [*options, "--classification"]
+    return [*options, "--labels", ",".join(data.labels)]

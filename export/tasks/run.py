@@ -52,10 +52,9 @@ def prepare(task: Task, data_dir: str | Path, reader: Reader, *, max_length: int
     for name, rows in {"training set": data.train, **data.measured}.items():
         least = 1 if rows is data.train else LEAST_MEASURED
         if len(rows.targets) < least:
-            expected, fix = f"{least} at least", "Give more examples that differ: a part of them is held out."
-            raise DataError(
-                f"{task.name} {name}", given=Literally(f"{len(rows.targets)} examples"), expected=expected, fix=fix
-            )
+            expected = f"{least} or more examples"
+            fix = "Give more that differ; without a dev of its own, a training set needs about 40."
+            raise DataError(f"{task.name} {name}", given=len(rows.targets), expected=expected, fix=fix)
     return data
 
 

@@ -74,6 +74,7 @@ def server() -> Iterator[Running]:
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quota, "_PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(quota, "_READING_SECONDS", 0.3)
     monkeypatch.setattr(quota, "_SWEEP_SECONDS", 0.05)
 
 
@@ -136,7 +137,7 @@ def test_client_that_sends_much_may_take_longer(server: Running) -> None:
 @pytest.mark.usefixtures("_impatient")
 def test_client_that_does_not_read_is_disconnected_and_its_answer_counts(server: Running) -> None:
     with server.connect() as connection:
-        quota._PATIENCE_SECONDS = -2000.0  # 30 MB are worth half an hour
+        quota._READING_SECONDS = -2000.0  # 30 MB are worth half an hour
         connection.sendall(request(f"/large/{30 * MIB}"))
         assert wait_until(lambda: server.reasons == {"answer"})
     assert server.quota.held_bytes == 0
@@ -247,6 +248,22 @@ def test_client_that_leaves_frees_its_request_at_once(server: Running) -> None:
     finally:
         gc.enable()
     assert server.quota.held_bytes == 0
+
+
+def test_client_that_leaves_is_noticed_after_any_body() -> None:
+    """Also after one of which a part waited for the application, so that the server read nothing more."""
+    left: list[Message] = []
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        left.append(await receive())
+
+    with http_server(slow) as server:
+        with server.connect() as connection:
+            connection.sendall(post("/", bytes(100_000)))
+            time.sleep(0.2)
+        assert wait_until(lambda: bool(left))
 
 
 def idle(server: Running, count: int, stack: ExitStack, first: bytes) -> list[socket.socket]:

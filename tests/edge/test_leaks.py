@@ -98,7 +98,7 @@ async def test_failing_rpc_hides_its_error(tmp_path: Path, caplog: pytest.LogCap
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("place", ["forms.decode_inputs", "inference.ResponseBuilder.build"])
+@pytest.mark.parametrize("place", ["forms.decode_inputs", "replies.ResponseBuilder.build"])
 async def test_failed_request_leaves_no_cycle_with_its_tensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str, place: str
 ) -> None:

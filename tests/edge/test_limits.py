@@ -68,6 +68,7 @@ async def test_number_of_connections_is_limited(transport: str) -> None:
         for _ in range(6):
             clients.append((await stack.enter_async_context(RawClient(port))).greet())
             clients[-1].call(1, "Echo")
+            clients[-1].call(3, "Wait")  # a client without a call would make room
             await asyncio.sleep(0.2)
         assert [bool(client.frames) for client in clients] == [True] * 4 + [False] * 2
 

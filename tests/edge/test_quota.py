@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import gzip
+import socket
 import time
 import weakref
 from collections.abc import AsyncIterator
@@ -13,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from hyperframe.frame import DataFrame, SettingsFrame
+from hyperframe.frame import DataFrame, RstStreamFrame, SettingsFrame
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,11 +22,13 @@ from edge.connections import quota as quota_module
 from edge.connections.listener import Listener
 from edge.connections.paced import PacedReader
 from edge.connections.quota import Quota, Refusal, Share
+from edge.errors import UsageError
 from edge.http2.connection import Connection
 from edge.http2.messages import prefix
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
-from tests.support.http2_client import RawClient, Subject, serving
+from edge.rpc.limits import Limits
+from tests.support.http2_client import RawClient, Subject, reached, serving
 
 SECONDS = 10.0
 
@@ -86,6 +89,32 @@ async def test_a_new_connection_takes_the_place_of_the_oldest_that_was_never_ans
         share.proven = True
     assert ended.connect(quota, "e", 3) is None
     assert quota.refusals == {Refusal("grpc", "connections"): 2}
+
+
+async def test_idle_client_makes_room_and_hears_that_it_has_to_connect_again() -> None:
+    async with serving(Subject(), Limits(max_connections=2)) as port, RawClient(port) as busy:
+        busy.greet().call(1, "Echo")
+        busy.call(3, "Wait")
+        await busy.answer(1)
+        async with RawClient(port) as idle:
+            idle.greet().call(1, "Echo")
+            await idle.answer(1)
+            async with RawClient(port) as new:
+                new.greet().call(1, "Echo")
+                assert (await new.answer(1)).status == 0
+                assert await idle.end() == 0
+        await busy.settle()
+
+
+async def test_call_that_needs_no_token_proves_nothing_where_others_need_one() -> None:
+    async with serving(Subject(), Limits(max_connections=1), by_path=False) as port, RawClient(port) as stranger:
+        stranger.greet().call(1, "Echo")
+        await stranger.answer(1)
+        stranger.call(3, "Wait")
+        await stranger.settle()
+        async with RawClient(port) as new:
+            new.greet().call(1, "Echo")
+            assert (await new.answer(1)).status == 0
 
 
 async def test_bytes_keep_their_order_while_others_take_turns() -> None:
@@ -184,7 +213,7 @@ async def test_inflated_message_counts() -> None:
 async def test_unread_answers_are_refused_and_their_client_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that opens no window gets an answer or two of a million bytes, then refusals, and then is closed."""
     monkeypatch.setattr(quota_module, "_SWEEP_SECONDS", 0.05)
-    monkeypatch.setattr(quota_module, "_PATIENCE_SECONDS", -48.0)  # with that of readers two seconds
+    monkeypatch.setattr(quota_module, "_READING_SECONDS", 2.0)
     async with limited(2_500_000) as (quota, port), RawClient(port) as client:
         client.greet().send(SettingsFrame(0, settings={SettingsFrame.INITIAL_WINDOW_SIZE: 0}))
         await client.agreed()
@@ -196,7 +225,7 @@ async def test_unread_answers_are_refused_and_their_client_disconnected(monkeypa
         assert quota.held_bytes >= 2_000_000
         await asyncio.wait_for(client.end(), SECONDS)
         assert client.closed
-        assert quota.refusals[Refusal("grpc", "slow reader")] == 1
+        assert quota.refusals[Refusal("grpc", "answer")] == 1
         assert quota.held_bytes == 0
 
 
@@ -215,6 +244,37 @@ async def test_request_that_does_not_arrive_ends(monkeypatch: pytest.MonkeyPatch
         client.send(DataFrame(5, b"\0\0\0\0\1x", flags=["END_STREAM"]))
         assert (await client.answer(5)).messages == [b"x"]
         assert quota.refusals == {Refusal("grpc", "slow request"): 1}
+
+
+async def test_bytes_of_a_call_are_released_once() -> None:
+    """A stream that ends while its message is inflated releases what it holds, and nothing a second time."""
+    async with limited() as (quota, port), RawClient(port) as client:
+        await client.greet().agreed()
+        packed = gzip.compress(bytes(60 * 2**20))
+        client.send(client.head(1, "Chat", grpc_encoding="gzip"))
+        data = b"\1" + prefix(packed)[1:] + packed
+        client.send(*(DataFrame(1, data[at : at + 2**14]) for at in range(0, len(data), 2**14)))
+        await reached(lambda: quota.held_bytes > 2**22)
+        client.send(RstStreamFrame(1))
+        await client.settle()
+        await asyncio.sleep(0.1)  # until its handler has ended
+        assert quota.held_bytes == 0
+
+
+async def test_cancelled_answers_do_not_count_as_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quota_module, "_SWEEP_SECONDS", 0.05)
+    monkeypatch.setattr(quota_module, "_READING_SECONDS", 0.2)
+    async with limited() as (quota, port), RawClient(port) as client:
+        client.greet().send(SettingsFrame(0, settings={SettingsFrame.INITIAL_WINDOW_SIZE: 0}))
+        await client.agreed()
+        client.call(1, "Blow")
+        await reached(lambda: quota.held_bytes > 1_000_000)
+        client.send(RstStreamFrame(1))
+        await asyncio.sleep(0.5)
+        assert quota.held_bytes == 0
+        await client.settle()
+        assert not client.closed
+        assert not quota.refusals
 
 
 async def test_closed_connection_is_freed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,6 +341,43 @@ async def test_port_survives_a_lack_of_files(monkeypatch: pytest.MonkeyPatch) ->
     await listener.close()
 
 
+async def test_flood_of_connections_takes_turns_with_the_rest_of_the_server() -> None:
+    class Closing(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            transport.close()
+
+    quota = Quota(100, 100, 100)
+    listener = Listener("http", quota, 100, lambda share: Closing())
+    port = await listener.open("127.0.0.1", 0)
+    clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(50)]
+    turns, most, before = 0, 0, 0
+    while before < len(clients):
+        await asyncio.sleep(0)
+        turns, now = turns + 1, quota.connections
+        most, before = max(most, now - before), now
+    await asyncio.sleep(0.1)
+    await listener.close()
+    for client in clients:
+        client.close()
+    assert most < 5, turns
+
+
+async def test_all_addresses_of_a_host_have_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = ("127.0.0.1", "127.0.0.2", "192.0.2.1")  # the last one is none of this machine
+
+    async def resolve(host: str, port: int, **options: object) -> list[object]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+    listener = Listener("http", Quota(100, 100, 100), 100, lambda share: asyncio.Protocol())
+    port = await listener.open("many", 0)
+    assert [each.getsockname() for each in listener._sockets] == [(each, port) for each in addresses[:2]]
+    await listener.close()
+    addresses = addresses[2:]
+    with pytest.raises(UsageError, match=r"^--http-port 0: got .*, expected a free port on many. Give another"):
+        await listener.open("many", 0)
+
+
 ON_EVERY_TRANSPORT = True
 
 
@@ -303,3 +400,13 @@ def test_size_of_a_request_is_limited_by_its_method(channel: grpc.Channel, compr
         with pytest.raises(grpc.RpcError, match=f"expected at most {limit} bytes. Split it") as caught:
             method(message(**{field: "x" * limit}), **options)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_compression_that_is_not_announced_is_no_message(channel: grpc.Channel, transport: str) -> None:
+    """Otherwise it would be inflated beside the quota. Only gRPC's core says nothing of it to the server."""
+    call = channel.unary_unary("/inference.GRPCInferenceService/ServerMetadata")
+    if transport == "grpcio":
+        assert call(gzip.compress(b""), timeout=SECONDS)
+        return
+    with pytest.raises(grpc.RpcError, match="got bytes that do not parse"):
+        call(gzip.compress(b""), timeout=SECONDS)

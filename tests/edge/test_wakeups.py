@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from edge.datatypes import Array
 from edge.programs.program import Computed, LoopLimits, Options, Program
 from edge.programs.session import Finished, IterativeProgram, Joining, Session
-from edge.scheduling import scheduler as module
+from edge.scheduling import worker as module
 from edge.scheduling.batching import BatchAssembler
 from edge.scheduling.job import Job
 from edge.scheduling.latency import LatencyTable

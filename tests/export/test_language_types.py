@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from edge.launch import running_server
 from export.language.backbone import ARCHITECTURES, save_backbone
@@ -42,6 +43,10 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def export(name: str) -> Path:
         layers = 2 if name in ("gemma2", "gemma3_text") else 1  # of these types, they alternate
         save_backbone(tiny_of(name, characters(), layers=layers), characters(), place / name)
+        tokenizer = Tokenizer.from_file(str(place / name / "tokenizer.json"))
+        tokenizer.enable_padding(length=64)  # as of a training, which transformers ignores
+        tokenizer.enable_truncation(4)
+        tokenizer.save(str(place / name / "tokenizer.json"))
         table = shown("language", "export", place / name, "--name", name, "--repository", place)
         assert all(f"x1.{file}.onnx" in table for file in ("onnxruntime.fp32", "tensorrt.fp16"))
         return place / f"{name}-1"

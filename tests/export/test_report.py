@@ -64,7 +64,7 @@ def test_the_report_of_a_run_on_glue_has_the_numbers_of_its_predictions(place, t
     assert not re.findall(r"<script|(?:src|href)=\"(?!data:|#)", page)
     printed = invoke(report, run, "--data-dir", place, "--out", out, "--replace")
     assert [line for line in printed.splitlines() if "wrong answers" in line] == [
-        "holdout: most confident wrong answers",
+        "holdout: no wrong answers",
         "dev: most confident wrong answers",
     ]
     assert cells(printed[printed.index("\nData") :]) == [
@@ -94,7 +94,7 @@ def test_tables_of_a_run_that_has_its_page_leave_the_page_alone(place):
     run, data = place / "SST-2", ("--data-dir", place)
     (run / REPORT).write_text("as finetune wrote it")
     printed = invoke(report, run, *data)
-    assert "holdout: most confident wrong answers" in printed
+    assert "dev: most confident wrong answers" in printed
     assert f"The page is {run / REPORT}, as before; --replace writes it again." in printed.replace("\n", " ")
     assert (run / REPORT).read_text() == "as finetune wrote it"
     invoke(report, run, *data, "--replace")

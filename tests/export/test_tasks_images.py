@@ -174,7 +174,7 @@ def test_data_that_are_no_images(tmp_path):
     with pytest.raises(DataError, match=r"t10k-images.*No such file.*of MNIST"):
         prepared(MNIST, tmp_path)
     write_mnist(tmp_path, 0)
-    with pytest.raises(DataError, match="MNIST training set: got 0 examples, expected 1 at least"):
+    with pytest.raises(DataError, match="MNIST training set: got 0, expected 1 or more examples"):
         prepared(MNIST, tmp_path)
     write_mnist(tmp_path, 20, size=20)
     with pytest.raises(UsageError, match=r"got 20 x 20 pixels of 1 colours, expected 28 x 28 .*leave --model out"):

@@ -1,4 +1,5 @@
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -8,6 +9,10 @@ import pytest
 from edge.errors import UsageError
 from export.errors import DataError
 from export.own_data import OwnData
+from export.provenance import provenance
+from export.runs import RunConfig
+from export.tasks.cli import finetune
+from export.tasks.command import restoring_command
 from export.tasks.own.task import describe, own_task
 from export.tasks.own.texts import Choices
 
@@ -286,17 +291,45 @@ def test_malformed_parquet(tmp_path):
 
 def test_missing_labels_in_columns_of_arrow_are_refused(tmp_path):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    names = {"info": {"features": {"label": {"_type": "ClassLabel", "names": ["good", "nan"]}}}}
-    for name, labels, metadata, message in (
-        ("floats", [0.0, 1.0, float("nan")], None, "row 3 column label: got an empty cell, expected a label"),
-        ("infinite", [0.0, 1.0, float("inf")], None, "row 3 column label: got inf, expected a finite number"),
-        ("texts", ["good", "NaN", "bad"], None, "row 2 column label: got 'NaN', expected a label"),
-        ("named", [0, 0, 1], {"huggingface": json.dumps(names)}, "row 3 column label: got 'nan', expected a label"),
+    for name, labels, message in (
+        ("floats", [0.0, 1.0, float("nan")], "row 3 column label: got an empty cell, expected a label"),
+        ("infinite", [0.0, 1.0, float("inf")], "row 3 column label: got inf, expected a finite number"),
+        ("texts", ["good", "NaN", "bad"], "row 2 column label: got 'NaN', expected a label"),
     ):
-        table = pyarrow.table({"text": ["a", "b", "c"], "label": labels}).replace_schema_metadata(metadata)
-        parquet.write_table(table, tmp_path / f"{name}.parquet")
+        parquet.write_table(pyarrow.table({"text": ["a", "b", "c"], "label": labels}), tmp_path / f"{name}.parquet")
         with pytest.raises(DataError, match=message):
             describe(tmp_path / f"{name}.parquet", None, Choices())
+
+
+def test_a_class_that_a_data_set_declares_may_be_called_nan(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    names = {"info": {"features": {"label": {"_type": "ClassLabel", "names": ["eng", "nan"]}}}}
+    table = pyarrow.table({"text": [f"text {number}" for number in range(40)], "label": [0, 1] * 20})
+    parquet.write_table(table.replace_schema_metadata({"huggingface": json.dumps(names)}), tmp_path / "x.parquet")
+    assert describe(tmp_path / "x.parquet", None, Choices()).labels == ("eng", "nan")
+
+
+@pytest.mark.parametrize(
+    ("labels", "choices"),
+    [
+        (("bad", "good"), {"labels": ("good", "bad")}),
+        (("bad, or dull", "good"), {}),
+        (("0", "1"), {"labels": ("bad", "good")}),
+        (("0", "1"), {"regression": False}),
+        (("0.5", "1", "2.5"), {}),
+    ],
+)
+def test_the_command_that_restores_a_reduced_run_reads_the_same_data(labels, choices, tmp_path):
+    rows = [{"text": f"text {number}", "kind": labels[number % len(labels)]} for number in range(80)]
+    (tmp_path / "x.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    data, _ = read(tmp_path / "x.jsonl", ("text",), "kind", **choices)
+    config = RunConfig("x", {}, provenance(trainer="x", data="x", seed=0), own_data=data)
+    program, command, *options = shlex.split(restoring_command(config, tmp_path, model=tmp_path, teacher=tmp_path))
+    assert (program, command) == ("fewheads", "finetune")
+    given = finetune.make_context(command, options).params
+    names = tuple(given["labels"].split(",")) if given["labels"] else ()
+    again = Choices(tuple(given["texts"]), given["label"], names, given["regression"])
+    assert describe(given["data"], given["dev"], again) == data
 
 
 def test_dev_with_other_labels_or_none_and_files_of_one_split_in_two_formats(tmp_path):

@@ -104,11 +104,16 @@ def _coroutine(direct: Direct) -> Callable[[bytes, Any], Awaitable[Any]]:
 
 @asynccontextmanager
 async def serving(
-    subject: Subject, limits: Limits | None = None, drain_seconds: float = 0.0, quota: Quota | None = None
+    subject: Subject,
+    limits: Limits | None = None,
+    drain_seconds: float = 0.0,
+    quota: Quota | None = None,
+    by_path: bool = True,
 ) -> AsyncIterator[int]:
     directs = subject.unary() if subject.direct else {}
     limits = limits or Limits()
-    routes = Routes(limits, by_path=True, direct={f"/test.Test/{name}": direct for name, direct in directs.items()})
+    direct = {f"/test.Test/{name}": direct for name, direct in directs.items()}
+    routes = Routes(limits, by_path=by_path, direct=direct)
     routes.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Test", subject.methods()),))
     port = Port(routes, limits, quota or Quota(2**27, 2**27))
     try:

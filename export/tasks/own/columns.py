@@ -23,7 +23,7 @@ _PAIRS = (
 )
 _LABELS = ("label", "target", "score", "class", "category", "sentiment", "rating", "stars")
 #: Labels, in small letters, that programs write for a missing one. "None" and "NA" are not among them: they also name
-#: classes.
+#: classes. Classes that a data set declares may have these names: nan is a language, for example.
 _MISSING = ("nan", "<na>", "#n/a", "null")
 #: Splits that have labels.
 _LABELLED = ("train", "dev", "validation", "valid", "val")
@@ -173,12 +173,10 @@ def _label(value: Any, classes: Sequence[str] | None, column: str, place: str) -
     if classes is not None:
         if not isinstance(value, int) or not 0 <= value < len(classes):
             raise DataError(subject, given=value, expected=f"the number of a class, 0 to {len(classes) - 1}", fix=fix)
-        value = classes[value]
+        return classes[value]
     if _unknown(value):
         fix = "Correct it, or remove the row. A class of this name needs another one."
         raise DataError(subject, given=value, expected=expected, fix=fix)
-    if classes is not None:
-        return str(value)
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and math.isinf(value):
