@@ -149,14 +149,15 @@ class Share:
     def hold(self, size: int, reason: str = "memory") -> bool:
         """Count bytes that the server is about to hold; False, and nothing is counted, if it must not hold them."""
         quota = self._quota
+        held = self.held_bytes + size
         if self.closed:
             return False
-        if self.held_bytes + size > quota.max_connection_bytes or (
+        if held > quota.max_connection_bytes or (
             quota.held_bytes + size > quota.max_bytes and not quota._make_room(self, size)
         ):
             self.refused(reason)
             return False
-        self.held_bytes += size
+        self.held_bytes = held
         quota.held_bytes += size
         return True
 

@@ -155,13 +155,14 @@ class SendingHalf(asyncio.Protocol):
                 data = b"" if self._paused else self._http2.data_to_send(_CHUNK_BYTES)
                 if data:
                     self._transport.write(data)
-                if data or self._paused:
-                    self._unread.sent(len(data), self._http2.queued_body_size())
+                if (queued := self._http2.queued_body_size()) or self._unread.size_bytes:
+                    self._unread.sent(len(data), queued)
                 reset = self._answered_early and not self._paused and self._reset_answered()
                 events = self._http2.events()
                 if events:
                     self._handle(events)
-                elif len(data) < _CHUNK_BYTES and not reset:
+                more = events and (self._http2.want_write or not self._http2.want_read)
+                if len(data) < _CHUNK_BYTES and not reset and not more:
                     break
             if self._waiting:
                 self._wake()

@@ -12,30 +12,34 @@ _REASON: Final = "unread answers"
 
 
 class UnreadAnswers:
-    """Counts them in the connection's share, which disconnects a client that reads too slowly."""
+    """Counts them in the connection's share, which disconnects a client that reads too slowly.
 
-    __slots__ = ("_bytes", "_share")
+    Attributes:
+        size_bytes: those that are counted.
+    """
+
+    __slots__ = ("_share", "size_bytes")
 
     def __init__(self, share: Share) -> None:
         self._share = share
-        self._bytes = 0  # as counted in the share
+        self.size_bytes = 0
 
     def take(self, size: int) -> bool:
         """Count an answer before it is queued; False if the client has too many already."""
-        if size <= _LARGE_BYTES and not self._bytes:
+        if size <= _LARGE_BYTES and not self.size_bytes:
             return True
         if not self._share.hold(size, _REASON):
             return False
-        self._bytes += size
+        self.size_bytes += size
         return True
 
     def sent(self, size: int, queued: int) -> None:
         """Count bytes that were sent, and what is queued now; disconnect the client if that is too much."""
-        if queued > self._bytes and not self._share.hold(queued - self._bytes, _REASON):
+        if queued > self.size_bytes and not self._share.hold(queued - self.size_bytes, _REASON):
             self._share.end(_REASON)
-        elif queued < self._bytes:
-            self._share.release(self._bytes - queued)
-        self._bytes = queued
+        elif queued < self.size_bytes:
+            self._share.release(self.size_bytes - queued)
+        self.size_bytes = queued
         if queued:
             self._share.expect(READING)
             self._share.progressed(READING, size)

@@ -274,7 +274,8 @@ class ModelControl:
         while not load.is_late(limit_seconds):
             await asyncio.wait({load.task}, timeout=_LOOK_SECONDS)
             if load.task.done():
-                return load.task.result()  # None, or an interrupt
+                load.task.result()  # raises what interrupted it
+                return
         subject, expected = f"bundle {bundle.path}", f"one within {limit_seconds:.1f} s"
         given, fix = Literally("no end of its load yet"), "It goes on. If it never ends, look at its golden inputs."
         late = LoadFailed(subject, given=given, expected=expected, fix=fix)
