@@ -7,7 +7,7 @@ shapes, parameters and requested outputs. A request whose form is in the cache s
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from edge.serving.parameters import Parameters, parse, with_logprobs
 from edge.serving.shared_memory import SharedMemory, Window, output_windows
 from edge.serving.wire import Sent, decode_inputs, requested_classes, requested_outputs, sent_inputs
 
+T = TypeVar("T")
 #: A further form empties the cache.
 _MAX_FORMS: Final = 256
 #: Forms that are larger, such as those with data in parameters, are not kept.
@@ -140,6 +141,8 @@ class Forms:
     def __init__(self, repository: Repository, shared_memory: SharedMemory | None) -> None:
         self._repository, self._shared_memory = repository, shared_memory
         self._forms: dict[bytes, Form] = {}
+        # Of requests with texts and others whose values decide more, what their form declares.
+        self._declared: dict[bytes, tuple[_Known, Mapping[str, Sent]]] = {}
         self._generation = -1
 
     def find(self, key: bytes, generation: int) -> Form | None:
@@ -147,6 +150,7 @@ class Forms:
         if generation != self._generation:
             self._generation = generation
             self._forms.clear()
+            self._declared.clear()
         return self._forms.get(key)
 
     def check(
@@ -162,6 +166,8 @@ class Forms:
         Raises:
             RequestError: the first check that it does not pass. No use is taken.
         """
+        if draft := self._declared_before(contents, key, model):
+            return draft
         parameters = parse(request)
         names = requested_outputs(request, model.outputs, model.on_request)
         names, text = with_logprobs(names, parameters.text, model.by_token)
@@ -184,7 +190,20 @@ class Forms:
             use = BothUses(use, head.use)
         texts = bool(classes) or not model.texts.isdisjoint(names)
         known = (entry, model, tensors or (), parameters, names, rows, options, classes, texts, use)
+        if not tensors and not windows and use is model.use:
+            self._declare(key, known, sent)
         return Draft(known, sent, message_bytes, windows, slow)
+
+    def _declare(self, key: bytes, known: _Known, sent: Mapping[str, Sent]) -> None:
+        if 0 < len(key) <= _MAX_FORM_BYTES and all(isinstance(tensor.contents, bytes) for tensor in sent.values()):
+            _keep(self._declared, key, (known, {name: tensor._replace(contents=b"") for name, tensor in sent.items()}))
+
+    def _declared_before(self, contents: Sequence[bytes], key: bytes, model: Model) -> Draft | None:
+        known, declared = self._declared.get(key, (None, {}))
+        if not known or known[1] is not model or len(contents) != len(declared):
+            return None
+        sent = {name: tensor.again(data) for (name, tensor), data in zip(declared.items(), contents, strict=True)}
+        return Draft(known, sent, len(key), {}, _is_slow(model, sent))
 
     def _head(self, name: str) -> Model:
         """Return the model that a request names as its head, as name or name:version; its errors speak of the head."""
@@ -198,9 +217,13 @@ class Forms:
     def remember(self, key: bytes, form: Form) -> None:
         """Keep the form of a request, if it determines how to read its raw contents."""
         if form.tensors and len(key) <= _MAX_FORM_BYTES:
-            if len(self._forms) >= _MAX_FORMS:
-                self._forms.clear()
-            self._forms[key] = form
+            _keep(self._forms, key, form)
+
+
+def _keep(forms: dict[bytes, T], key: bytes, form: T) -> None:
+    if len(forms) >= _MAX_FORMS:
+        forms.clear()
+    forms[key] = form
 
 
 def take(use: Use, model: str) -> None:

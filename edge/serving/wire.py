@@ -63,6 +63,11 @@ class Sent(NamedTuple):
         """Whether :meth:`decode` copies it."""
         return self.datatype == "BOOL" or not isinstance(self.contents, bytes)
 
+    def again(self, data: bytes) -> Sent:
+        """Return what declares the same with other raw contents; raise an InvalidRequest if their size is wrong."""
+        _check_size(len(data), self.datatype, self.shape, self.subject)
+        return Sent(self.datatype, self.shape, self.subject, data, len(data), self.elements)
+
     def decode(self) -> Array:
         """Return the tensor; on any thread. Raise an InvalidRequest for elements that cannot be read."""
         contents = self.contents

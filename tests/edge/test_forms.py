@@ -34,6 +34,13 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> Mock:
 
 
 @pytest.fixture
+def decodes(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    spy = Mock(wraps=forms.decode_inputs)
+    monkeypatch.setattr(forms, "decode_inputs", spy)
+    return spy
+
+
+@pytest.fixture
 async def running(tmp_path: Path) -> AsyncIterator[Running]:
     async with running_service(tmp_path) as running:
         yield running
@@ -133,7 +140,9 @@ CASES: dict[str, tuple[Callable[[Path], Any], list[tuple[pb.ModelInferRequest, b
 
 
 @pytest.mark.parametrize("case", CASES)
-async def test_values_that_need_validation_are_validated_each_time(tmp_path: Path, checks: Mock, case: str) -> None:
+async def test_values_that_need_validation_are_validated_each_time(
+    tmp_path: Path, checks: Mock, decodes: Mock, case: str
+) -> None:
     write, steps = CASES[case]
     async with running_service(tmp_path, write) as running:
         for request, expected in steps:
@@ -142,7 +151,24 @@ async def test_values_that_need_validation_are_validated_each_time(tmp_path: Pat
             else:
                 with pytest.raises(expected):
                     await running.infer(request)
-        assert checks.call_count == len(steps)
+        if case == "typed":  # nothing is known before
+            assert checks.call_count == len(steps)
+        else:
+            assert (checks.call_count, decodes.call_count) == (1, len(steps))
+
+
+async def test_texts_of_a_known_form_are_refused_as_at_first(running: Running) -> None:
+    wrong = [texts(b"3 + 4") + b"z", b"", texts(b"3 ? 4"), struct.pack("<I", 2**31) + b"3"]
+    refused = []
+    for _ in range(2):
+        for raw in wrong:
+            request = expression(b"")
+            request.raw_input_contents[:] = [raw]
+            with pytest.raises(InvalidRequest) as caught:
+                await running.infer(request)
+            refused.append(str(caught.value))
+        assert value(await running.infer(expression(b"3 + 4"))) == 7
+    assert refused[:4] == refused[4:]
 
 
 @pytest.fixture
