@@ -103,7 +103,7 @@ class Messages:
 
     def feed(self, data: bytes, hold: Callable[[int], bool]) -> list[bytes | Packed]:
         """Return the messages that these bytes complete; ``hold`` admits each that is not small, or it is refused."""
-        if not self.begun and len(data) >= PREFIX_BYTES:  # most messages arrive in one piece
+        if self._length < 0 and not self._buffer and len(data) >= PREFIX_BYTES:  # most messages arrive in one piece
             self._begin(data, 0, hold)
             if len(data) - PREFIX_BYTES == self._length:
                 return [self._end(data[PREFIX_BYTES:])]
