@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import suppress
 from typing import Final, cast
 
 import h11
@@ -178,5 +179,6 @@ class HttpConnection(SendingHalf):
         self.share.met("head")
         self.share.expect("close")
         if self.transport.can_write_eof():
-            self.transport.write_eof()
+            with suppress(OSError):  # the client has reset the connection, which ends it soon
+                self.transport.write_eof()
         self.transport.resume_reading()

@@ -186,8 +186,8 @@ class Exchange:
         if body:
             pieces += connection.http.send_with_data_passthrough(h11.Data(data=body)) or ()
         if not more:
-            self._ended = True
             pieces.append(connection.http.send(h11.EndOfMessage()) or b"")
+            self._ended = True  # not before, because it raises an error for a response that is no HTTP
         unread = connection.write(pieces, len(body))
         self._held -= unread
         released = len(body) - unread if more else self._held

@@ -266,6 +266,17 @@ def test_client_that_leaves_is_noticed_after_any_body() -> None:
         assert wait_until(lambda: bool(left))
 
 
+def test_answer_that_is_too_short_ends_the_connection() -> None:
+    async def short(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
+        await send({"type": "http.response.body", "body": b"x"})
+
+    with http_server(short) as server:
+        with suppress(ConnectionError):
+            assert server.send(request("/")) == b""
+        assert wait_until(lambda: server.quota.connections == 0)
+
+
 def idle(server: Running, count: int, stack: ExitStack, first: bytes) -> list[socket.socket]:
     made = []
     for _ in range(count):
