@@ -26,14 +26,12 @@ from edge.programs.head import head_of as open_head
 from edge.programs.program import Options
 from edge.programs.sampling import Sampling
 from edge.programs.session import Joining
-from edge.runner import DecoderTensors
 from edge.runtimes.build import load_runner
-from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.exported import FULL
 from export.language.backward import BackwardHead
 from export.language.base import BaseIdentity, identity_of
 from export.language.bundle import export_language_model
-from export.language.decoder import LAST, LENGTHS, LOGITS, TOKENS, DecoderGraph, cache_names, decoder_onnx
+from export.language.decoder import TOKENS, DecoderGraph
 from export.language.folding import fold
 from export.language.golden_texts import LEAST_LEAD, Greedy, clearest, golden_of_texts
 from export.language.head_bundle import export_head
@@ -101,25 +99,6 @@ def test_the_graph_of_each_kind_computes_the_logits_of_the_library(kind: str) ->
             lengths, last = (torch.full((2, 1), number) for number in (start, end - start - 1))
             logits, *past = graph(ids[:, start:end], lengths, last, *past)
             torch.testing.assert_close(logits, expected[:, end - 1], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", [pytest.param("gemma2", marks=pytest.mark.slow), "gemma3_text"])
-def test_the_graph_of_shared_keys_and_a_window_repeats_the_library_in_onnx(kind: str) -> None:
-    model = tiny_of(kind, characters())
-    ids = torch.randint(0, characters().size, (2, 9))
-    with torch.no_grad():
-        expected = model(ids).logits.numpy()  # before the attention is replaced
-    graph = DecoderGraph(model)
-    runner = OnnxRuntimeRunner(decoder_onnx(graph), subject="a decoder")
-    decoder = runner.decoder(DecoderTensors(TOKENS, LENGTHS, LAST, LOGITS, tuple(cache_names(graph.layers))))
-    lengths = np.array([2, 5])
-    logits = decoder.add(ids[:, :5].numpy(), lengths)
-    for step in range(5):
-        at = [min(int(length) + step, 9) - 1 for length in lengths]
-        np.testing.assert_allclose(logits, expected[[0, 1], at], rtol=1e-4, atol=1e-5)
-        if step < 4:
-            logits = decoder.step(np.array([int(ids[row, place + 1]) for row, place in enumerate(at)]))
-    runner.close()
 
 
 def test_texts_of_100_prompts_are_those_of_the_library(directory: Path, repository: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tests.support.marks import with_transformers
 pytestmark = with_transformers
 
 PROMPTS = ("What is 3 plus 4?", "is", "1 2 3")
-TOKENS = 12
+TOKENS, ROWS = 12, 8
 #: Names a directory.
 REAL = "FEWHEADS_LANGUAGE_MODEL"
 REAL_PROMPTS = (
@@ -74,8 +74,11 @@ def compare(name: str, directory: Path, prompts: Sequence[str], tokenizer: Any, 
 
     model = transformers.AutoModelForCausalLM.from_pretrained(directory).eval()
     options = ("--max-tokens", TOKENS, "--url", f"127.0.0.1:{port}", "--timeout", 600, "--json")
-    for prompt in prompts:
-        ((text,),) = json.loads(shown("infer", name, prompt, *options))["outputs"]["text"]
+    texts = []
+    for place in range(0, len(prompts), ROWS):  # of different lengths, together
+        found = json.loads(shown("infer", name, *prompts[place : place + ROWS], *options))["outputs"]
+        texts += [text for (text,) in found["text"]]
+    for prompt, text in zip(prompts, texts, strict=True):
         ids = tokenizer(prompt, return_tensors="pt").input_ids
         made = model.generate(input_ids=ids, do_sample=False, max_new_tokens=TOKENS)
         whole = tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)

@@ -65,7 +65,7 @@ def test_the_report_of_a_run_on_glue_has_the_numbers_of_its_predictions(place, t
     printed = invoke(report, run, "--data-dir", place, "--out", out, "--replace")
     assert [line for line in printed.splitlines() if "wrong answers" in line] == [
         "holdout: no wrong answers",
-        "dev: most confident wrong answers",
+        "dev: no wrong answers",
     ]
     assert cells(printed[printed.index("\nData") :]) == [
         ["train", "324", ""],
@@ -94,7 +94,7 @@ def test_tables_of_a_run_that_has_its_page_leave_the_page_alone(place):
     run, data = place / "SST-2", ("--data-dir", place)
     (run / REPORT).write_text("as finetune wrote it")
     printed = invoke(report, run, *data)
-    assert "dev: most confident wrong answers" in printed
+    assert "dev: no wrong answers" in printed
     assert f"The page is {run / REPORT}, as before; --replace writes it again." in printed.replace("\n", " ")
     assert (run / REPORT).read_text() == "as finetune wrote it"
     invoke(report, run, *data, "--replace")
