@@ -127,6 +127,10 @@ def test_cache_that_cannot_be_looked_into_is_empty(tmp_path: Path, monkeypatch: 
     assert cache.cache_directory(None) == Path("/.cache/fewheads")
 
 
+def number_of_loads() -> int:
+    return [thread.name for thread in threading.enumerate()].count(LOAD_THREAD)
+
+
 async def test_load_that_takes_too_long_delays_nobody(tmp_path: Path) -> None:
     directory = tmp_path / "repository"
     write_busy_bundle(directory, steps=2500)  # four runs of half a second or more
@@ -134,14 +138,14 @@ async def test_load_that_takes_too_long_delays_nobody(tmp_path: Path) -> None:
     with controlled(directory, "explicit", 0.1) as (repository, control, health):
         await control.start()
         assert states(repository) == {"busy": "UNAVAILABLE", "oracle": "READY"}
-        (problem,) = health.problems()
+        (problem,), loads = health.problems(), number_of_loads()
         assert problem == (
             f"busy:1 is not served: bundle {directory / 'busy-1'}: got no end of its load yet, expected one within "
             "0.1 s. It goes on. If it never ends, look at its golden inputs."
         )
         with pytest.raises(LoadFailed, match="no end of its load yet"):
             await control.load_model("busy")
-        assert [thread.name for thread in threading.enumerate()].count(LOAD_THREAD) == 1  # it waited for the same load
+        assert number_of_loads() <= loads  # it waited for the same load
         await control.unload_model("busy")
         assert ([entry.reason for entry in repository], health.problems()) == (["unloaded", ""], [])
         await control.close()

@@ -202,11 +202,12 @@ def test_index_outside_its_table_harms_no_neighbour(tmp_path: Path):
 
     write_busy_bundle(tmp_path / "repository")
     with served(tmp_path / "repository", "--instances=1") as server:
-        running = server.stub.ModelInfer.future(busy(1000))  # meanwhile the others wait, and then share a run
-        waiting = telemetry_pb2_grpc.TelemetryStub(server.channel).Get
-        calls = [server.stub.ModelInfer.future(request(index)) for index in (1, 300, 2)]
-        assert wait_until(lambda: waiting(telemetry_pb2.GetRequest()).queue_depth == 3)
-        assert not running.done()
+        read = telemetry_pb2_grpc.TelemetryStub(server.channel).Get
+        running = [server.stub.ModelInfer.future(busy(1000)) for _ in range(2)]
+        assert wait_until(lambda: read(telemetry_pb2.GetRequest()).queue_depth == 1)  # the first one runs
+        calls = [server.stub.ModelInfer.future(request(index)) for index in (1, 300, 2)]  # they wait, then share a run
+        assert wait_until(lambda: read(telemetry_pb2.GetRequest()).queue_depth == 4)
+        assert not running[0].done()
         assert [calls[at].result().raw_output_contents[0] for at in (0, 2)] == [
             np.full(2, index, np.float32).tobytes() for index in (1, 2)
         ]
