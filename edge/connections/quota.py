@@ -128,11 +128,12 @@ class Share:
         closed: whether the connection has ended.
     """
 
-    __slots__ = ("_close", "_quota", "_sweep", "closed", "held_bytes", "idle_until", "limits", "port", "proven")
+    __slots__ = ("_close", "_now", "_quota", "_sweep", "closed", "held_bytes", "idle_until", "limits", "port", "proven")
 
     def __init__(self, quota: Quota, port: str, close: Callable[[], object]) -> None:
         self._quota = quota
         self._close = close
+        self._now = asyncio.get_running_loop().time
         self._sweep: Callable[[float], object] = _nothing
         self.port = port
         self.held_bytes = 0
@@ -171,7 +172,7 @@ class Share:
         """Give the client the time to begin with something, unless it has it already; then it is disconnected."""
         if what not in self.limits and not self.closed:
             seconds = _READING_SECONDS if what == READING else _PATIENCE_SECONDS
-            self.limits[what] = asyncio.get_running_loop().time() + seconds
+            self.limits[what] = self._now() + seconds
 
     def progressed(self, what: str, size_bytes: int) -> None:
         """The client has done this much of what is expected, and gets the time for it."""
@@ -185,7 +186,7 @@ class Share:
     def idle(self, seconds: float) -> None:
         """The connection has no call: it closes after this time, or earlier to make room for others."""
         if not self.closed:
-            self.idle_until = asyncio.get_running_loop().time() + seconds
+            self.idle_until = self._now() + seconds
 
     def busy(self) -> None:
         """The connection has a call, or begins one."""

@@ -151,14 +151,6 @@ class Connection(SendingHalf):
         self.refuse()
         self._loop.call_later(_GOODBYE_SECONDS, self._transport.abort)
 
-    def hold(self, size: int) -> bool:
-        """Count bytes of a call before they are held; False if they must not be."""
-        return self._share.hold(size)
-
-    def let_go(self, size: int) -> None:
-        """Count bytes of a call that are held no longer."""
-        self._share.release(size)
-
     def _sweep(self, now: float) -> None:
         for rpc in self._time_limits.late_requests(now, self._rpcs):
             self._share.refused("slow request")
@@ -229,7 +221,7 @@ class Connection(SendingHalf):
             head, refused, fields, charged = _NO_HEAD, error, (), 0
         if not self._rpcs:
             self._time_limits.set_busy(True)
-        rpc = Rpc(self, stream_id, route, head, fields, charged, context)
+        rpc = Rpc(self, stream_id, route, head, fields, self._share, charged, context)
         self._rpcs[stream_id] = rpc
         if head.timeout == 0:
             rpc.expire()

@@ -15,6 +15,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from edge import errors
+from edge.connections.quota import Share
 from edge.http2.messages import SMALL_BYTES, Messages, Packed, Refused, no_room
 from edge.http2.metadata import Field, Head, Metadata, read_metadata
 from edge.http2.routes import Route
@@ -40,8 +41,6 @@ class _Wire(Protocol):
 
     @property
     def peer(self) -> str: ...
-    def hold(self, size: int) -> bool: ...
-    def let_go(self, size: int) -> None: ...
     def acknowledge(self, stream_id: int, size: int) -> None: ...
     def send(self, stream_id: int, message: bytes) -> bool: ...
     def respond(self, stream_id: int, message: bytes) -> None: ...
@@ -58,7 +57,7 @@ class Rpc:
 
     __slots__ = (
         *("_call", "_charged", "_context", "_deadline", "_direct", "_fields", "_handler", "_inbox", "_messages"),
-        *("_reader", "_task", "_timer", "_wire", "done", "held", "proves", "request_ended", "stream_id"),
+        *("_reader", "_share", "_task", "_timer", "_wire", "done", "held", "proves", "request_ended", "stream_id"),
     )
 
     def __init__(
@@ -68,11 +67,13 @@ class Rpc:
         route: Route | None,
         head: Head,
         fields: Iterable[Field],
+        share: Share,
         charged: int,
         context: Context,
     ) -> None:
         self.stream_id = stream_id
         self.proves = route is not None and route.proves
+        self._share = share
         self._charged = charged  # bytes of the connection's share
         self.held = 0  # bytes received and not yet acknowledged
         self.request_ended = False
@@ -138,14 +139,19 @@ class Rpc:
         elif not ended or self.held > _LATE_BYTES:
             self._acknowledge()
         if ended and not self._handler.request_streaming:
-            self._answer()
+            message = self._inbox.popleft()
+            if isinstance(message, Packed):
+                self._task = asyncio.get_running_loop().create_task(self._answer_packed(message))
+            else:
+                self._answer(message)
 
     def close(self) -> None:
         """Cancel the call, and release what it holds: its stream is closed."""
         self._acknowledge()
         self._cancel()
         self._end()
-        self._let_go(self._charged)
+        self._share.release(self._charged)
+        self._charged = 0
 
     async def stop(self) -> None:
         """Cancel the call for a shutdown, and wait for its handler."""
@@ -211,13 +217,6 @@ class Rpc:
 
     # Execution of the handler.
 
-    def _answer(self) -> None:
-        message = self._inbox.popleft()
-        if isinstance(message, Packed):
-            self._task = asyncio.get_running_loop().create_task(self._answer_packed(message))
-        else:
-            self._answer_message(message)
-
     async def _answer_packed(self, packed: Packed) -> None:
         try:
             message = await packed.inflated(self._hold)
@@ -225,9 +224,9 @@ class Rpc:
             self._finish(refused.code, refused.details)
         else:
             self._task = None
-            self._answer_message(message)
+            self._answer(message)
 
-    def _answer_message(self, message: bytes) -> None:
+    def _answer(self, message: bytes) -> None:
         try:
             request = self._handler.request_deserializer(message)
             if self._direct:
@@ -323,7 +322,7 @@ class Rpc:
             self._timer = None
 
     def _hold(self, size: int) -> bool:
-        held = self._wire.hold(size)
+        held = self._share.hold(size)
         if held:
             self._charged += size
         return held
@@ -331,7 +330,7 @@ class Rpc:
     def _let_go(self, size: int) -> None:
         if self._charged:  # otherwise the stream is closed, and its handler ends
             self._charged -= size
-            self._wire.let_go(size)
+            self._share.release(size)
 
     def _acknowledge(self) -> None:
         if self.held:
