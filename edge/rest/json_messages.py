@@ -34,6 +34,7 @@ _KINDS: Final[dict[type, str]] = {
 }
 INT64: Final = (-(2**63), 2**63 - 1)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _NO_DEFAULT: Final = object()
 
 
@@ -68,7 +69,7 @@ def parse(data: bytes) -> dict[str, Any]:
 
 def encode(value: object) -> bytes:
     """Return JSON, in which numbers may be ``NaN``, ``Infinity`` or ``-Infinity``, as in Triton."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return _ENCODER.encode(value).encode()
 
 
 def encode_parts(parts: Iterable[list[Any]]) -> bytes:

@@ -73,9 +73,10 @@ class RestApi:
             ("GET", "/config", "ModelConfig", self._model_config),
             ("GET", "/ready", "ModelReady", self._model_ready),
             ("GET", "/stats", "ModelStatistics", self._model_statistics),
-            ("POST", "/infer", "ModelInfer", self._infer.infer),
         ]
         return [
+            # First, because most requests are for them, and routes are compared one by one.
+            *(("POST", f"{prefix}/infer", "ModelInfer", self._infer.infer) for prefix in (_MODEL, _VERSION)),
             ("GET", "/v2", "ServerMetadata", lambda r: plain(metadata.server_metadata())),
             ("GET", "/v2/health/live", _HEALTH, lambda r: {"live": True}),
             ("GET", "/v2/health/ready", _HEALTH, lambda r: _readiness({"ready": metadata.server_ready()})),
