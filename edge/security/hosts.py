@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Final
 
@@ -37,6 +38,7 @@ class Hosts:
         raise PermissionDenied("Host", given=host, expected=expected, fix=fix)
 
 
+@lru_cache  # a client sends the same name with every request
 def _is_address(name: str) -> bool:
     try:
         ip_address(name)
