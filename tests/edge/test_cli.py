@@ -23,6 +23,7 @@ from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.manifest import Tier
 from edge.pb import inference_pb2
 from tests.support.commands import SECONDS, answer, closed_address, fewheads, python, refusal, run, shown
+from tests.support.marks import with_rtx
 from tests.support.models import ORACLE, ORACLE_BUNDLE, oracle_golden, oracle_manifest, oracle_onnx
 from tests.support.text_model import TIERS, write_sentiment_bundle
 
@@ -170,6 +171,7 @@ def test_build_builds_every_tier_or_the_one_that_is_named(tmp_path: Path) -> Non
     assert "got 'other', expected one of full, lean" in refusal(fewheads("build", bundle.path, "--tier", "other"), 3)
 
 
+@with_rtx
 def test_build_for_a_runtime_without_a_file_names_a_way_that_exists(tmp_path: Path) -> None:
     manifest = oracle_manifest()
     (model,) = manifest.tiers[0].artifacts
