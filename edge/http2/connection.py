@@ -211,7 +211,6 @@ class Connection(SendingHalf):
                 self._last_head, self._last_fields = read_head(fields, self._limits.max_metadata_bytes), fields
                 charged += self._last_head.size_bytes
             if not self._share.hold(charged):
-                charged = 0
                 raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, _TOO_MUCH)
             head, fields = self._last_head, self._last_fields
             route = context.run(self._find, head.path, fields)

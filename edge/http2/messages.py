@@ -58,14 +58,14 @@ class Packed(NamedTuple):
             piece = inflater.decompress(self.data, _INLINE_BYTES)
             pieces, size = [piece], len(piece)
             # A piece that is full may not be the last one, even if all data are consumed.
-            while not inflater.eof and piece and (inflater.unconsumed_tail or size % _INLINE_BYTES == 0):
+            while piece and size <= self.max_bytes and not inflater.eof:
+                if not inflater.unconsumed_tail and size % _INLINE_BYTES:
+                    break
                 if not hold(_PIECE_BYTES):
                     raise no_room(size + _PIECE_BYTES)
                 piece = await asyncio.to_thread(inflater.decompress, inflater.unconsumed_tail, _PIECE_BYTES)
                 pieces.append(piece)
                 size += len(piece)
-                if size > self.max_bytes:
-                    raise _too_large("more, uncompressed", self.max_bytes)
         except zlib.error:
             pieces, size = [], -1
         if size > self.max_bytes:

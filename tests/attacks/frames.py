@@ -29,26 +29,25 @@ def _health(size: int) -> bytes:
     return deflater.compress(content) + deflater.flush()
 
 
+def _compressed(target: Target, method: str, calls: int, size: int, seconds: float) -> None:
+    name = _health(size)
+    with Peer(target.grpc_port) as peer:
+        peer.agree()
+        for _ in range(calls):
+            peer.call(f"/{HEALTH}/{method}", name, _GZIP, compressed=True)
+        peer.stay(seconds)
+
+
 @attack()
 def compressed_names_to_watch(target: Target) -> None:
     """40 watches of 30 kB each, which hold names of 30 MB."""
-    name = _health(30_000_000)
-    with Peer(target.grpc_port) as peer:
-        peer.agree()
-        for _ in range(40):
-            peer.call(f"/{HEALTH}/Watch", name, _GZIP, compressed=True)
-        peer.stay(1.0)
+    _compressed(target, "Watch", 40, 30_000_000, 1.0)
 
 
 @attack()
 def compressed_names_to_check(target: Target) -> None:
     """15 checks of 58 kB each, which inflate to 60 MB."""
-    name = _health(60_000_000)
-    with Peer(target.grpc_port) as peer:
-        peer.agree()
-        for _ in range(15):
-            peer.call(f"/{HEALTH}/Check", name, _GZIP, compressed=True)
-        peer.stay(0.5)
+    _compressed(target, "Check", 15, 60_000_000, 0.5)
 
 
 @attack()
