@@ -12,7 +12,7 @@ PYTHON_HEADER = $(wildcard $(shell $(PYTHON) -c 'import sysconfig; print(sysconf
 COMPILERS = $(and $(filter Linux-x86_64 Linux-aarch64,$(SYSTEM)),$(shell command -v cc),$(shell command -v c++),$(PYTHON_HEADER))
 TESTS ?= tests/device
 
-.PHONY: demo quick test test-workstation test-attacks test-jetpack6 test-jetpack7 test-device check coverage coverage-report bench conformance mutation aarch64 generate clean
+.PHONY: demo quick test test-workstation test-attacks test-jetpack6 test-jetpack7 test-device gpu gpu-wheels check coverage coverage-report bench conformance mutation aarch64 generate clean
 
 # Train, export, build and serve the calculators and a looped transformer, and query them with a stock client.
 demo: .venv/installed
@@ -73,6 +73,15 @@ test-device: $(if $(COMPILERS),.venv-device/cuda/libcuda.so.1)
 .venv-device/installed: pyproject.toml constraints.txt tests/device/install.sh
 	$(if $(COMPILERS),tests/device/install.sh $(@D) $(PYTHON) && touch $@,@echo "skipped: no C compiler on this machine")
 
+# On a machine with an NVIDIA GPU and no network: installs .gpu-wheels/ beside its own torch, tests and measures, and writes
+# gpu.json. Under eight minutes.
+gpu:
+	$(PYTHON) -m tests.gpu
+
+# What such a machine lacks, for Python 3.12 on x86-64. COLLECT names more that its Python lacks, such as "numpy scipy".
+gpu-wheels:
+	$(or $(PYTHON_JETPACK7),$(PYTHON)) -m tests.gpu.collect $(COLLECT)
+
 # Style and types.
 check: .venv/installed
 	$(BIN)/ruff check .
@@ -116,4 +125,4 @@ generate: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv .venv-device .venv-jetpack6 .venv-jetpack7 .venv-mutation .aarch64 .demo runs
+	rm -rf .venv .venv-device .venv-jetpack6 .venv-jetpack7 .venv-mutation .venv-gpu .gpu-wheels .aarch64 .demo runs

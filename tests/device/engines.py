@@ -6,13 +6,15 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import onnxruntime
-import tensorrt as trt
+import pytest
 from onnx import TensorProto, helper
 
 from edge.datatypes import Array
 from edge.runtimes.tensorrt_package import logger_of
 from edge.runtimes.tensorrt_runner import TensorRtRunner
 from tests.device.networks import Shapes, build, serialized
+
+trt = pytest.importorskip("tensorrt")  # skips the tests that import this module
 
 #: Input to the smallest, the best and the largest shape.
 Profile = Shapes

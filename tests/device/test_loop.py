@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from tritonclient.grpc.aio import InferenceServerClient
 
+pytest.importorskip("tensorrt")
+
 from edge.bundles.bundle import Bundle
 from edge.errors import InvalidRequest, RunnerError
 from edge.programs.loop import Loop, LoopRunners, LoopSession

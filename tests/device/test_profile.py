@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("pycuda", reason="run `make test-device`", exc_type=ImportError)
+pytest.importorskip("tensorrt")
 
 from edge.profiling.profile import profile
 from edge.runtimes.tensorrt import TensorRt

@@ -1,0 +1,70 @@
+"""One short fine-tuning, reduction and distillation by ``fewheads``, on the CPU and on the GPU, in FP32.
+
+The data are generated sentences, and the model has random weights, so nothing is downloaded. ``python -m
+tests.gpu.training`` prints the comparison as JSON.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from export.reduction.cli import reduce
+from export.runs import METRICS, RunMetrics
+from export.tasks.cli import finetune
+from tests.support.task_data import invoke, make_sentiment, make_transformer, write_model
+
+#: The largest difference of two mean losses of an epoch. A GPU adds in another order, and training amplifies that.
+MOST_DIFFERENCE = 0.02
+OPTIONS = ("--epochs", 2, "--lr", 1e-3, "--batch", 32, "--max-length", 32, "--precision", "fp32", "--no-report")
+
+
+def read(run: Path) -> RunMetrics:
+    return msgspec.json.decode((run / METRICS).read_bytes(), type=RunMetrics)
+
+
+def compare(devices: tuple[str, str] = ("cpu", "cuda"), texts: int = 3000, dim: int = 384) -> dict[str, Any]:
+    """Return losses, scores and seconds of each device, the largest difference of losses, and the ratio of seconds.
+
+    ``fewheads reduce`` computes on the CPU; what it has removed is distilled on each device.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch)
+        write_model(root / "model", make_transformer(layers=4, dim=dim))
+        with open(root / "reviews.csv", "w", newline="") as file:
+            csv.writer(file).writerows([("review", "stars"), *make_sentiment(texts)])
+        data = ("--data", root / "reviews.csv", "--label", "stars", *OPTIONS)
+        found: dict[str, Any] = {}
+        for device in devices:
+            options = ("--device", device, "--out", root / device, "--name")
+            invoke(finetune, *data, *options, "tuned", "--model", root / "model")
+        teacher = root / devices[0] / "tuned"
+        calibration = ("--calibration", 200, "--tokens", 16, "--target-speedup", 1.5)
+        reduced = json.loads(invoke(reduce, teacher, *calibration, "--out", root / "small", "--json"))
+        for device in devices:
+            options = ("--device", device, "--out", root / device, "--name")
+            invoke(finetune, *data, *options, "taught", "--model", root / "small", "--teacher", teacher)
+        for name in ("tuned", "taught"):
+            runs = {device: read(root / device / name) for device in devices}
+            ours, theirs = (runs[device].losses for device in devices)
+            found[name] = {
+                "losses": {device: run.losses for device, run in runs.items()},
+                "holdout": {device: run.scores for device, run in runs.items()},
+                "seconds": {device: run.seconds for device, run in runs.items()},
+                "loss_difference": max(abs(a - b) for a, b in zip(ours, theirs, strict=True)),
+                "times_faster": runs[devices[0]].seconds / runs[devices[1]].seconds,
+            }
+        found["reduced_on_cpu"] = {"times_faster": reduced["measured"]["ratio"]}
+    for name in ("tuned", "taught"):
+        difference = found[name]["loss_difference"]
+        assert difference < MOST_DIFFERENCE, f"{name}: losses differ by {difference:.3g}, expected {MOST_DIFFERENCE}"
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(compare()))
