@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 
 from edge.errors import BackendError
 from tests.gpu import ROOT, WHEELS, __main__, collect, record
-from tests.gpu.record import Step, gpu_tests, steps
+from tests.gpu.record import Step, marked_tests, steps
 
 
 @pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="needs a machine without a GPU")
@@ -71,7 +71,7 @@ def test_a_step_that_fails_or_hangs_is_recorded_and_the_others_run(
     test = "import pytest\ndef test_good(): pass\ndef test_bad(): assert 0\ndef test_none(): pytest.skip('no TensorRT')"
     for name, code in {
         "fine": "import json; print('progress'); print(json.dumps({'ratio': 2.5}))",
-        "failing": "assert False, 'a reason'",
+        "failing": "print('[1, 2]'); assert False, 'a reason'",
         "hanging": "import time; time.sleep(60)",
         "test_three": test,
     }.items():
@@ -88,7 +88,7 @@ def test_a_step_that_fails_or_hangs_is_recorded_and_the_others_run(
     assert [*found["steps"]] == ["fine", "failing", "hanging", "tests"]
     fine, failing, hanging, tested = found["steps"].values()
     assert (fine["error"], fine["result"]) == (None, {"ratio": 2.5})
-    assert (failing["error"], failing["result"]) == ("exit code 1", None)
+    assert (failing["error"], failing["result"]) == ("exit code 1", [1, 2])
     assert "a reason" in failing["output"]
     assert hanging["error"] == "not finished after 0.5 s"
     assert tested["result"] == {"passed": 1, "failed": ["test_three::test_bad"], "skipped": {"no TensorRT": 1}}
@@ -100,6 +100,4 @@ def test_a_step_that_fails_or_hangs_is_recorded_and_the_others_run(
 
 def test_the_steps_fit_into_eight_minutes_and_run_every_file_with_the_marker() -> None:
     assert sum(step.limit_s for step in steps()) <= 480
-    assert {"tests/device", "tests/edge/test_onnxruntime_runner.py", "tests/export/test_experiments_frontier.py"} <= {
-        *gpu_tests()
-    }
+    assert {"tests/edge/test_onnxruntime_runner.py", "tests/export/test_experiments_frontier.py"} <= {*marked_tests()}

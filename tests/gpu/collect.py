@@ -80,22 +80,20 @@ def pip(*arguments: object, **variables: str) -> None:
 def compile_pycuda(place: Path, wheels: Path) -> None:
     """Compile pycuda's wheel, which needs no more than the driver's libcuda.so.1 from the other machine.
 
-    NVIDIA's wheels hold the headers, and an empty library of that name is enough for the linker.
+    NVIDIA's wheels hold the headers, and the software driver has every name that the linker looks for.
     """
     pip("download", "--no-deps", "-d", place, *(f"nvidia-{name.replace('_', '-')}-cu12" for name in HEADERS))
     for wheel in place.glob("nvidia_*.whl"):
         shutil.unpack_archive(wheel, place, "zip")
-    empty, library = place / "empty.c", place / "libcuda.so"
-    empty.touch()
-    compiler = os.environ.get("CC", "cc")
-    subprocess.run([compiler, "-shared", "-Wl,-soname,libcuda.so.1", "-o", library, empty], check=True)
+    includes = [str(place / "nvidia" / name / "include") for name in HEADERS]
+    subprocess.run([ROOT / "tests/device/driver/build.sh", includes[0], place], check=True)
     # pycuda's setup reads this file from the home directory; pip's settings stay where they are.
     settings = {
-        "CUDA_INC_DIR": [str(place / "nvidia" / name / "include") for name in HEADERS],
+        "CUDA_INC_DIR": includes,
         "CUDADRV_LIB_DIR": [str(place)],
         "CUDA_ENABLE_CURAND": False,
         "CXXFLAGS": ["-O1", "-g0", "-w"],
-        "LDFLAGS": ["-s", "-Wl,--no-as-needed"],  # keeps the empty library among those to load
+        "LDFLAGS": ["-s"],
     }
     (place / ".aksetup-defaults.py").write_text("\n".join(f"{name} = {value!r}" for name, value in settings.items()))
     pip_settings = os.environ.get("XDG_CONFIG_HOME", str(Path.home() / ".config"))

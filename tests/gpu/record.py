@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from datetime import datetime, timezone
 from importlib.metadata import distributions
 from importlib.util import find_spec
@@ -33,7 +34,7 @@ NEEDS = {
 class Step(NamedTuple):
     """A command, and the seconds after which it is ended.
 
-    It prints JSON at its end, unless it is pytest, which writes its report to the file that takes ``{report}``'s place.
+    It prints a line of JSON, unless it is pytest, which writes its report to the file that takes ``{report}``'s place.
     """
 
     name: str
@@ -41,10 +42,10 @@ class Step(NamedTuple):
     limit_s: float
 
 
-def gpu_tests() -> list[str]:
-    """Return the test files with tests for a GPU: those below tests/device, and those that have the marker."""
-    marked = [path for path in sorted((ROOT / "tests").glob("**/test_*.py")) if "pytest.mark.gpu" in path.read_text()]
-    return ["tests/device", *(str(path.relative_to(ROOT)) for path in marked if path.parent.name != "device")]
+def marked_tests() -> list[str]:
+    """Return the files with tests marked ``gpu``, but those of tests/device, where every test needs a GPU."""
+    marked = [path for path in sorted((ROOT / "tests").glob("*/test_*.py")) if "pytest.mark.gpu" in path.read_text()]
+    return [str(path.relative_to(ROOT)) for path in marked]
 
 
 def steps() -> list[Step]:
@@ -55,7 +56,8 @@ def steps() -> list[Step]:
         Step("device", ("tests.gpu.record", "device"), 40),
         Step("times", ("tests.gpu.times",), 80),
         Step("training", ("tests.gpu.training",), 180),
-        Step("tests", (*pytest, report, *gpu_tests()), 180),
+        Step("tests/device", (*pytest, report, "tests/device"), 120),
+        Step("other tests", (*pytest, report, *marked_tests()), 60),
     ]
 
 
@@ -101,8 +103,10 @@ def run(step: Step) -> dict[str, Any]:
                 output, error = process.communicate()[0], f"not finished after {step.limit_s:g} s"
         if report.exists():
             result = counted(report)
-        elif process.returncode == 0:
-            result = json.loads(output.splitlines()[-1])
+        else:
+            for line in output.splitlines():
+                with suppress(ValueError):
+                    result = json.loads(line)
         if error is None and process.returncode:
             error = f"exit code {process.returncode}"
     found = {"seconds": round(time.monotonic() - begun, 1), "error": error, "result": result}

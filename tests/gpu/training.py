@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 
 from export.reduction.cli import reduce
 from export.runs import METRICS, RunMetrics
 from export.tasks.cli import finetune
+from export.training.device import DeviceName, device_of
 from tests.support.task_data import invoke, make_sentiment, make_transformer, write_model
 
 #: The largest difference of two mean losses of an epoch. A GPU adds in another order, and training amplifies that.
@@ -28,7 +31,9 @@ def read(run: Path) -> RunMetrics:
     return msgspec.json.decode((run / METRICS).read_bytes(), type=RunMetrics)
 
 
-def compare(devices: tuple[str, str] = ("cpu", "cuda"), texts: int = 3000, dim: int = 384) -> dict[str, Any]:
+def compare(
+    devices: tuple[DeviceName, DeviceName] = ("cpu", "cuda"), texts: int = 3000, dim: int = 256
+) -> dict[str, Any]:
     """Return losses, scores and seconds of each device, the largest difference of losses, and the ratio of seconds.
 
     ``fewheads reduce`` computes on the CPU; what it has removed is distilled on each device.
@@ -41,6 +46,8 @@ def compare(devices: tuple[str, str] = ("cpu", "cuda"), texts: int = 3000, dim: 
         data = ("--data", root / "reviews.csv", "--label", "stars", *OPTIONS)
         found: dict[str, Any] = {}
         for device in devices:
+            warm = torch.ones(64, 64, device=device_of(device))
+            warm @ warm  # loads the libraries before anything is timed
             options = ("--device", device, "--out", root / device, "--name")
             invoke(finetune, *data, *options, "tuned", "--model", root / "model")
         teacher = root / devices[0] / "tuned"
@@ -60,11 +67,12 @@ def compare(devices: tuple[str, str] = ("cpu", "cuda"), texts: int = 3000, dim: 
                 "times_faster": runs[devices[0]].seconds / runs[devices[1]].seconds,
             }
         found["reduced_on_cpu"] = {"times_faster": reduced["measured"]["ratio"]}
-    for name in ("tuned", "taught"):
-        difference = found[name]["loss_difference"]
-        assert difference < MOST_DIFFERENCE, f"{name}: losses differ by {difference:.3g}, expected {MOST_DIFFERENCE}"
-    return found
+    differing = [name for name in ("tuned", "taught") if not found[name]["loss_difference"] < MOST_DIFFERENCE]
+    return found | {"differing": differing}
 
 
 if __name__ == "__main__":
-    print(json.dumps(compare()))
+    compared = compare()
+    print(json.dumps(compared))
+    if compared["differing"]:
+        sys.exit(f"losses on the two devices differ by {MOST_DIFFERENCE} or more: {', '.join(compared['differing'])}")
