@@ -16,9 +16,9 @@ from edge.runner import DecoderTensors
 from edge.runtimes.cuda import Memory
 from edge.runtimes.decoder_cache import groups_of, places_for, places_left
 from edge.runtimes.device_errors import is_out_of_memory
-from edge.runtimes.tensorrt_cache import ALIGNMENT, Entries
+from edge.runtimes.tensorrt_cache import Entries
 from edge.runtimes.tensorrt_device import SharedDevice
-from edge.runtimes.tensorrt_engine import Engine, Enqueued, Shape
+from edge.runtimes.tensorrt_engine import Engine, Enqueued, Shape, aligned
 from edge.runtimes.tensorrt_model import TensorRtModel
 
 _INDEX = np.dtype(np.int64)
@@ -51,11 +51,11 @@ class DecoderBuffers:
         self._new = groups_of(specs[new] for _, new in tensors.cache)
         rows, vocabulary = self.most_rows, specs[tensors.logits].shape[1]
         step = Entries(self._new, rows, 1)
-        indices = [_aligned(count * _INDEX.itemsize) for count in (rows * self.most_tokens, rows, rows, rows, rows)]
+        indices = [aligned(count * _INDEX.itemsize) for count in (rows * self.most_tokens, rows, rows, rows, rows)]
         logits_bytes = rows * vocabulary * _NUMBER.itemsize
         allocated: list[Memory] = []
         try:
-            allocated.append(shared.device.allocate(_aligned(logits_bytes) + step.size_bytes))
+            allocated.append(shared.device.allocate(aligned(logits_bytes) + step.size_bytes))
             allocated.append(shared.device.allocate_host(sum(indices), mapped=True))
             allocated.append(shared.device.allocate_host(logits_bytes))
             memory, mapped, host = map(model.own, allocated)
@@ -63,7 +63,7 @@ class DecoderBuffers:
             for one in allocated:
                 one.free()
             raise
-        self._logits, self.new = memory.address, step.at(memory.address + _aligned(logits_bytes))
+        self._logits, self.new = memory.address, step.at(memory.address + aligned(logits_bytes))
         ends = np.cumsum(indices).tolist()
         starts = [0, *ends[:-1]]
         self._addresses = [mapped.address + start for start in starts]
@@ -273,7 +273,3 @@ class TensorRtDecoder:
 
     def _rejected(self, given: list[int], expected: str, fix: str) -> InvalidRequest:
         return InvalidRequest(f"rows of {self._model.subject}", given=given, expected=expected, fix=fix)
-
-
-def _aligned(size_bytes: int) -> int:
-    return -(-size_bytes // ALIGNMENT) * ALIGNMENT

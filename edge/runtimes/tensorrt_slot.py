@@ -1,0 +1,106 @@
+"""Buffers of one pending run in TensorRT, whose tensors lie one behind the other, so that one copy takes all inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from edge.datatypes import NUMPY_TYPES, Array, TensorSpec, byte_size
+from edge.runtimes.cuda import Device, Memory
+from edge.runtimes.tensorrt_engine import Enqueued, Shape, TensorRtError, aligned
+
+#: The most layouts that a slot remembers.
+_LAYOUTS = 256
+
+
+class Copy(NamedTuple):
+    """A copy between page-locked memory and the device."""
+
+    address: int
+    raw: Array
+
+
+class Layout(NamedTuple):
+    """Where the tensors of runs with equal input shapes are."""
+
+    run: Enqueued  # the address of a tensor that is not in the slot is 0
+    inputs: tuple[tuple[str, Array], ...]  # those in the slot, in the host's memory
+    outputs: tuple[tuple[str, Array], ...]
+    shapes: Mapping[str, Shape]  # of all outputs
+    upload: Copy | None  # of the inputs, unless the device reads them in the host's memory
+    download: Copy | None
+
+
+#: Shapes of the inputs, and the tensors that are in other memory of the device.
+Key = tuple[tuple[Shape, ...], frozenset[str]]
+
+
+class Slot:
+    """The buffers of one pending run.
+
+    Args:
+        sizes: bytes of the largest tensor of each name.
+        mapped_bytes: the largest tensor that the device uses in the host's memory. The others are copied.
+        own: registers memory that the model frees.
+    """
+
+    def __init__(
+        self, device: Device, sizes: Mapping[str, int], mapped_bytes: int, own: Callable[[Memory], Memory]
+    ) -> None:
+        self.sizes = sizes
+        self._is_mapped = {name: size <= mapped_bytes for name, size in sizes.items()}
+        mapped_bytes, copied_bytes = (
+            sum(aligned(size) for name, size in sizes.items() if self._is_mapped[name] == mapped)
+            for mapped in (True, False)
+        )
+        self._mapped = own(device.allocate_host(mapped_bytes, mapped=True))
+        self._host, self._device = own(device.allocate_host(copied_bytes)), own(device.allocate(copied_bytes))
+        self.memory = self._mapped, self._host, self._device
+        self.layouts: dict[Key, Layout] = {}
+        self.uploaded = device.event()  # after a copy that is not part of the run
+        self.done = device.event()  # after the run
+        self.busy = False
+
+    def lay_out(
+        self,
+        profile: int,
+        inputs: Mapping[TensorSpec, Shape],
+        outputs: Mapping[TensorSpec, Shape],
+        elsewhere: frozenset[str],
+    ) -> Layout:
+        """Return a new layout, and keep it; raise a TensorRtError if a tensor exceeds its buffer."""
+        ends = {True: 0, False: 0}  # of the mapped memory and of the other
+        addresses: list[int] = []
+
+        def place(tensors: Mapping[TensorSpec, Shape]) -> tuple[tuple[tuple[str, Array], ...], Copy | None]:
+            arrays, start = [], ends[False]
+            for spec, shape in tensors.items():
+                if spec.name in elsewhere:
+                    addresses.append(0)
+                    continue
+                size, room, is_mapped = (
+                    byte_size(spec.datatype, shape),
+                    self.sizes[spec.name],
+                    self._is_mapped[spec.name],
+                )
+                if size > room:
+                    raise TensorRtError(f"{spec.name!r}: got {list(shape)}, {size} bytes, expected at most {room}")
+                host, device = (self._mapped, self._mapped) if is_mapped else (self._host, self._device)
+                begin = ends[is_mapped]
+                ends[is_mapped] += aligned(size)
+                arrays.append(
+                    (spec.name, host.bytes[begin : begin + size].view(NUMPY_TYPES[spec.datatype]).reshape(shape))
+                )
+                addresses.append(device.address + begin)
+            end = ends[False]
+            copy = Copy(self._device.address + start, self._host.bytes[start:end]) if end > start else None
+            return tuple(arrays), copy
+
+        (fed, upload), (fetched, download) = place(inputs), place(outputs)
+        shapes = tuple(inputs.values())
+        run = Enqueued(profile, shapes, tuple(addresses))
+        layout = Layout(run, fed, fetched, {spec.name: shape for spec, shape in outputs.items()}, upload, download)
+        if len(self.layouts) >= _LAYOUTS:
+            self.layouts.clear()
+        self.layouts[shapes, elsewhere] = layout
+        return layout
