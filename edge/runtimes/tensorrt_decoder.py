@@ -6,7 +6,8 @@ and lengths come from the host, in memory that the device reads itself, and only
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 
 import numpy as np
 
@@ -224,8 +225,8 @@ class TensorRtDecoder:
             prompts[:count, :longest], buffers.last[:count] = tokens, last[:, 0]
             new = buffers.run_prompts(*padded)
             buffers.cache.clear(shared.device, begin, count, shared.compute)
-            for row, length in enumerate(lengths.tolist()):
-                self._copy(shared, new, (row, begin + row), place=0, places=length)
+            for row, rows, length in _neighbours(lengths):
+                self._copy(shared, new, (row, begin + row), rows=rows, place=0, places=length)
             buffers.done.record(shared.compute)
             buffers.done.synchronize()
             buffers.free_prompts()
@@ -261,15 +262,26 @@ class TensorRtDecoder:
             buffers.run_step(padded)
             buffers.done.record(shared.compute)
             # The host samples meanwhile. What comes next waits for these copies, as it is in the same stream.
-            for row, length in enumerate(lengths.tolist()):
-                self._copy(shared, buffers.new, (row, row), place=length, places=1)
+            for row, count, length in _neighbours(lengths):
+                self._copy(shared, buffers.new, (row, row), rows=count, place=length, places=1)
             buffers.done.synchronize()
         lengths += 1
         return buffers.logits[:rows]
 
-    def _copy(self, shared: SharedDevice, source: Entries, move: tuple[int, int], *, place: int, places: int) -> None:
+    def _copy(
+        self, shared: SharedDevice, source: Entries, move: tuple[int, int], *, rows: int = 1, place: int, places: int
+    ) -> None:
         cache = self._buffers.cache
-        cache.copy(source, move, shared.device, shared.compute, rows=1, place=place, places=places)
+        cache.copy(source, move, shared.device, shared.compute, rows=rows, place=place, places=places)
 
     def _rejected(self, given: list[int], expected: str, fix: str) -> InvalidRequest:
         return InvalidRequest(f"rows of {self._model.subject}", given=given, expected=expected, fix=fix)
+
+
+def _neighbours(lengths: Array) -> Iterator[tuple[int, int, int]]:
+    """Yield the first row, the number of rows and the length of neighbours of one length, which share a copy."""
+    row = 0
+    for length, equal in groupby(lengths.tolist()):
+        count = len(list(equal))
+        yield row, count, length
+        row += count

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import cycle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,7 +27,7 @@ from edge.runtimes.tensorrt_device import shared_device
 from edge.runtimes.tensorrt_runner import TensorRtRunner
 from tests.device.engines import FLOAT, MIXED, REBUILD, Profile, affine, engine, loaded, mixed, reference, rows, step
 from tests.device.networks import serialized
-from tests.device.software import SoftwareDriver, library
+from tests.device.software import LAUNCH, SoftwareDriver, library
 from tests.support import text_model
 from tests.support.commands import fewheads, refusal
 from tests.support.models import ORACLE_BUNDLE
@@ -199,6 +198,23 @@ def test_recurring_shapes_get_graphs_up_to_a_limit(monkeypatch: pytest.MonkeyPat
         assert runs(1) == {"enqueues": 1, "captures": 1}  # in place of 2, which the last four runs did not use
         assert runs(3, 4, 1) == {"launches": 3}
         assert runs(2) == {"enqueues": 1}
+
+
+@pytest.mark.parametrize("mapped_bytes", [0, 1 << 20])
+def test_a_run_with_a_graph_takes_five_calls_of_the_driver(software: SoftwareDriver, mapped_bytes: int) -> None:
+    with running(mixed(), MIXED_PROFILE, mapped_bytes=mapped_bytes) as runner:
+        feeds = {name: np.ones((2, 8), NUMPY.get(name, name)) for name in MIXED}
+        for _ in range(2):
+            runner.infer(feeds)
+        assert software.counted_with_tensorrt(lambda: runner.infer(feeds)) == LAUNCH
+    with running(mixed(), MIXED_PROFILE, mapped_bytes=mapped_bytes, graphs=False) as runner:
+        runner.infer(feeds)
+        counts = software.counted_with_tensorrt(lambda: runner.infer(feeds))
+        # All inputs in one copy and all outputs in another; the context still has their shapes and addresses.
+        assert counts["execute_async_v3"] == 1
+        assert not {"set_input_shape", "set_tensor_address", "get_tensor_shape"} & {*counts}
+        copies = {name: count for name, count in counts.items() if "Memcpy" in name}
+        assert copies == ({} if mapped_bytes else {"cuMemcpyDtoHAsync": 1, "cuMemcpyHtoDAsync": 1})
 
 
 def test_models_share_one_arena() -> None:
@@ -421,18 +437,6 @@ class Scenario:
         self._right(3, {"next": outputs["next"].numpy(), "sum": outputs["sum"]})  # type: ignore[union-attr]
 
 
-def driver_calls(software: SoftwareDriver, work: Callable[[], object]) -> dict[str, int]:
-    """Return how often some work calls each function of the driver."""
-    maps = Path("/proc/self/maps").read_text()
-    library = re.search(r"/\S*libcuda\.so\.1\b", maps)
-    assert library
-    names = {name.decode().removesuffix("_v2") for name in re.findall(rb"\bcu[A-Z]\w+", Path(library[0]).read_bytes())}
-    before = {name: software.calls(name) for name in names}
-    work()
-    counts = {name: software.calls(name) - before[name] for name in names}
-    return {name: count for name, count in sorted(counts.items()) if count} | {"kernel": 12}
-
-
 def can_lack_memory(function: str) -> bool:
     return not re.search("kernel|Free|Destroy|Release|PushCurrent|PopCurrent", function)
 
@@ -447,7 +451,7 @@ def test_out_of_memory_in_any_call_of_a_run_fails_only_that_run(
 ) -> None:
     data = engine(step(), STEP_PROFILE)
     with playing(data) as scenario:
-        calls = driver_calls(software, scenario.play)
+        calls = software.counted(scenario.play) | {"kernel": 12}
         assert not scenario.errors
     assert {"cuMemcpyHtoDAsync", "cuGraphLaunch", "cuStreamBeginCapture", "cuMemAlloc"} <= {*calls}
     assert ("cuStreamWaitEvent" in calls) == (captured_bytes == 0)
@@ -476,7 +480,7 @@ def test_sticky_error_in_any_call_of_a_run_means_that_the_device_is_lost(
     codes = cycle(STICKY)
     data = engine(step(), STEP_PROFILE)
     with playing(data) as scenario:
-        calls = driver_calls(software, scenario.play)
+        calls = software.counted(scenario.play) | {"kernel": 12}
     for function, count in calls.items():
         for nth in few(count):
             with playing(data) as scenario:
@@ -507,9 +511,9 @@ def test_load_that_fails_in_any_call_leaks_nothing(
 ) -> None:
     large = engine(affine(64, depth=3), rows(1, 8, 32, width=64))
     runners: list[TensorRtRunner] = []
-    calls = driver_calls(software, lambda: runners.append(loaded(large)))
+    calls = software.counted(lambda: runners.append(loaded(large)))
     runners.pop().close()
-    for function in sorted({*calls} - {"kernel"}):
+    for function in calls:
         for nth in few(calls[function]) if code != 2 or can_lack_memory(function) else []:
             before = software.live()
             software.fail(function, code, nth)
