@@ -101,7 +101,7 @@ class Device:
         self._context = self._driver.Device(0).retain_primary_context()
 
     def __enter__(self) -> None:
-        if threading.current_thread() is not self._owner:
+        if threading.get_ident() != self._owner.ident:
             here = threading.current_thread().name
             raise RuntimeError(f"the GPU belongs to the thread {self._owner.name}, but {here} uses it")
         self._context.push()

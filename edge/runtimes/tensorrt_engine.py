@@ -6,6 +6,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from math import prod
 from traceback import clear_frames
 from typing import Any, NamedTuple
@@ -66,7 +67,8 @@ Work = tuple[Enqueued, ...]
 Copies = Callable[[int], None]
 
 
-class _Captured(NamedTuple):
+@dataclass
+class _Captured:
     """A graph, the contexts that it was captured from and that must not change, and the number of its last launch."""
 
     graph: Graph
@@ -192,7 +194,7 @@ class Engine:
         self._runs += 1
         captured = self._graphs.get(work)
         if captured:
-            self._graphs[work] = captured._replace(used=self._runs)
+            captured.used = self._runs
             self._graphs.move_to_end(work)
             captured.graph.launch(self._shared.compute)
             self._shared.counts["launches"] += 1

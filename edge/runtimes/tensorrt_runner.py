@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from types import MappingProxyType
 
 import numpy as np
@@ -27,7 +27,8 @@ MAPPED_BYTES = 16 * 1024
 #: the host takes for the three calls of the driver that this needs (calculated); smaller ones are part of the graph.
 CAPTURED_BYTES = 1024 * 1024
 
-_NOTHING: frozenset[str] = frozenset()
+#: A free slot, and of a run the key of its layout, and that if it is known.
+Found = tuple[Slot | None, Hashable, Layout | None]
 
 
 class PendingRun:
@@ -89,24 +90,24 @@ class TensorRtRunner(TensorRtModel):
                 one that contradicts another input's, or an index outside its table.
             RunnerError: the device or TensorRT failed; the log has its message.
         """
-        self._check(feeds, ())
+        found = self._found(feeds, ())
         with self.working() as (shared, engine):
-            return self._finished(self._started(shared, engine, feeds, ()))  # type: ignore[return-value] # as in result()
+            return self._finished(self._started(shared, engine, found, feeds, ()))  # type: ignore[return-value] # as in result()
 
     def start(self, feeds: Mapping[str, Array]) -> PendingRun:
         """Start a run; see :class:`edge.runner.OverlappingRunner`. It raises the errors of :meth:`infer`."""
-        self._check(feeds, ())
+        found = self._found(feeds, ())
         with self.working() as (shared, engine):
-            return self._started(shared, engine, feeds, ())
+            return self._started(shared, engine, found, feeds, ())
 
     def run(self, feeds: Mapping[str, Tensor], keep: Collection[str] = ()) -> dict[str, Tensor]:
         """Compute all outputs and keep some on the device; see :class:`edge.runner.Runner`.
 
         It raises the errors of :meth:`infer`, and an InvalidRequest if ``keep`` is not among the outputs.
         """
-        self._check(feeds, keep)
+        found = self._found(feeds, keep)
         with self.working() as (shared, engine):
-            return self._finished(self._started(shared, engine, feeds, keep))
+            return self._finished(self._started(shared, engine, found, feeds, keep))
 
     def finish(self, pending: PendingRun) -> dict[str, Tensor]:
         """Wait for a run and return its outputs; see :meth:`edge.runner.Pending.result`."""
@@ -146,17 +147,26 @@ class TensorRtRunner(TensorRtModel):
         self._decoders: list[DecoderBuffers] = []
         self._held = (self._slots, self._loops, self._decoders)
 
-    def _check(self, feeds: Mapping[str, Tensor], keep: Collection[str]) -> None:
-        check_feeds(self, feeds, keep, self.subject)
-        self._check_indices(feeds)
-        if self._slots and all(slot.busy for slot in self._slots):
+    def _found(self, feeds: Mapping[str, Tensor], keep: Collection[str]) -> Found:
+        """Check the arguments of a run, and return where its tensors are; no slot if the runner is closed."""
+        slot = next((slot for slot in self._slots if not slot.busy), None)
+        if slot is None and self._slots:
             raise RuntimeError(f"{self.subject}: {SLOTS} runs are pending; take the result of one first")
+        key = tuple([(name, one.shape, _kind(one)) for name, one in feeds.items()]), tuple(keep)
+        layout = slot.layouts.get(key) if slot else None
+        if layout is None:  # otherwise the same names, shapes and datatypes have been checked
+            check_feeds(self, feeds, keep, self.subject)
+        self._check_indices(feeds)
+        return slot, key, layout
 
     def _started(
-        self, shared: SharedDevice, engine: Engine, feeds: Mapping[str, Tensor], keep: Collection[str]
+        self, shared: SharedDevice, engine: Engine, found: Found, feeds: Mapping[str, Tensor], keep: Collection[str]
     ) -> PendingRun:
         self._logger.messages.clear()
-        slot, layout = self._layout(shared, engine, feeds, keep)
+        slot, key, layout = found
+        assert slot, "the runner is open"
+        if layout is None:
+            slot, layout = self._laid_out(shared, engine, slot, key, feeds, keep)
         for name, array in layout.inputs:
             array[...] = feeds[name]
         kept: dict[str, Tensor] = {}
@@ -193,6 +203,9 @@ class TensorRtRunner(TensorRtModel):
             values = feeds[name]
             if not isinstance(values, np.ndarray) or not values.size:
                 continue
+            # As an unsigned integer, a negative one is larger than any table: one pass instead of two.
+            if values.dtype == np.int64 and np.maximum.reduce(values.view(np.uint64), axis=None) < limit:
+                continue
             least, most = values.min(), values.max()
             if not (least >= 0 and most < limit):  # false for NaN
                 given, subject = (most if least >= 0 else least).item(), f"input {name!r} of {self.subject}"
@@ -200,21 +213,24 @@ class TensorRtRunner(TensorRtModel):
                 fix = "Send the token ids of this model's own tokenizer."
                 raise InvalidRequest(subject, given=given, expected=expected, fix=fix)
 
-    def _layout(
-        self, shared: SharedDevice, engine: Engine, feeds: Mapping[str, Tensor], keep: Collection[str]
+    def _laid_out(
+        self,
+        shared: SharedDevice,
+        engine: Engine,
+        slot: Slot,
+        key: Hashable,
+        feeds: Mapping[str, Tensor],
+        keep: Collection[str],
     ) -> tuple[Slot, Layout]:
-        """Return a free slot and where it has the tensors of a run."""
-        slot = next(slot for slot in self._slots if not slot.busy)
-        shapes = tuple([feeds[spec.name].shape for spec in self.inputs])
-        elsewhere = _NOTHING.union(keep, [name for name, one in feeds.items() if not isinstance(one, np.ndarray)])
-        layout = slot.layouts.get((shapes, elsewhere))
-        if layout is None:
-            profile = engine.profile_of(shapes)
-            inputs = dict(zip(self.inputs, shapes, strict=True))
-            outputs = dict(zip(self.outputs, engine.output_shapes(profile, shapes), strict=True))
-            if not self._preallocates:
-                slot = self._grown(shared, engine, slot, inputs | outputs)
-            layout = slot.lay_out(profile, inputs, outputs, elsewhere)
+        """Return a new layout, and its slot, which may be a larger one."""
+        shapes = tuple(feeds[spec.name].shape for spec in self.inputs)
+        profile = engine.profile_of(shapes)
+        inputs = dict(zip(self.inputs, shapes, strict=True))
+        outputs = dict(zip(self.outputs, engine.output_shapes(profile, shapes), strict=True))
+        if not self._preallocates:
+            slot = self._grown(shared, engine, slot, inputs | outputs)
+        elsewhere = {*keep, *(name for name, tensor in feeds.items() if not isinstance(tensor, np.ndarray))}
+        layout = slot.layouts[key] = slot.lay_out(profile, inputs, outputs, elsewhere)
         return slot, layout
 
     def _grown(self, shared: SharedDevice, engine: Engine, slot: Slot, shapes: Mapping[TensorSpec, Shape]) -> Slot:
@@ -248,3 +264,8 @@ class TensorRtRunner(TensorRtModel):
             return None
         address, raw = layout.download
         return lambda _: shared.device.copy_out(raw, address, shared.compute)
+
+
+def _kind(tensor: Tensor) -> Hashable:
+    """Return what tells apart datatypes, and tensors on the host from those on the device."""
+    return tensor.dtype if isinstance(tensor, np.ndarray) else tensor.datatype

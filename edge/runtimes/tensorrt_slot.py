@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import NamedTuple
 
 from edge.datatypes import NUMPY_TYPES, Array, TensorSpec, byte_size
@@ -31,10 +31,6 @@ class Layout(NamedTuple):
     download: Copy | None
 
 
-#: Shapes of the inputs, and the tensors that are in other memory of the device.
-Key = tuple[tuple[Shape, ...], frozenset[str]]
-
-
 class Slot:
     """The buffers of one pending run.
 
@@ -56,7 +52,8 @@ class Slot:
         self._mapped = own(device.allocate_host(mapped_bytes, mapped=True))
         self._host, self._device = own(device.allocate_host(copied_bytes)), own(device.allocate(copied_bytes))
         self.memory = self._mapped, self._host, self._device
-        self.layouts: dict[Key, Layout] = {}
+        #: By whatever tells runs apart; at most :data:`_LAYOUTS`.
+        self.layouts: dict[Hashable, Layout] = {}
         self.uploaded = device.event()  # after a copy that is not part of the run
         self.done = device.event()  # after the run
         self.busy = False
@@ -66,9 +63,15 @@ class Slot:
         profile: int,
         inputs: Mapping[TensorSpec, Shape],
         outputs: Mapping[TensorSpec, Shape],
-        elsewhere: frozenset[str],
+        elsewhere: Collection[str],
     ) -> Layout:
-        """Return a new layout, and keep it; raise a TensorRtError if a tensor exceeds its buffer."""
+        """Return where the tensors of some shapes are; raise a TensorRtError if one exceeds its buffer.
+
+        Args:
+            elsewhere: the tensors that are in other memory of the device.
+        """
+        if len(self.layouts) >= _LAYOUTS:
+            self.layouts.clear()
         ends = {True: 0, False: 0}  # of the mapped memory and of the other
         addresses: list[int] = []
 
@@ -99,8 +102,4 @@ class Slot:
         (fed, upload), (fetched, download) = place(inputs), place(outputs)
         shapes = tuple(inputs.values())
         run = Enqueued(profile, shapes, tuple(addresses))
-        layout = Layout(run, fed, fetched, {spec.name: shape for spec, shape in outputs.items()}, upload, download)
-        if len(self.layouts) >= _LAYOUTS:
-            self.layouts.clear()
-        self.layouts[shapes, elsewhere] = layout
-        return layout
+        return Layout(run, fed, fetched, {spec.name: shape for spec, shape in outputs.items()}, upload, download)

@@ -119,9 +119,15 @@ def test_engine_with_fixed_shapes() -> None:
 
 def test_requests_that_contradict_the_engine_are_rejected() -> None:
     with running(affine(), rows(1, 2, 4)) as runner:
-        for feeds in ({}, {"x": some(1), "z": some(1)}, {"x": some(1).astype(np.float64)}, {"x": some(1)[0]}):
+        handles = [runner.upload(some(1).astype(datatype)) for datatype in (np.float32, np.int32)]
+        # They differ in one thing from what has been computed.
+        runner.infer({"x": some(1)})
+        runner.run({"x": handles[0]}, ["y"])
+        shared_device().counts.clear()
+        wrong = [{}, {"x": some(1), "z": some(1)}, {"x": some(1).astype(np.float64)}, {"x": some(1)[0]}]
+        for feeds in (*wrong, {"x": handles[1]}):
             with pytest.raises(InvalidRequest, match=r"m\.onnx"):
-                runner.infer(feeds)
+                runner.run(feeds, ["y"] * bool(feeds))
         with pytest.raises(InvalidRequest, match="got 'z', expected one of"):
             runner.run({"x": some(1)}, ["z"])
         with pytest.raises(InvalidRequest, match="got 'float64', expected one of"):
