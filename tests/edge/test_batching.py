@@ -24,6 +24,7 @@ from edge.runtimes.build import load_runner
 from edge.runtimes.onnxruntime import OnnxRuntimeCpu
 from edge.scheduling.answers import Answer
 from edge.scheduling.batching import BatchAssembler, byte_size, split
+from edge.scheduling.buckets import Buckets
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import ServingOptions
 from edge.serving.responses import ResponseBuilder
@@ -47,13 +48,19 @@ def scheduler() -> Iterator[Scheduler]:
     scheduler.close()
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["all shapes", "few shapes"])
+@pytest.fixture(scope="module", params=["all shapes", "few shapes", "few shapes, timed"])
 def text_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     directory = tmp_path_factory.mktemp("sentiment")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(OnnxRuntimeCpu, "few_shapes", request.param)
+        patched.setattr(OnnxRuntimeCpu, "few_shapes", request.param != "all shapes")
         model = loaded(sentiment.write_sentiment_bundle(directory / "bundle"), directory / "cache")
-    assert model.executors["full"].assembler.pads_alone == request.param
+    assert model.executors["full"].assembler.pads_alone == (request.param != "all shapes")
+    if request.param == "few shapes, timed":
+        for executor in model.executors.values():
+            for size in [*range(1, sentiment.MAX_BATCH_SIZE * sentiment.MAX_LENGTH + 1)] * 32:
+                executor.latency.observe(size, 1e-3)
+            padded = executor.assembler.join([ids(3, 5)])["input_ids"].shape
+            assert padded == ((3, 8) if executor.tier == "auto" else (4, sentiment.MAX_LENGTH))
     yield model
     model.close()
 
@@ -191,7 +198,7 @@ def test_runs_are_padded_to_the_end_of_their_bucket_where_few_shapes_are_faster(
         expected = [[4] * length + [0] * (width - length) for length in lengths]
         assert joined["attention_mask"].tolist() == expected
         assert joined["input_ids"].tolist() == expected
-    shorter = BatchAssembler(sentiment.manifest().inputs, {"input_ids": 0, "attention_mask": 0}, longest=10)
+    shorter = BatchAssembler(sentiment.manifest().inputs, {"input_ids": 0, "attention_mask": 0}, Buckets(10))
     assert shorter.join([ids(1, 9)])["input_ids"].shape == (1, 10)  # the profile's longest
     # Inputs that contradict each other stay as they are, so that the graph rejects them.
     wrong = assembler.join([ids(1, 9, mask=8)])
