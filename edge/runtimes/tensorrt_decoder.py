@@ -77,6 +77,7 @@ class DecoderBuffers:
         self.cache = Entries(self._past, rows, 0)
         self._memory: Memory | None = None  # of the cache
         self._prompt_memory: Memory | None = None  # of new entries
+        self._steps: dict[int, Enqueued] = {}  # by the number of rows
         self.done = shared.device.event()
 
     @property
@@ -127,6 +128,7 @@ class DecoderBuffers:
 
     def _replace(self, cache: Entries, memory: Memory | None) -> None:
         old, self.cache, self._memory = self._memory, cache, memory
+        self._steps.clear()
         if old:
             self._engine.forget(old)
             self._model.disown(old)
@@ -144,7 +146,7 @@ class DecoderBuffers:
         shared.device.clear(memory.address + new.size_bytes, past.size_bytes, shared.compute)
         prompts, last, zeros, _, _ = self._addresses
         addresses = {names.tokens: prompts, names.lengths: zeros, names.last: last}
-        self._enqueue(addresses, past, new, count, longest, recurs=False)
+        self._enqueue(self._run(addresses, past, new, count, longest), count, recurs=False)
         return new
 
     def free_prompts(self) -> None:
@@ -155,27 +157,29 @@ class DecoderBuffers:
 
     def run_step(self, rows: int) -> None:
         """Enqueue a step of some rows, and the copy of their logits."""
-        names = self.tensors
-        _, _, zeros, tokens, lengths = self._addresses
-        addresses = {names.tokens: tokens, names.lengths: lengths, names.last: zeros}
-        self._enqueue(addresses, self.cache, self.new, rows, 1, recurs=True)
+        run = self._steps.get(rows)
+        if run is None:
+            names = self.tensors
+            _, _, zeros, tokens, lengths = self._addresses
+            addresses = {names.tokens: tokens, names.lengths: lengths, names.last: zeros}
+            run = self._steps[rows] = self._run(addresses, self.cache, self.new, rows, 1)
+        self._enqueue(run, rows, recurs=True)
 
-    def _enqueue(
-        self, addresses: Mapping[str, int], past: Entries, new: Entries, rows: int, tokens: int, *, recurs: bool
-    ) -> None:
-        names, shared, engine = self.tensors, self._shared, self._engine
-        column = rows, 1
+    def _run(self, addresses: Mapping[str, int], past: Entries, new: Entries, rows: int, tokens: int) -> Enqueued:
+        names, engine, column = self.tensors, self._engine, (rows, 1)
         shapes: dict[str, Shape] = {names.tokens: (rows, tokens), names.lengths: column, names.last: column}
         shapes |= past.shapes(rows)
         ordered = tuple(shapes[spec.name] for spec in engine.inputs)
         found = {**addresses, **past.addresses(), **new.addresses(), names.logits: self._logits}
         bound = tuple(found[spec.name] for spec in (*engine.inputs, *engine.outputs))
+        return Enqueued(engine.profile_of(ordered), ordered, bound)
+
+    def _enqueue(self, run: Enqueued, rows: int, *, recurs: bool) -> None:
+        shared = self._shared
         target = self.logits[:rows].reshape(-1).view(np.uint8)
-
-        def fetch(_: int) -> None:
-            shared.device.copy_out(target, self._logits, shared.compute)
-
-        engine.enqueue(Enqueued(engine.profile_of(ordered), ordered, bound), after=fetch, recurs=recurs)
+        self._engine.enqueue(
+            run, after=lambda _: shared.device.copy_out(target, self._logits, shared.compute), recurs=recurs
+        )
 
 
 class TensorRtDecoder:
