@@ -81,19 +81,14 @@ class Slot:
                 if spec.name in elsewhere:
                     addresses.append(0)
                     continue
-                size, room, is_mapped = (
-                    byte_size(spec.datatype, shape),
-                    self.sizes[spec.name],
-                    self._is_mapped[spec.name],
-                )
+                size, room = byte_size(spec.datatype, shape), self.sizes[spec.name]
                 if size > room:
                     raise TensorRtError(f"{spec.name!r}: got {list(shape)}, {size} bytes, expected at most {room}")
+                is_mapped = self._is_mapped[spec.name]
                 host, device = (self._mapped, self._mapped) if is_mapped else (self._host, self._device)
-                begin = ends[is_mapped]
-                ends[is_mapped] += aligned(size)
-                arrays.append(
-                    (spec.name, host.bytes[begin : begin + size].view(NUMPY_TYPES[spec.datatype]).reshape(shape))
-                )
+                begin, ends[is_mapped] = ends[is_mapped], ends[is_mapped] + aligned(size)
+                raw = host.bytes[begin : begin + size]
+                arrays.append((spec.name, raw.view(NUMPY_TYPES[spec.datatype]).reshape(shape)))
                 addresses.append(device.address + begin)
             end = ends[False]
             copy = Copy(self._device.address + start, self._host.bytes[start:end]) if end > start else None

@@ -66,12 +66,13 @@ class LatencyTable:
         """Add one step of ``size`` elements."""
         bucket = _bucket(size)
         mean = self._means.get(bucket)
-        self._runs[bucket] = self._runs.get(bucket, 0) + 1
         if mean is None:
             self._deviations[bucket] = seconds / 8
             self._means[bucket] = self._medians[bucket] = seconds
             insort(self._buckets, bucket)
+            self._runs[bucket] = 1
             return
+        self._runs[bucket] += 1
         error = seconds - mean
         self._means[bucket] = mean + _MEAN_WEIGHT * error
         self._deviations[bucket] += _DEVIATION_WEIGHT * (abs(error) - self._deviations[bucket])
