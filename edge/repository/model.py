@@ -29,6 +29,7 @@ from edge.programs.session import IterativeProgram
 from edge.runtimes.build import Loaded
 from edge.scheduling.batching import BatchAssembler, nonfinite, within
 from edge.scheduling.job import UseCount
+from edge.scheduling.latency import LatencyTable
 from edge.scheduling.tier_executor import ServingOptions, TierExecutor
 from edge.scheduling.tier_selection import DEADLINE, PINNED, ROUTER, TierSelector
 
@@ -152,7 +153,6 @@ class Model:
             loaded.runner.close()
 
     def _executors(self, options: ServingOptions) -> dict[str, TierExecutor]:
-        assembler = BatchAssembler.of(self.manifest, few_shapes=self.runtime.few_shapes)
         delay_us, cascade = options.max_queue_delay_us, self._cascade
         if delay_us is None:
             delay_us = self._serving.max_queue_delay_us
@@ -161,11 +161,21 @@ class Model:
             own = (cascade.lean, cascade.full) if name == AUTO and cascade else (name,)
             # A tier whose rows depend on one another gives every request its own run.
             joined = options.batching and all(self.tiers[tier].row_independent for tier in own)
+            max_rows, latency = self.manifest.max_batch_size if joined else 0, LatencyTable()
+            # The others run several files, or choose the shapes of their runs themselves.
+            is_one_run = len(own) == 1 and not isinstance(self.program, (IterativeProgram, Head))
+            assembler = BatchAssembler.of(
+                self.manifest,
+                few_shapes=self.runtime.few_shapes,
+                most_rows=max_rows if is_one_run else 0,
+                latency=latency if is_one_run else None,
+            )
             executors[name] = TierExecutor(
                 name,
                 self.program,
                 assembler,
-                max_rows=self.manifest.max_batch_size if joined else 0,
+                max_rows=max_rows,
+                latency=latency,
                 max_delay_seconds=delay_us / 1e6,
                 preferred_rows=self._serving.preferred_batch_sizes,
                 model=f"{self.name}:{self.version}",

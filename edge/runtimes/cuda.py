@@ -21,6 +21,7 @@ from edge.errors import BackendError, Literally
 
 _THREAD_LOCAL_CAPTURE = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may use CUDA meanwhile
 _NON_BLOCKING_STREAM = 1  # CU_STREAM_NON_BLOCKING
+_COPIES = 64  # the most descriptions of copies that a device keeps
 
 
 class CudaError(Exception):
@@ -99,9 +100,10 @@ class Device:
         self.errors: tuple[type[Exception], ...] = (self._driver.Error, CudaError)
         self._owner = threading.current_thread()
         self._context = self._driver.Device(0).retain_primary_context()
+        self._copies: dict[tuple[object, ...], Any] = {}  # descriptions of copies of slices, without their addresses
 
     def __enter__(self) -> None:
-        if threading.current_thread() is not self._owner:
+        if threading.get_ident() != self._owner.ident:
             here = threading.current_thread().name
             raise RuntimeError(f"the GPU belongs to the thread {self._owner.name}, but {here} uses it")
         self._context.push()
@@ -147,12 +149,17 @@ class Device:
         Args:
             shape: bytes of each line, lines of each slice, and slices.
         """
-        copy = self._driver.Memcpy3D()
-        copy.width_in_bytes, copy.height, copy.depth = shape
+        like = target[1:], source[1:], shape
+        copy = self._copies.get(like)
+        if copy is None:
+            if len(self._copies) >= _COPIES:
+                self._copies.clear()
+            copy = self._copies[like] = self._driver.Memcpy3D()
+            copy.width_in_bytes, copy.height, copy.depth = shape
+            copy.dst_pitch, copy.dst_height = target[1:]
+            copy.src_pitch, copy.src_height = source[1:]
         copy.set_dst_device(target.address)
-        copy.dst_pitch, copy.dst_height = target[1:]
         copy.set_src_device(source.address)
-        copy.src_pitch, copy.src_height = source[1:]
         copy(stream)
 
     def clear(self, address: int, size_bytes: int, stream: Any) -> None:

@@ -8,10 +8,7 @@ from typing import Any
 
 from edge.runtimes.cuda import Device, Slices
 from edge.runtimes.decoder_cache import Group
-from edge.runtimes.tensorrt_engine import Shape
-
-#: What TensorRT requires of addresses.
-ALIGNMENT = 256
+from edge.runtimes.tensorrt_engine import ALIGNMENT, Shape
 
 
 class Entries:

@@ -6,7 +6,8 @@ and lengths come from the host, in memory that the device reads itself, and only
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 
 import numpy as np
 
@@ -16,9 +17,9 @@ from edge.runner import DecoderTensors
 from edge.runtimes.cuda import Memory
 from edge.runtimes.decoder_cache import groups_of, places_for, places_left
 from edge.runtimes.device_errors import is_out_of_memory
-from edge.runtimes.tensorrt_cache import ALIGNMENT, Entries
+from edge.runtimes.tensorrt_cache import Entries
 from edge.runtimes.tensorrt_device import SharedDevice
-from edge.runtimes.tensorrt_engine import Engine, Enqueued, Shape
+from edge.runtimes.tensorrt_engine import Engine, Enqueued, Shape, aligned
 from edge.runtimes.tensorrt_model import TensorRtModel
 
 _INDEX = np.dtype(np.int64)
@@ -51,11 +52,11 @@ class DecoderBuffers:
         self._new = groups_of(specs[new] for _, new in tensors.cache)
         rows, vocabulary = self.most_rows, specs[tensors.logits].shape[1]
         step = Entries(self._new, rows, 1)
-        indices = [_aligned(count * _INDEX.itemsize) for count in (rows * self.most_tokens, rows, rows, rows, rows)]
+        indices = [aligned(count * _INDEX.itemsize) for count in (rows * self.most_tokens, rows, rows, rows, rows)]
         logits_bytes = rows * vocabulary * _NUMBER.itemsize
         allocated: list[Memory] = []
         try:
-            allocated.append(shared.device.allocate(_aligned(logits_bytes) + step.size_bytes))
+            allocated.append(shared.device.allocate(aligned(logits_bytes) + step.size_bytes))
             allocated.append(shared.device.allocate_host(sum(indices), mapped=True))
             allocated.append(shared.device.allocate_host(logits_bytes))
             memory, mapped, host = map(model.own, allocated)
@@ -63,7 +64,7 @@ class DecoderBuffers:
             for one in allocated:
                 one.free()
             raise
-        self._logits, self.new = memory.address, step.at(memory.address + _aligned(logits_bytes))
+        self._logits, self.new = memory.address, step.at(memory.address + aligned(logits_bytes))
         ends = np.cumsum(indices).tolist()
         starts = [0, *ends[:-1]]
         self._addresses = [mapped.address + start for start in starts]
@@ -76,6 +77,7 @@ class DecoderBuffers:
         self.cache = Entries(self._past, rows, 0)
         self._memory: Memory | None = None  # of the cache
         self._prompt_memory: Memory | None = None  # of new entries
+        self._steps: dict[int, Enqueued] = {}  # by the number of rows
         self.done = shared.device.event()
 
     @property
@@ -126,6 +128,7 @@ class DecoderBuffers:
 
     def _replace(self, cache: Entries, memory: Memory | None) -> None:
         old, self.cache, self._memory = self._memory, cache, memory
+        self._steps.clear()
         if old:
             self._engine.forget(old)
             self._model.disown(old)
@@ -143,7 +146,7 @@ class DecoderBuffers:
         shared.device.clear(memory.address + new.size_bytes, past.size_bytes, shared.compute)
         prompts, last, zeros, _, _ = self._addresses
         addresses = {names.tokens: prompts, names.lengths: zeros, names.last: last}
-        self._enqueue(addresses, past, new, count, longest, recurs=False)
+        self._enqueue(self._run(addresses, past, new, count, longest), count, recurs=False)
         return new
 
     def free_prompts(self) -> None:
@@ -154,27 +157,29 @@ class DecoderBuffers:
 
     def run_step(self, rows: int) -> None:
         """Enqueue a step of some rows, and the copy of their logits."""
-        names = self.tensors
-        _, _, zeros, tokens, lengths = self._addresses
-        addresses = {names.tokens: tokens, names.lengths: lengths, names.last: zeros}
-        self._enqueue(addresses, self.cache, self.new, rows, 1, recurs=True)
+        run = self._steps.get(rows)
+        if run is None:
+            names = self.tensors
+            _, _, zeros, tokens, lengths = self._addresses
+            addresses = {names.tokens: tokens, names.lengths: lengths, names.last: zeros}
+            run = self._steps[rows] = self._run(addresses, self.cache, self.new, rows, 1)
+        self._enqueue(run, rows, recurs=True)
 
-    def _enqueue(
-        self, addresses: Mapping[str, int], past: Entries, new: Entries, rows: int, tokens: int, *, recurs: bool
-    ) -> None:
-        names, shared, engine = self.tensors, self._shared, self._engine
-        column = rows, 1
+    def _run(self, addresses: Mapping[str, int], past: Entries, new: Entries, rows: int, tokens: int) -> Enqueued:
+        names, engine, column = self.tensors, self._engine, (rows, 1)
         shapes: dict[str, Shape] = {names.tokens: (rows, tokens), names.lengths: column, names.last: column}
         shapes |= past.shapes(rows)
         ordered = tuple(shapes[spec.name] for spec in engine.inputs)
         found = {**addresses, **past.addresses(), **new.addresses(), names.logits: self._logits}
         bound = tuple(found[spec.name] for spec in (*engine.inputs, *engine.outputs))
+        return Enqueued(engine.profile_of(ordered), ordered, bound)
+
+    def _enqueue(self, run: Enqueued, rows: int, *, recurs: bool) -> None:
+        shared = self._shared
         target = self.logits[:rows].reshape(-1).view(np.uint8)
-
-        def fetch(_: int) -> None:
-            shared.device.copy_out(target, self._logits, shared.compute)
-
-        engine.enqueue(Enqueued(engine.profile_of(ordered), ordered, bound), after=fetch, recurs=recurs)
+        self._engine.enqueue(
+            run, after=lambda _: shared.device.copy_out(target, self._logits, shared.compute), recurs=recurs
+        )
 
 
 class TensorRtDecoder:
@@ -224,8 +229,8 @@ class TensorRtDecoder:
             prompts[:count, :longest], buffers.last[:count] = tokens, last[:, 0]
             new = buffers.run_prompts(*padded)
             buffers.cache.clear(shared.device, begin, count, shared.compute)
-            for row, length in enumerate(lengths.tolist()):
-                self._copy(shared, new, (row, begin + row), place=0, places=length)
+            for row, rows, length in _neighbours(lengths):
+                self._copy(shared, new, (row, begin + row), rows=rows, place=0, places=length)
             buffers.done.record(shared.compute)
             buffers.done.synchronize()
             buffers.free_prompts()
@@ -261,19 +266,26 @@ class TensorRtDecoder:
             buffers.run_step(padded)
             buffers.done.record(shared.compute)
             # The host samples meanwhile. What comes next waits for these copies, as it is in the same stream.
-            for row, length in enumerate(lengths.tolist()):
-                self._copy(shared, buffers.new, (row, row), place=length, places=1)
+            for row, count, length in _neighbours(lengths):
+                self._copy(shared, buffers.new, (row, row), rows=count, place=length, places=1)
             buffers.done.synchronize()
         lengths += 1
         return buffers.logits[:rows]
 
-    def _copy(self, shared: SharedDevice, source: Entries, move: tuple[int, int], *, place: int, places: int) -> None:
+    def _copy(
+        self, shared: SharedDevice, source: Entries, move: tuple[int, int], *, rows: int = 1, place: int, places: int
+    ) -> None:
         cache = self._buffers.cache
-        cache.copy(source, move, shared.device, shared.compute, rows=1, place=place, places=places)
+        cache.copy(source, move, shared.device, shared.compute, rows=rows, place=place, places=places)
 
     def _rejected(self, given: list[int], expected: str, fix: str) -> InvalidRequest:
         return InvalidRequest(f"rows of {self._model.subject}", given=given, expected=expected, fix=fix)
 
 
-def _aligned(size_bytes: int) -> int:
-    return -(-size_bytes // ALIGNMENT) * ALIGNMENT
+def _neighbours(lengths: Array) -> Iterator[tuple[int, int, int]]:
+    """Yield the first row, the number of rows and the length of neighbours of one length, which share a copy."""
+    row = 0
+    for length, equal in groupby(lengths.tolist()):
+        count = len(list(equal))
+        yield row, count, length
+        row += count

@@ -6,6 +6,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from math import prod
 from traceback import clear_frames
 from typing import Any, NamedTuple
@@ -25,6 +26,9 @@ GRAPHS = 16
 _STALE_RUNS = 1000
 #: The most combinations of input shapes whose output shapes are remembered.
 _OUTPUT_SHAPES = 256
+
+#: What TensorRT requires of addresses.
+ALIGNMENT = 256
 
 Shape = tuple[int, ...]
 
@@ -58,11 +62,13 @@ class Enqueued(NamedTuple):
 
 #: Runs, one after the other.
 Work = tuple[Enqueued, ...]
-#: Enqueues what follows the run at a place of the work, such as a copy of its outputs; always the same for equal work.
-After = Callable[[int], None]
+#: Enqueues what precedes or follows the run at a place of the work, such as a copy of its inputs; always the same for
+#: equal work.
+Copies = Callable[[int], None]
 
 
-class _Captured(NamedTuple):
+@dataclass
+class _Captured:
     """A graph, the contexts that it was captured from and that must not change, and the number of its last launch."""
 
     graph: Graph
@@ -94,6 +100,7 @@ class Engine:
         self._graphs: OrderedDict[Work, _Captured] = OrderedDict()
         self._seen: OrderedDict[Work, None] = OrderedDict()
         self._runs = 0
+        self._bound: dict[int, Enqueued] = {}  # by the profile of the context
         self._output_shapes: dict[tuple[int, tuple[Shape, ...]], list[Shape]] = {}
         self._runtime = trt.Runtime(logger)
         logger.messages.clear()
@@ -165,6 +172,7 @@ class Engine:
         """
         found = self._output_shapes.get((profile, shapes))
         if found is None:
+            self._bound.pop(profile, None)
             self._set_shapes(self._contexts[profile], profile, shapes)
             self._infer_shapes(profile, shapes)
             found = [tuple(self._contexts[profile].get_tensor_shape(spec.name)) for spec in self.outputs]
@@ -173,8 +181,12 @@ class Engine:
             self._output_shapes[profile, shapes] = found
         return found
 
-    def enqueue(self, *work: Enqueued, after: After | None = None, recurs: bool = True) -> None:
-        """Enqueue runs, and ``after`` behind each; raise a TensorRtError or a CudaError if one is rejected.
+    def enqueue(
+        self, *work: Enqueued, before: Copies | None = None, after: Copies | None = None, recurs: bool = True
+    ) -> None:
+        """Enqueue runs, ``before`` ahead of each and ``after`` behind it, all of which become part of the graph.
+
+        Raise a TensorRtError or a CudaError if one is rejected.
 
         Args:
             recurs: whether the work may get a graph.
@@ -182,21 +194,21 @@ class Engine:
         self._runs += 1
         captured = self._graphs.get(work)
         if captured:
-            self._graphs[work] = captured._replace(used=self._runs)
+            captured.used = self._runs
             self._graphs.move_to_end(work)
             captured.graph.launch(self._shared.compute)
             self._shared.counts["launches"] += 1
         elif not (self._uses_graphs and recurs):
-            self._enqueue_plain(work, after)
+            self._enqueue_plain(work, before, after)
         elif work in self._seen and self._has_room():
             del self._seen[work]
-            self._capture(work, after)
+            self._capture(work, before, after)
         else:
             self._seen[work] = None
             self._seen.move_to_end(work)
             if len(self._seen) > GRAPHS:
                 self._seen.popitem(last=False)
-            self._enqueue_plain(work, after)
+            self._enqueue_plain(work, before, after)
 
     def forget(self, memory: Memory) -> None:
         """Free the graphs of work with addresses in some memory, before it is freed. None of them is in progress."""
@@ -274,17 +286,22 @@ class Engine:
     def _listed(self, shapes: tuple[Shape, ...]) -> Literally:
         return Literally(", ".join(f"{spec.name} {list(one)}" for spec, one in zip(self.inputs, shapes, strict=True)))
 
-    def _enqueue_plain(self, work: Work, after: After | None, begin: int = 0) -> None:
+    def _enqueue_plain(self, work: Work, before: Copies | None, after: Copies | None, begin: int = 0) -> None:
         for place in range(begin, len(work)):
-            context = self._contexts[work[place].profile]
-            self._bind(context, work[place])
-            self._enqueue_bound(context, after, place)
+            run = work[place]
+            context = self._contexts[run.profile]
+            if self._bound.pop(run.profile, None) != run:
+                self._bind(context, run)
+            self._bound[run.profile] = run
+            self._enqueue_bound(context, before, after, place)
+            self._shared.counts["enqueues"] += 1
 
-    def _enqueue_bound(self, context: Any, after: After | None, place: int) -> None:
+    def _enqueue_bound(self, context: Any, before: Copies | None, after: Copies | None, place: int) -> None:
+        if before:
+            before(place)
         self._execute(context)
         if after:
             after(place)
-        self._shared.counts["enqueues"] += 1
 
     def _bind(self, context: Any, run: Enqueued) -> None:
         self._set_shapes(context, run.profile, run.shapes)
@@ -296,7 +313,7 @@ class Engine:
         done = context.execute_async_v3(self._shared.compute.handle)
         self._check(done, "execute_async_v3", done, "True")
 
-    def _capture(self, work: Work, after: After | None) -> None:
+    def _capture(self, work: Work, before: Copies | None, after: Copies | None) -> None:
         """Enqueue work with a context of its own for each different run, and capture it for the next time.
 
         TensorRT requires an ordinary run before the capture, and an unchanged context afterwards.
@@ -306,9 +323,7 @@ class Engine:
 
         def repeat() -> None:
             for place, run in enumerate(work):
-                self._execute(contexts[run])
-                if after:
-                    after(place)
+                self._enqueue_bound(contexts[run], before, after, place)
 
         try:
             for run in work:
@@ -317,7 +332,8 @@ class Engine:
                     context.set_device_memory(self._shared.arena.address, self._shared.arena.size_bytes)
                     self._bind(context, run)
             for place, run in enumerate(work):
-                self._enqueue_bound(contexts[run], after, place)
+                self._enqueue_bound(contexts[run], before, after, place)
+                self._shared.counts["enqueues"] += 1
                 enqueued += 1
             graph = self._shared.device.capture(self._shared.compute, repeat)
         except Exception as error:
@@ -327,7 +343,7 @@ class Engine:
             clear_frames(error.__traceback__)  # they refer to contexts, and so may a log that keeps the error
             log.warning("%s runs without CUDA graphs: %s", self._subject, str(error))
             self._uses_graphs = False
-            self._enqueue_plain(work, after, enqueued)
+            self._enqueue_plain(work, before, after, enqueued)
             return
         self._shared.counts["captures"] += 1
         self._graphs[work] = _Captured(graph, contexts, self._runs)
@@ -349,3 +365,8 @@ class Engine:
         if not done:
             logged = "; ".join(self._logger.messages) or "no reason from TensorRT"
             raise TensorRtError(f"{subject}: got {given}, expected {expected}: {logged}")
+
+
+def aligned(size_bytes: int) -> int:
+    """Return a size in bytes, rounded up to what TensorRT requires of the next address."""
+    return -(-size_bytes // ALIGNMENT) * ALIGNMENT

@@ -15,11 +15,9 @@ from edge.datatypes import NUMPY_TYPES, Array
 from edge.errors import InvalidRequest
 from edge.runner import LoopTensors, Tensor
 from edge.runtimes.cuda import Device
-from edge.runtimes.tensorrt_engine import Engine, Enqueued, Shape, Work
+from edge.runtimes.tensorrt_engine import Engine, Enqueued, Shape, Work, aligned
 from edge.runtimes.tensorrt_model import TensorRtModel
 
-#: What TensorRT requires of addresses.
-_ALIGNMENT = 256
 _INDEX = np.dtype(np.int64)
 _NUMBER = np.dtype(np.float32)
 
@@ -42,8 +40,8 @@ class LoopBuffers:
         datatype = NUMPY_TYPES[engine.inputs[place].datatype]
         self.token_bytes = self.width * np.dtype(datatype).itemsize
         self.row_bytes = self.tokens * self.token_bytes
-        self.column_bytes = _aligned(self.rows * _NUMBER.itemsize)
-        sizes = [_aligned(self.rows * self.row_bytes)] * 3 + [_aligned(self.rows * _INDEX.itemsize)]
+        self.column_bytes = aligned(self.rows * _NUMBER.itemsize)
+        sizes = [aligned(self.rows * self.row_bytes)] * 3 + [aligned(self.rows * _INDEX.itemsize)]
         memory = device.allocate(sum(sizes) + 2 * self.column_bytes)
         try:
             self._host = model.own(device.allocate_host(sizes[-1] + steps * 2 * self.column_bytes))
@@ -166,7 +164,3 @@ class TensorRtLoop:
         self._current = (self._current + buffers.steps) % 2
         results = buffers.host_results.view(_NUMBER).reshape(buffers.steps, 2, -1)[:, :, :rows].copy()
         return results[:, 0], results[:, 1]
-
-
-def _aligned(size_bytes: int) -> int:
-    return -(-size_bytes // _ALIGNMENT) * _ALIGNMENT

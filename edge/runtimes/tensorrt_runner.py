@@ -2,65 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping
 from types import MappingProxyType
 
 import numpy as np
 
-from edge.datatypes import NUMPY_TYPES, Array, TensorSpec, byte_size
+from edge.datatypes import Array, TensorSpec, byte_size
 from edge.errors import InvalidRequest
 from edge.runner import DecoderTensors, LoopTensors, Tensor, check_feeds
-from edge.runtimes.cuda import Device, Memory
 from edge.runtimes.tensorrt_decoder import DecoderBuffers, TensorRtDecoder
 from edge.runtimes.tensorrt_device import SharedDevice
-from edge.runtimes.tensorrt_engine import Engine, Enqueued, Shape, TensorRtError
+from edge.runtimes.tensorrt_engine import Copies, Engine, Shape
 from edge.runtimes.tensorrt_loop import LoopBuffers, TensorRtLoop
 from edge.runtimes.tensorrt_model import TensorRtHandle, TensorRtModel
 from edge.runtimes.tensorrt_package import Flavor
+from edge.runtimes.tensorrt_slot import Layout, Slot
 
 #: Runs that may be pending at once: the device computes one while the host prepares the other.
 SLOTS = 2
 #: The largest tensor that an integrated GPU reads and writes in the host's memory, which it does not cache. For so
 #: little data that is faster than a copy (CUDA for Tegra, application note, 3.2).
 MAPPED_BYTES = 16 * 1024
+#: Larger inputs are copied while the run before is computed. A copy of so much takes an Orin's memory about as long as
+#: the host takes for the three calls of the driver that this needs (calculated); smaller ones are part of the graph.
+CAPTURED_BYTES = 1024 * 1024
 
-
-class _Slot:
-    """The buffers of one pending run."""
-
-    def __init__(
-        self, device: Device, sizes: Mapping[str, int], mapped_bytes: int, own: Callable[[Memory], Memory]
-    ) -> None:
-        # The device uses these tensors in the host's memory; the others are copied.
-        self.mapped = {name for name, size in sizes.items() if size <= mapped_bytes}
-        self.host = {name: own(device.allocate_host(size, mapped=name in self.mapped)) for name, size in sizes.items()}
-        on_device = {name: own(device.allocate(size)) for name, size in sizes.items() if name not in self.mapped}
-        self.addresses = {name: memory.address for name, memory in (self.host | on_device).items()}
-        self.memory = (*self.host.values(), *on_device.values())
-        self.uploaded = device.event()  # after the copies of the inputs
-        self.done = device.event()  # after the run
-        self.busy = False
-
-    def raw(self, spec: TensorSpec, shape: Shape) -> Array:
-        """Return the bytes of a tensor in the host's memory; raise a TensorRtError if it exceeds its buffer."""
-        size, room = byte_size(spec.datatype, shape), self.host[spec.name].size_bytes
-        if size > room:
-            raise TensorRtError(f"{spec.name!r}: got {list(shape)}, {size} bytes, expected at most {room}")
-        return self.host[spec.name].bytes[:size]
-
-    def array(self, spec: TensorSpec, shape: Shape) -> Array:
-        """Return a tensor in the host's memory."""
-        array: Array = self.raw(spec, shape).view(NUMPY_TYPES[spec.datatype]).reshape(shape)
-        return array
+#: A free slot, and of a run the key of its layout, and that if it is known.
+Found = tuple[Slot | None, Hashable, Layout | None]
 
 
 class PendingRun:
     """A started run; see :class:`edge.runner.Pending`."""
 
-    def __init__(self, runner: TensorRtRunner, slot: _Slot, outputs: dict[str, Shape | TensorRtHandle]) -> None:
+    def __init__(self, runner: TensorRtRunner, slot: Slot, layout: Layout, kept: dict[str, Tensor]) -> None:
         self._runner = runner
-        self.slot: _Slot | None = slot
-        self.outputs = outputs
+        self.slot: Slot | None = slot
+        self.layout = layout
+        self.kept = kept
 
     def result(self) -> dict[str, Array]:
         """Wait for the run; see :meth:`edge.runner.Pending.result`."""
@@ -112,34 +90,31 @@ class TensorRtRunner(TensorRtModel):
                 one that contradicts another input's, or an index outside its table.
             RunnerError: the device or TensorRT failed; the log has its message.
         """
-        return self.start(feeds).result()
+        found = self._found(feeds, ())
+        with self.working() as (shared, engine):
+            return self._finished(self._started(shared, engine, found, feeds, ()))  # type: ignore[return-value] # as in result()
 
     def start(self, feeds: Mapping[str, Array]) -> PendingRun:
         """Start a run; see :class:`edge.runner.OverlappingRunner`. It raises the errors of :meth:`infer`."""
-        return self._start(feeds, ())
+        found = self._found(feeds, ())
+        with self.working() as (shared, engine):
+            return self._started(shared, engine, found, feeds, ())
 
     def run(self, feeds: Mapping[str, Tensor], keep: Collection[str] = ()) -> dict[str, Tensor]:
         """Compute all outputs and keep some on the device; see :class:`edge.runner.Runner`.
 
         It raises the errors of :meth:`infer`, and an InvalidRequest if ``keep`` is not among the outputs.
         """
-        return self.finish(self._start(feeds, keep))
+        found = self._found(feeds, keep)
+        with self.working() as (shared, engine):
+            return self._finished(self._started(shared, engine, found, feeds, keep))
 
     def finish(self, pending: PendingRun) -> dict[str, Tensor]:
         """Wait for a run and return its outputs; see :meth:`edge.runner.Pending.result`."""
-        slot = pending.slot
-        if slot is None:
+        if pending.slot is None:
             raise RuntimeError(f"{self.subject}: the result of this run has been taken")
         with self.working():
-            pending.slot = None
-            try:
-                slot.done.synchronize()
-                return {
-                    spec.name: kept if isinstance(kept, TensorRtHandle) else slot.array(spec, kept).copy()
-                    for spec, kept in zip(self.outputs, pending.outputs.values(), strict=True)
-                }
-            finally:
-                slot.busy = False
+            return self._finished(pending)
 
     def loop(self, tensors: LoopTensors, steps: int = 1) -> TensorRtLoop:
         """Return a loop without rows; see :meth:`edge.runner.Runner.loop`. It reuses the buffers of a dropped one."""
@@ -167,65 +142,69 @@ class TensorRtRunner(TensorRtModel):
         self._mapped = mapped_bytes
         if not self._preallocates:
             sizes = dict.fromkeys(sizes, 0)
-        self._slots = [_Slot(shared.device, sizes, mapped_bytes, self.own) for _ in range(SLOTS)]
+        self._slots = [Slot(shared.device, sizes, mapped_bytes, self.own) for _ in range(SLOTS)]
         self._loops: list[LoopBuffers] = []
         self._decoders: list[DecoderBuffers] = []
         self._held = (self._slots, self._loops, self._decoders)
 
-    def _start(self, feeds: Mapping[str, Tensor], keep: Collection[str]) -> PendingRun:
-        check_feeds(self, feeds, keep, self.subject)
-        self._check_indices(feeds)
+    def _found(self, feeds: Mapping[str, Tensor], keep: Collection[str]) -> Found:
+        """Check the arguments of a run, and return where its tensors are; no slot if the runner is closed."""
         slot = next((slot for slot in self._slots if not slot.busy), None)
         if slot is None and self._slots:
             raise RuntimeError(f"{self.subject}: {SLOTS} runs are pending; take the result of one first")
-        with self.working() as (shared, engine):
-            assert slot
-            self._logger.messages.clear()
-            shapes = tuple(feeds[spec.name].shape for spec in self.inputs)
-            profile = engine.profile_of(shapes)
-            output_shapes = engine.output_shapes(profile, shapes)
-            if not self._preallocates:
-                slot = self._grown(shared, engine, slot, (*shapes, *output_shapes))
-            addresses = self._feed(shared, slot, feeds)
-            outputs: dict[str, Shape | TensorRtHandle] = {}
-            copies: list[tuple[Array, int]] = []
-            for spec, shape in zip(self.outputs, output_shapes, strict=True):
-                if spec.name in keep:
-                    memory = self.buffer(shared, byte_size(spec.datatype, shape))
-                    outputs[spec.name] = TensorRtHandle(self, memory, spec.datatype, shape)
-                    addresses.append(memory.address)
-                    continue
-                raw = slot.raw(spec, shape)  # raises if the buffer is too small
-                outputs[spec.name] = shape
-                addresses.append(slot.addresses[spec.name])
-                if spec.name not in slot.mapped:
-                    copies.append((raw, addresses[-1]))
-            engine.enqueue(Enqueued(profile, shapes, tuple(addresses)))
-            for raw, address in copies:
-                shared.device.copy_out(raw, address, shared.compute)
-            slot.done.record(shared.compute)
-            slot.busy = True
-            return PendingRun(self, slot, outputs)
+        key = tuple([(name, one.shape, _kind(one)) for name, one in feeds.items()]), tuple(keep)
+        layout = slot.layouts.get(key) if slot else None
+        if layout is None:  # otherwise the same names, shapes and datatypes have been checked
+            check_feeds(self, feeds, keep, self.subject)
+        self._check_indices(feeds)
+        return slot, key, layout
 
-    def _grown(self, shared: SharedDevice, engine: Engine, slot: _Slot, shapes: Sequence[Shape]) -> _Slot:
-        """Return a slot with room for tensors of these shapes: the given one, or a larger one in its place."""
-        specs = (*self.inputs, *self.outputs)
-        sizes = {spec.name: byte_size(spec.datatype, shape) for spec, shape in zip(specs, shapes, strict=True)}
-        if all(size <= slot.host[name].size_bytes for name, size in sizes.items()):
-            return slot
-        larger = _Slot(shared.device, sizes, self._mapped, self.own)
-        shared.compute.synchronize()
-        self._slots[self._slots.index(slot)] = larger
-        for memory in slot.memory:
-            engine.forget(memory)
-            self.disown(memory)
-        return larger
+    def _started(
+        self, shared: SharedDevice, engine: Engine, found: Found, feeds: Mapping[str, Tensor], keep: Collection[str]
+    ) -> PendingRun:
+        self._logger.messages.clear()
+        slot, key, layout = found
+        assert slot, "the runner is open"
+        if layout is None:
+            slot, layout = self._laid_out(shared, engine, slot, key, feeds, keep)
+        for name, array in layout.inputs:
+            array[...] = feeds[name]
+        kept: dict[str, Tensor] = {}
+        run = layout.run
+        if 0 in run.addresses:
+            addresses = dict(zip((spec.name for spec in (*self.inputs, *self.outputs)), run.addresses, strict=True))
+            for spec in self.inputs:
+                addresses[spec.name] = addresses[spec.name] or self.address_of(spec.name, feeds[spec.name])
+            for spec in self.outputs:
+                if spec.name in keep:
+                    shape = layout.shapes[spec.name]
+                    memory = self.buffer(shared, byte_size(spec.datatype, shape))
+                    kept[spec.name] = TensorRtHandle(self, memory, spec.datatype, shape)
+                    addresses[spec.name] = memory.address
+            run = run._replace(addresses=tuple(addresses.values()))
+        engine.enqueue(run, before=self._upload(shared, slot, layout), after=self._download(shared, layout))
+        slot.done.record(shared.compute)
+        slot.busy = True
+        return PendingRun(self, slot, layout, kept)
+
+    def _finished(self, pending: PendingRun) -> dict[str, Tensor]:
+        slot, pending.slot = pending.slot, None
+        assert slot
+        try:
+            slot.done.synchronize()
+            outputs: dict[str, Tensor] = {name: array.copy() for name, array in pending.layout.outputs}
+            return outputs | pending.kept
+        finally:
+            slot.busy = False
 
     def _check_indices(self, feeds: Mapping[str, Tensor]) -> None:
         """Check the values that index tables of the model, except those in handles, which were never on the host."""
         for name, limit in self._index_limits.items():
             values = feeds[name]
             if not isinstance(values, np.ndarray) or not values.size:
+                continue
+            # As an unsigned integer, a negative one is larger than any table: one pass instead of two.
+            if values.dtype == np.int64 and np.maximum.reduce(values.view(np.uint64), axis=None) < limit:
                 continue
             least, most = values.min(), values.max()
             if not (least >= 0 and most < limit):  # false for NaN
@@ -234,21 +213,59 @@ class TensorRtRunner(TensorRtModel):
                 fix = "Send the token ids of this model's own tokenizer."
                 raise InvalidRequest(subject, given=given, expected=expected, fix=fix)
 
-    def _feed(self, shared: SharedDevice, slot: _Slot, feeds: Mapping[str, Tensor]) -> list[int]:
-        """Copy the inputs to the device, and return their addresses there."""
-        addresses = []
-        copied = False
-        for spec in self.inputs:
-            tensor = feeds[spec.name]
-            if isinstance(tensor, np.ndarray):
-                slot.array(spec, tensor.shape)[...] = tensor
-                addresses.append(slot.addresses[spec.name])
-                if spec.name not in slot.mapped:
-                    shared.device.copy_in(addresses[-1], slot.raw(spec, tensor.shape), shared.uploads)
-                    copied = True
-            else:
-                addresses.append(self.address_of(spec.name, tensor))
-        if copied:
-            slot.uploaded.record(shared.uploads)
-            shared.compute.wait_for_event(slot.uploaded)
-        return addresses
+    def _laid_out(
+        self,
+        shared: SharedDevice,
+        engine: Engine,
+        slot: Slot,
+        key: Hashable,
+        feeds: Mapping[str, Tensor],
+        keep: Collection[str],
+    ) -> tuple[Slot, Layout]:
+        """Return a new layout, and its slot, which may be a larger one."""
+        shapes = tuple(feeds[spec.name].shape for spec in self.inputs)
+        profile = engine.profile_of(shapes)
+        inputs = dict(zip(self.inputs, shapes, strict=True))
+        outputs = dict(zip(self.outputs, engine.output_shapes(profile, shapes), strict=True))
+        if not self._preallocates:
+            slot = self._grown(shared, engine, slot, inputs | outputs)
+        elsewhere = {*keep, *(name for name, tensor in feeds.items() if not isinstance(tensor, np.ndarray))}
+        layout = slot.layouts[key] = slot.lay_out(profile, inputs, outputs, elsewhere)
+        return slot, layout
+
+    def _grown(self, shared: SharedDevice, engine: Engine, slot: Slot, shapes: Mapping[TensorSpec, Shape]) -> Slot:
+        """Return a slot with room for tensors of these shapes: the given one, or a larger one in its place."""
+        sizes = {spec.name: byte_size(spec.datatype, shape) for spec, shape in shapes.items()}
+        if all(size <= slot.sizes[name] for name, size in sizes.items()):
+            return slot
+        larger = Slot(shared.device, sizes, self._mapped, self.own)
+        shared.compute.synchronize()
+        self._slots[self._slots.index(slot)] = larger
+        for memory in slot.memory:
+            engine.forget(memory)
+            self.disown(memory)
+        return larger
+
+    def _upload(self, shared: SharedDevice, slot: Slot, layout: Layout) -> Copies | None:
+        """Return what copies the inputs to the device before the run; None if nothing has to, or it is on the way."""
+        if not layout.upload:
+            return None
+        address, raw = layout.upload
+        if raw.size <= CAPTURED_BYTES:
+            return lambda _: shared.device.copy_in(address, raw, shared.compute)
+        shared.device.copy_in(address, raw, shared.uploads)
+        slot.uploaded.record(shared.uploads)
+        shared.compute.wait_for_event(slot.uploaded)
+        return None
+
+    def _download(self, shared: SharedDevice, layout: Layout) -> Copies | None:
+        """Return what copies the outputs to the host after the run; None if nothing has to."""
+        if not layout.download:
+            return None
+        address, raw = layout.download
+        return lambda _: shared.device.copy_out(raw, address, shared.compute)
+
+
+def _kind(tensor: Tensor) -> Hashable:
+    """Return what tells apart datatypes, and tensors on the host from those on the device."""
+    return tensor.dtype if isinstance(tensor, np.ndarray) else tensor.datatype

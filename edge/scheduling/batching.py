@@ -11,30 +11,35 @@ import numpy as np
 from edge.bundles.manifest import Manifest, TokenizerPreprocess
 from edge.datatypes import Array, TensorSpec
 from edge.errors import Literally, RunnerError
-
-_SHORTEST_BUCKET = 8
+from edge.scheduling.buckets import Buckets, next_length
+from edge.scheduling.latency import LatencyTable
 
 
 class BatchAssembler:
     """Joins the inputs of requests to one model along their first dimension.
 
     ``padding`` has the value of each input, [rows, tokens], that may be padded to a common length; without any, only
-    requests of equal shapes are joined. With ``longest``, every run is padded to the end of its length bucket, at most
-    to this; otherwise to its longest request.
+    requests of equal shapes are joined. With ``buckets``, every run is padded to the shape of its bucket; otherwise to
+    its longest request.
     """
 
-    def __init__(self, inputs: Sequence[TensorSpec], padding: Mapping[str, int], longest: int = 0) -> None:
+    def __init__(
+        self, inputs: Sequence[TensorSpec], padding: Mapping[str, int], buckets: Buckets | None = None
+    ) -> None:
         self._padding = dict(padding)
-        self._longest = longest
-        self.pads_alone = bool(padding and longest)  # a single request needs join, too
+        self._buckets = buckets
+        self.pads_alone = bool(buckets and (padding or buckets.pads_rows))  # a single request needs join, too
         self._dynamic = {spec.name: [axis for axis, size in enumerate(spec.shape) if size == -1] for spec in inputs}
 
     @classmethod
-    def of(cls, manifest: Manifest, *, few_shapes: bool = False) -> BatchAssembler:
+    def of(
+        cls, manifest: Manifest, *, few_shapes: bool = False, most_rows: int = 0, latency: LatencyTable | None = None
+    ) -> BatchAssembler:
         """Return the assembler of a model, which pads what the model's tokenizer would have padded, and nothing else.
 
         Nothing is padded if an output depends on the length, since it would have to be cut, or if another input has a
-        length of its own. With ``few_shapes``, every run is padded to the end of its bucket.
+        length of its own. With ``few_shapes``, every run is padded to the shape of its bucket; see
+        :class:`edge.scheduling.buckets.Buckets` for ``most_rows`` and ``latency``.
         """
         step, padding, longest = manifest.preprocess, {}, 0
         if isinstance(step, TokenizerPreprocess) and manifest.max_batch_size:
@@ -42,13 +47,13 @@ class BatchAssembler:
             shapes = {spec.shape for spec in manifest.inputs if spec.name in step.outputs}
             if lengths == set(step.outputs) and shapes == {(-1, -1)}:
                 padding = {name: step.pad_id if name == step.ids else 0 for name in step.outputs}
-                longest = min(manifest.profile[name].max[1] for name in padding) if few_shapes else 0
-        return cls(manifest.inputs, padding, longest)
+                longest = min(manifest.profile[name].max[1] for name in padding)
+        return cls(manifest.inputs, padding, Buckets(longest, most_rows, latency) if few_shapes else None)
 
     def key(self, inputs: Mapping[str, Array]) -> Hashable:
         """Return a key that is equal for requests that can be joined: names, datatypes, shapes, and length bucket."""
         length = self._length(inputs)
-        parts: list[Hashable] = [_bucket(length)] if length else []
+        parts: list[Hashable] = [next_length(length)] if length else []
         for name, array in sorted(inputs.items()):
             parts.append((name, array.dtype.char, array.shape[1:] if not length or name not in self._padding else None))
         return tuple(parts)
@@ -58,21 +63,31 @@ class BatchAssembler:
         return max(int(prod(inputs[name].shape[axis] for axis in axes)) for name, axes in self._dynamic.items())
 
     def join(self, requests: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-        """Return the inputs of one run for requests with equal :meth:`key`, in their order."""
-        length = max(map(self._length, requests))
-        width = min(_bucket(length), self._longest) if length else 0
-        return {name: self._joined(name, [inputs[name] for inputs in requests], width) for name in requests[0]}
+        """Return the inputs of one run for requests with equal :meth:`key`, in their order.
 
-    def _joined(self, name: str, arrays: list[Array], width: int) -> Array:
+        Rows that are added repeat the first one, behind the others.
+        """
+        rows, width = sum(len(next(iter(inputs.values()))) for inputs in requests), 0
+        if self._padding:
+            width = max(map(self._length, requests))
+        if self._buckets and (width or not self._padding):
+            rows, width = self._buckets.shape(rows, width or sum(map(self.size, requests)) // rows)
+        return {name: self._joined(name, [inputs[name] for inputs in requests], rows, width) for name in requests[0]}
+
+    def _joined(self, name: str, arrays: list[Array], rows: int, width: int) -> Array:
+        added = rows - sum(map(len, arrays))
         value = self._padding.get(name)
         widths = {width or arrays[0].shape[1], *(array.shape[1] for array in arrays)} if value is not None else set()
         if len(widths) < 2:
-            return np.concatenate(arrays)
-        joined = np.full((sum(map(len, arrays)), max(widths)), value, arrays[0].dtype)
+            if added:
+                arrays = [*arrays, np.repeat(arrays[0][:1], added, axis=0)]
+            return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+        joined = np.full((rows, max(widths)), value, arrays[0].dtype)
         row = 0
         for array in arrays:
             joined[row : row + len(array), : array.shape[1]] = array
             row += len(array)
+        joined[row:] = joined[0]
         return joined
 
     def _length(self, inputs: Mapping[str, Array]) -> int:
@@ -81,12 +96,12 @@ class BatchAssembler:
         return int(lengths.pop()) if len(lengths) == 1 else 0
 
 
-def split(outputs: Mapping[str, Array], rows: Sequence[int]) -> list[dict[str, Array]]:
-    """Return each request's ``rows`` of the outputs of a joined run, as views.
+def split(outputs: Mapping[str, Array], rows: Sequence[int], added: int = 0) -> list[dict[str, Array]]:
+    """Return each request's ``rows`` of the outputs of a joined run, as views, without the rows ``added`` behind them.
 
     Raise a RunnerError if an output has another number of rows than the inputs had.
     """
-    total = sum(rows)
+    total = sum(rows) + added
     for name, array in outputs.items():
         if array.ndim == 0 or len(array) != total:
             raise RunnerError(
@@ -116,9 +131,3 @@ def nonfinite(arrays: Mapping[str, Array]) -> tuple[str, ...]:
 def within(array: Array, largest: np.float32) -> Array:
     """Return which numbers are at most ``largest`` in size, as bool; NaN is not."""
     return np.abs(array) <= largest
-
-
-def _bucket(length: int) -> int:
-    """Return the next of 8, 12, 16, 24, 32, 48 and so on: padding adds at most half of a text's tokens."""
-    octave = max(1 << (length - 1).bit_length(), _SHORTEST_BUCKET)
-    return octave * 3 // 4 if octave > _SHORTEST_BUCKET and length <= octave * 3 // 4 else octave

@@ -43,6 +43,7 @@ class LatencyTable:
         self._means: dict[int, float] = {}
         self._deviations: dict[int, float] = {}
         self._medians: dict[int, float] = {}
+        self._runs: dict[int, int] = {}
         self._repeats: float | None = None
         self._repeats_deviation = 0.0
         self._brief_after = 0.0
@@ -69,7 +70,9 @@ class LatencyTable:
             self._deviations[bucket] = seconds / 8
             self._means[bucket] = self._medians[bucket] = seconds
             insort(self._buckets, bucket)
+            self._runs[bucket] = 1
             return
+        self._runs[bucket] += 1
         error = seconds - mean
         self._means[bucket] = mean + _MEAN_WEIGHT * error
         self._deviations[bucket] += _DEVIATION_WEIGHT * (abs(error) - self._deviations[bucket])
@@ -107,10 +110,11 @@ class LatencyTable:
         """The largest size with a run, to a fourth root of 2; 0 without runs."""
         return round(_size(self._buckets[-1])) if self._buckets else 0
 
-    def usual_seconds(self, size: int) -> float | None:
-        """Return about the median of runs of a size, which a few slow ones do not move; None for an unknown size."""
-        median = self._medians.get(_bucket(size))
-        return None if median is None else median * self._expected_repeats()
+    def usual_seconds(self, size: int, least_runs: int = 1) -> float | None:
+        """Return about the median of runs of a size, which a few slow ones do not move; None after fewer runs."""
+        bucket = _bucket(size)
+        known = self._runs.get(bucket, 0) >= least_runs
+        return self._medians[bucket] * self._expected_repeats() if known else None
 
     def is_brief(self, size: int, now: float) -> bool:
         """Return whether a run ends sooner than a worker wakes up, so that the submitting thread may compute it.

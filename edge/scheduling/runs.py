@@ -55,6 +55,7 @@ class Flight(NamedTuple):
     joined_ns: int  # when the run started
     end: Callable[[], Computed] | None  # waits for the run; None if its start failed
     on_device: bool  # whether the device computes meanwhile; otherwise ``end`` computes
+    added: int = 0  # rows behind those of the jobs
 
 
 class Runs:
@@ -79,13 +80,15 @@ class Runs:
         idle = self.now[worker] is None
         if idle:
             self.now[worker] = Run(time.monotonic(), executor, size)
-        end, on_device = None, False
+        end, on_device, added = None, False, 0
         begun_ns = joined_ns = time.perf_counter_ns()
         try:
             self.check_lost()
             if len(alive) > 1 or executor.assembler.pads_alone:
                 inputs = executor.assembler.join([job.inputs for job in alive])
                 size = executor.assembler.size(inputs)
+                if executor.max_rows:
+                    added = len(next(iter(inputs.values()))) - sum(job.rows for job in alive)
                 joined_ns = time.perf_counter_ns()
             end = executor.program.start(inputs, alive[0].options)
             on_device = end is not None
@@ -94,7 +97,7 @@ class Runs:
             self.fail(error, alive)
             if idle:
                 self.now[worker] = None
-        return Flight(alive, executor, size, begun_ns, joined_ns, end, on_device)
+        return Flight(alive, executor, size, begun_ns, joined_ns, end, on_device, added)
 
     def finish(self, flight: Flight, worker: int) -> list[Job]:
         """Wait for a run, in the order of the starts, and set the answers of its jobs, or the error of its only job.
@@ -162,16 +165,17 @@ class Runs:
         if executor.failures.count:
             executor.failures.succeeded()
         alone, rows = len(jobs) == 1, [job.rows for job in jobs]
+        whole = alone and not flight.added
         try:
-            parts = [computed.outputs] if alone else split(computed.outputs, rows)
-            facts = [computed.facts] if alone else split(computed.facts, rows)
+            parts = [computed.outputs] if whole else split(computed.outputs, rows, flight.added)
+            facts = [computed.facts] if whole else split(computed.facts, rows, flight.added)
             bad = nonfinite(computed.outputs)
         except Exception as error:
             log.exception("the outputs of %s cannot be split among %d requests", executor.model, len(jobs))
             if alone:
                 jobs[0].error, jobs[0].computed_ns = error.with_traceback(None), computed_ns
             return False
-        split_ns = 0 if alone else time.perf_counter_ns() - computed_ns
+        split_ns = 0 if whole else time.perf_counter_ns() - computed_ns
         infer_ns, total = computed_ns - started_ns, sum(rows)
         for job, part, fact in zip(jobs, parts, facts, strict=True):
             job.timings.queue_ns = begun_ns - job.queued_ns

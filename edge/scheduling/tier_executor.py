@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import NamedTuple
 
 from edge.datatypes import Array
@@ -75,6 +75,7 @@ class TierExecutor:
     preferred_rows: tuple[int, ...] = ()  # sizes that a run should have; without any, a run takes all that waits
     model: str = ""  # as ``name:version``
     on_gpu: bool = False  # whether an error can mean that the process has lost its device
+    latency: LatencyTable = field(default_factory=LatencyTable)
 
     def __post_init__(self) -> None:
         if not self.max_rows:
@@ -83,13 +84,14 @@ class TierExecutor:
         self.iterative = isinstance(self.program, IterativeProgram)
         # The run of a prompt gives the first token of a text, so its steps are one fewer than its tokens.
         self._joining_loops = int(isinstance(self.program, IterativeProgram) and self.program.generates)
-        self.latency = LatencyTable()
         self.joins = LatencyTable()  # of the runs in which requests join an iterative program
         self.loops = LoopEstimate()
         self.failures = FailureTracker()
 
     def measure(self, inputs: Mapping[str, Array]) -> None:
         """Compute a request alone, and learn from it; raise as :meth:`Program.compute`."""
+        if self.assembler.pads_alone and not self.iterative:
+            inputs = self.assembler.join([inputs])  # the shape of a request, whose graph is captured
         size, begun = self.assembler.size(inputs), time.perf_counter()
         if not isinstance(self.program, IterativeProgram):
             computed = self.program.compute(inputs, self.options)

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Iterator
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
+from types import FrameType
 
 #: Kinds of objects that the driver counts.
 KINDS = ("device", "pinned", "registered", "context", "stream", "event", "graph", "executable")
+
+#: The calls of the driver for any run: its context, one launch, and one event to wait for.
+LAUNCH = {"cuCtxPopCurrent": 1, "cuCtxPushCurrent": 1, "cuEventRecord": 1, "cuEventSynchronize": 1, "cuGraphLaunch": 1}
 
 #: A kernel: gets its ``userdata`` and returns 0, or the error that the device raises, such as 700.
 Kernel = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
@@ -64,6 +72,31 @@ class SoftwareDriver:
     def calls(self, function: str) -> int:
         """Return how often ``function`` was called in this process."""
         return int(self._driver.software_calls(function.encode()))
+
+    def counted(self, work: Callable[[], object]) -> dict[str, int]:
+        """Return how often some work calls each function of the driver."""
+        found = re.search(r"/\S*libcuda\.so\.1\b", Path("/proc/self/maps").read_text())
+        assert found
+        names = {one.decode().removesuffix("_v2") for one in re.findall(rb"\bcu[A-Z]\w+", Path(found[0]).read_bytes())}
+        before = {name: self.calls(name) for name in names}
+        work()
+        counts = {name: self.calls(name) - before[name] for name in names}
+        return {name: count for name, count in sorted(counts.items()) if count}
+
+    def counted_with_tensorrt(self, work: Callable[[], object]) -> dict[str, int]:
+        """Return the same as :meth:`counted`, and how often the work calls methods of TensorRT's contexts."""
+        context = Counter[str]()
+
+        def note(frame: FrameType, event: str, _: object) -> None:
+            code = frame.f_code
+            if event == "call" and code.co_filename.endswith("/tensorrt/context.py") and code.co_name[0].isalpha():
+                context[code.co_name] += 1
+
+        sys.setprofile(note)
+        try:
+            return self.counted(work) | context
+        finally:
+            sys.setprofile(None)
 
     def live(self) -> dict[str, int]:
         """Return the objects of each kind that exist, and the bytes of memory."""

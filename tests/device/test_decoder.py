@@ -25,7 +25,7 @@ from edge.runtimes.tensorrt_device import shared_device
 from edge.runtimes.tensorrt_runner import TensorRtRunner
 from tests.device.engines import engine, loaded
 from tests.device.networks import Shapes
-from tests.device.software import SoftwareDriver
+from tests.device.software import LAUNCH, SoftwareDriver
 from tests.support.commands import answer, fewheads
 from tests.support.letters_model import MAX_BATCH_SIZE, NAME, continued, inputs_of, write_letters_bundle
 
@@ -137,11 +137,24 @@ def test_steps_copy_tokens_and_logits_alone_whatever_the_length_of_the_cache(
             both.step()
             counted.append([after - earlier for earlier, after in zip(before, copies(software), strict=True)])
     # To the device: none, it reads the host's memory. Back: logits, in the second step for a graph, too. Within: one
-    # copy of each row's new key, and one of its new value.
-    assert counted == [[0, 1, 0, 4], [0, 2, 0, 4], [0, 0, 0, 4], [0, 1, 0, 8], [0, 2, 0, 8], [0, 0, 0, 8]]
+    # copy of each row's new key, and one of its new value; the two rows of one length share theirs.
+    assert counted == [[0, 1, 0, 4], [0, 2, 0, 4], [0, 0, 0, 4], [0, 1, 0, 6], [0, 2, 0, 6], [0, 0, 0, 6]]
     before = copies(software)
     both.leave(0)
     assert copies(software) == [*before[:3], before[3] + 2]
+
+
+@pytest.mark.parametrize(("lengths", "copies"), [((9,), 1), ((9, 9, 9, 9), 1), ((9, 9, 4, 9), 3)])
+def test_a_step_with_a_graph_takes_five_calls_of_the_driver_and_copies_of_new_entries(
+    runner: TensorRtRunner, software: SoftwareDriver, lengths: tuple[int, ...], copies: int
+) -> None:
+    decoder = runner.decoder(TENSORS)
+    decoder.add(np.ones((len(lengths), 9), np.int64), np.array(lengths))
+    tokens = np.ones(len(lengths), np.int64)
+    for _ in range(2):
+        decoder.step(tokens)
+    # Keys have another shape than values here, so that each takes a copy.
+    assert software.counted_with_tensorrt(lambda: decoder.step(tokens)) == LAUNCH | {"cuMemcpy3DAsync": 2 * copies}
 
 
 def copies(software: SoftwareDriver) -> list[int]:

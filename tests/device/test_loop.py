@@ -28,7 +28,7 @@ from edge.scheduling.continuous import ContinuousRun
 from edge.scheduling.job import Job
 from edge.scheduling.runs import Runs
 from edge.scheduling.tier_executor import TierExecutor
-from tests.device.software import SoftwareDriver
+from tests.device.software import LAUNCH, SoftwareDriver
 from tests.support.commands import answer, fewheads
 from tests.support.in_process import running_here
 from tests.support.loop_model import ENDLESS, NAME, prompt, write_halving_bundle
@@ -107,6 +107,16 @@ def test_a_state_never_leaves_the_device(bundle: Bundle, device_runners: LoopRun
     session.drop("long")  # three of four rows, so the fourth moves to the front: its state and its prompt
     assert difference(before, copies(software)) == {"to": 0, "back": 0, "within": 2}
     assert session.rows == 1
+
+
+def test_a_step_with_a_graph_takes_five_calls_of_the_driver(
+    device_runners: LoopRunners, software: SoftwareDriver
+) -> None:
+    loop = device_runners.step.loop(TENSORS, steps=4)
+    loop.add(np.ones((3, 2, 1), np.float32), np.ones((3, 2, 1), np.float32))
+    for _ in range(2):
+        loop.step()
+    assert software.counted_with_tensorrt(loop.step) == LAUNCH
 
 
 def copies(software: SoftwareDriver) -> dict[str, int]:

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import cycle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from edge.bundles.bundle import Bundle
 from edge.datatypes import Array
 from edge.errors import BackendError, InvalidRequest, RunnerError
 from edge.runner import OverlappingRunner
-from edge.runtimes import cuda, tensorrt_engine
+from edge.runtimes import cuda, tensorrt_engine, tensorrt_runner
 from edge.runtimes.cuda import facts
 from edge.runtimes.device_errors import fatal
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
@@ -28,7 +27,7 @@ from edge.runtimes.tensorrt_device import shared_device
 from edge.runtimes.tensorrt_runner import TensorRtRunner
 from tests.device.engines import FLOAT, MIXED, REBUILD, Profile, affine, engine, loaded, mixed, reference, rows, step
 from tests.device.networks import serialized
-from tests.device.software import SoftwareDriver, library
+from tests.device.software import LAUNCH, SoftwareDriver, library
 from tests.support import text_model
 from tests.support.commands import fewheads, refusal
 from tests.support.models import ORACLE_BUNDLE
@@ -62,6 +61,15 @@ def close_to(one: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
     )
 
 
+@pytest.fixture(params=[0, tensorrt_runner.CAPTURED_BYTES], ids=["copies apart", "copies in the graph"])
+def captured_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The most bytes of inputs whose copy is part of a run's graph."""
+    monkeypatch.setattr(tensorrt_runner, "CAPTURED_BYTES", request.param)
+    size_bytes: int = request.param
+    return size_bytes
+
+
+@pytest.mark.usefixtures("captured_bytes")
 @pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize("mapped_bytes", [0, 100, 1 << 20])
 def test_outputs_are_those_of_onnx_runtime_for_every_datatype_and_shape(graphs: bool, mapped_bytes: int) -> None:
@@ -111,9 +119,15 @@ def test_engine_with_fixed_shapes() -> None:
 
 def test_requests_that_contradict_the_engine_are_rejected() -> None:
     with running(affine(), rows(1, 2, 4)) as runner:
-        for feeds in ({}, {"x": some(1), "z": some(1)}, {"x": some(1).astype(np.float64)}, {"x": some(1)[0]}):
+        handles = [runner.upload(some(1).astype(datatype)) for datatype in (np.float32, np.int32)]
+        # They differ in one thing from what has been computed.
+        runner.infer({"x": some(1)})
+        runner.run({"x": handles[0]}, ["y"])
+        shared_device().counts.clear()
+        wrong = [{}, {"x": some(1), "z": some(1)}, {"x": some(1).astype(np.float64)}, {"x": some(1)[0]}]
+        for feeds in (*wrong, {"x": handles[1]}):
             with pytest.raises(InvalidRequest, match=r"m\.onnx"):
-                runner.infer(feeds)
+                runner.run(feeds, ["y"] * bool(feeds))
         with pytest.raises(InvalidRequest, match="got 'z', expected one of"):
             runner.run({"x": some(1)}, ["z"])
         with pytest.raises(InvalidRequest, match="got 'float64', expected one of"):
@@ -192,6 +206,23 @@ def test_recurring_shapes_get_graphs_up_to_a_limit(monkeypatch: pytest.MonkeyPat
         assert runs(2) == {"enqueues": 1}
 
 
+@pytest.mark.parametrize("mapped_bytes", [0, 1 << 20])
+def test_a_run_with_a_graph_takes_five_calls_of_the_driver(software: SoftwareDriver, mapped_bytes: int) -> None:
+    with running(mixed(), MIXED_PROFILE, mapped_bytes=mapped_bytes) as runner:
+        feeds = {name: np.ones((2, 8), NUMPY.get(name, name)) for name in MIXED}
+        for _ in range(2):
+            runner.infer(feeds)
+        assert software.counted_with_tensorrt(lambda: runner.infer(feeds)) == LAUNCH
+    with running(mixed(), MIXED_PROFILE, mapped_bytes=mapped_bytes, graphs=False) as runner:
+        runner.infer(feeds)
+        counts = software.counted_with_tensorrt(lambda: runner.infer(feeds))
+        # All inputs in one copy and all outputs in another; the context still has their shapes and addresses.
+        assert counts["execute_async_v3"] == 1
+        assert not {"set_input_shape", "set_tensor_address", "get_tensor_shape"} & {*counts}
+        copies = {name: count for name, count in counts.items() if "Memcpy" in name}
+        assert copies == ({} if mapped_bytes else {"cuMemcpyDtoHAsync": 1, "cuMemcpyHtoDAsync": 1})
+
+
 def test_models_share_one_arena() -> None:
     small, large = affine(4), affine(64, seed=1, depth=3)
     with running(small, rows(1, 2, 4)) as first:
@@ -217,6 +248,7 @@ def test_models_share_one_arena() -> None:
         assert close_to(first.infer(feeds), right(feeds))
 
 
+@pytest.mark.usefixtures("captured_bytes")
 @pytest.mark.parametrize("mapped_bytes", [0, 1 << 20])
 def test_pending_runs_have_their_own_inputs_and_outputs(mapped_bytes: int) -> None:
     onnx, other = affine(), affine(seed=1)
@@ -258,8 +290,9 @@ def test_state_stays_on_the_device_bit_for_bit(device: str) -> None:
             handle = outputs_["next"]  # type: ignore[assignment]
             assert np.array_equal(outputs_["sum"], expected)  # type: ignore[arg-type]
             assert (handle.datatype, handle.shape) == ("FP32", (2, 4))
-        # The tokens go in, the sums come out, and nothing else moves.
-        assert [after - before for before, after in zip(moved, _copies(device), strict=True)] in ([50, 50], [0, 0])
+        # The tokens go in, the sums come out, and nothing else moves. Two runs alternate, and for each the driver is
+        # called once without a graph, once beside its capture, and once in it.
+        assert [after - before for before, after in zip(moved, _copies(device), strict=True)] in ([6, 6], [0, 0])
         assert np.array_equal(handle.numpy(), state)
         assert shared_device().counts["launches"] > 90  # the loop alternates between few buffers
         all_kept = runner.run({"state": handle, "token": runner.upload(tokens[0])}, ["sum", "next"])
@@ -410,18 +443,6 @@ class Scenario:
         self._right(3, {"next": outputs["next"].numpy(), "sum": outputs["sum"]})  # type: ignore[union-attr]
 
 
-def driver_calls(software: SoftwareDriver, work: Callable[[], object]) -> dict[str, int]:
-    """Return how often some work calls each function of the driver."""
-    maps = Path("/proc/self/maps").read_text()
-    library = re.search(r"/\S*libcuda\.so\.1\b", maps)
-    assert library
-    names = {name.decode().removesuffix("_v2") for name in re.findall(rb"\bcu[A-Z]\w+", Path(library[0]).read_bytes())}
-    before = {name: software.calls(name) for name in names}
-    work()
-    counts = {name: software.calls(name) - before[name] for name in names}
-    return {name: count for name, count in sorted(counts.items()) if count} | {"kernel": 12}
-
-
 def can_lack_memory(function: str) -> bool:
     return not re.search("kernel|Free|Destroy|Release|PushCurrent|PopCurrent", function)
 
@@ -432,13 +453,14 @@ def few(count: int) -> list[int]:
 
 
 def test_out_of_memory_in_any_call_of_a_run_fails_only_that_run(
-    software: SoftwareDriver, caplog: pytest.LogCaptureFixture
+    software: SoftwareDriver, captured_bytes: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = engine(step(), STEP_PROFILE)
     with playing(data) as scenario:
-        calls = driver_calls(software, scenario.play)
+        calls = software.counted(scenario.play) | {"kernel": 12}
         assert not scenario.errors
-    assert {"cuMemcpyHtoDAsync", "cuGraphLaunch", "cuStreamBeginCapture", "cuStreamWaitEvent", "cuMemAlloc"} <= {*calls}
+    assert {"cuMemcpyHtoDAsync", "cuGraphLaunch", "cuStreamBeginCapture", "cuMemAlloc"} <= {*calls}
+    assert ("cuStreamWaitEvent" in calls) == (captured_bytes == 0)
     failed = set()
     for function in filter(can_lack_memory, calls):
         for nth in few(calls[function]):
@@ -464,7 +486,7 @@ def test_sticky_error_in_any_call_of_a_run_means_that_the_device_is_lost(
     codes = cycle(STICKY)
     data = engine(step(), STEP_PROFILE)
     with playing(data) as scenario:
-        calls = driver_calls(software, scenario.play)
+        calls = software.counted(scenario.play) | {"kernel": 12}
     for function, count in calls.items():
         for nth in few(count):
             with playing(data) as scenario:
@@ -495,9 +517,9 @@ def test_load_that_fails_in_any_call_leaks_nothing(
 ) -> None:
     large = engine(affine(64, depth=3), rows(1, 8, 32, width=64))
     runners: list[TensorRtRunner] = []
-    calls = driver_calls(software, lambda: runners.append(loaded(large)))
+    calls = software.counted(lambda: runners.append(loaded(large)))
     runners.pop().close()
-    for function in sorted({*calls} - {"kernel"}):
+    for function in calls:
         for nth in few(calls[function]) if code != 2 or can_lack_memory(function) else []:
             before = software.live()
             software.fail(function, code, nth)

@@ -24,6 +24,8 @@ from edge.runtimes.build import load_runner
 from edge.runtimes.onnxruntime import OnnxRuntimeCpu
 from edge.scheduling.answers import Answer
 from edge.scheduling.batching import BatchAssembler, byte_size, split
+from edge.scheduling.buckets import Buckets
+from edge.scheduling.latency import LatencyTable
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import ServingOptions
 from edge.serving.responses import ResponseBuilder
@@ -47,13 +49,19 @@ def scheduler() -> Iterator[Scheduler]:
     scheduler.close()
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["all shapes", "few shapes"])
+@pytest.fixture(scope="module", params=["all shapes", "few shapes", "few shapes, timed"])
 def text_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     directory = tmp_path_factory.mktemp("sentiment")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(OnnxRuntimeCpu, "few_shapes", request.param)
+        patched.setattr(OnnxRuntimeCpu, "few_shapes", request.param != "all shapes")
         model = loaded(sentiment.write_sentiment_bundle(directory / "bundle"), directory / "cache")
-    assert model.executors["full"].assembler.pads_alone == request.param
+    assert model.executors["full"].assembler.pads_alone == (request.param != "all shapes")
+    if request.param == "few shapes, timed":
+        for executor in model.executors.values():
+            for size in [*range(1, sentiment.MAX_BATCH_SIZE * sentiment.MAX_LENGTH + 1)] * 32:
+                executor.latency.observe(size, 1e-3)
+            padded = executor.assembler.join([ids(3, 5)])["input_ids"].shape
+            assert padded == ((3, 8) if executor.tier == "auto" else (4, sentiment.MAX_LENGTH))
     yield model
     model.close()
 
@@ -191,11 +199,27 @@ def test_runs_are_padded_to_the_end_of_their_bucket_where_few_shapes_are_faster(
         expected = [[4] * length + [0] * (width - length) for length in lengths]
         assert joined["attention_mask"].tolist() == expected
         assert joined["input_ids"].tolist() == expected
-    shorter = BatchAssembler(sentiment.manifest().inputs, {"input_ids": 0, "attention_mask": 0}, longest=10)
+    shorter = BatchAssembler(sentiment.manifest().inputs, {"input_ids": 0, "attention_mask": 0}, Buckets(10))
     assert shorter.join([ids(1, 9)])["input_ids"].shape == (1, 10)  # the profile's longest
     # Inputs that contradict each other stay as they are, so that the graph rejects them.
     wrong = assembler.join([ids(1, 9, mask=8)])
     assert (wrong["input_ids"].shape, wrong["attention_mask"].shape) == ((1, 9), (1, 8))
+
+
+def test_rows_are_added_where_few_shapes_are_faster_and_they_cost_little() -> None:
+    table = LatencyTable()
+    for rows in [*range(1, 7)] * 32:
+        table.observe(rows, 1e-3)
+    assembler = BatchAssembler((TensorSpec("image", "FP32", (-1, 2)),), {}, Buckets(0, most_rows=6, latency=table))
+    assert assembler.pads_alone
+    images = np.arange(6, dtype=np.float32).reshape(3, 2)
+    joined = assembler.join([{"image": images[:1]}, {"image": images[1:]}])["image"]
+    assert joined.tolist() == [[0, 1], [2, 3], [4, 5], [0, 1]]  # the first one again, which is valid
+    alone = images[:2]
+    assert assembler.join([{"image": alone}])["image"] is alone
+    parts = split({"y": joined, "z": joined[:, :1]}, [1, 2], added=1)
+    assert [part["y"].tolist() for part in parts] == [[[0, 1]], [[2, 3], [4, 5]]]
+    assert len(assembler.join([{"image": np.concatenate([images, images[:2]])}])["image"]) == 6
 
 
 def test_tiers_join_rows_only_if_these_are_independent(tmp_path: Path, text_model: Model) -> None:
