@@ -15,6 +15,7 @@ from edge.errors import BundleError, Literally
 from export.estimate.structure import PRODUCTS, RECURRENT, Structure, structure_of
 from export.estimate.work import ITEM_BYTES, Kernel, Work
 
+_LARGE_BYTES = 4096
 _PRECISIONS = {TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16"}
 
 
@@ -85,13 +86,20 @@ def _fixed(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> ModelPro
     del model.graph.value_info[:]
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
-    model = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    graph = model.graph
+    bare = ModelProto()
+    bare.CopyFrom(model)
+    for tensor in bare.graph.initializer:
+        if len(tensor.raw_data) > _LARGE_BYTES:  # no shape depends on it, and the inference would copy it twice
+            tensor.ClearField("raw_data")
+    bare = onnx.shape_inference.infer_shapes(bare, data_prop=True)
+    graph = bare.graph
     fixed = {value.name for value in (*graph.input, *graph.value_info, *graph.output) if _is_fixed(value)}
     fixed |= {tensor.name for tensor in graph.initializer}
     if any(not {node.input[0], node.output[0]} <= fixed for node in graph.node if node.op_type in PRODUCTS):
-        _add_computed_shapes(model)
-    return model
+        bare.graph.ClearField("initializer")
+        bare.graph.initializer.extend(model.graph.initializer)
+        _add_computed_shapes(bare)
+    return bare
 
 
 def _is_fixed(value: ValueInfoProto) -> bool:
