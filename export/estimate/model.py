@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.fields import Role
 from edge.bundles.manifest import Profile, Tier
-from edge.datatypes import TensorSpec
 from edge.errors import BackendError
 from edge.runtimes import tensorrt_package
 from export.estimate.devices import Mode
 from export.estimate.operations import Halves, halves_of, work_of
-from export.estimate.roofline import Prediction, predict, usual_kernels
+from export.estimate.roofline import Prediction, predict
 
 RUNTIME = "tensorrt"
 #: Ampere, as the Orin's GPU; TensorRT-RTX does not compile for its SM87.
@@ -103,33 +102,16 @@ class TierModel:
     def predict(self, shapes: Mapping[str, tuple[int, ...]], mode: Mode) -> Prediction:
         """Predict a run for inputs of these shapes."""
         work = work_of(self._data, shapes, self._subject)
-        return predict(work, self.launches or usual_kernels(work), mode)
-
-
-def input_shapes(
-    inputs: Sequence[TensorSpec], max_batch_size: int, batch: int, tokens: int | None
-) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the inputs of a run.
-
-    Args:
-        max_batch_size: of its bundle; 0 where the first dimension is not a batch.
-        tokens: of each row; None where the inputs have no other dimension to choose.
-    """
-    shapes = {}
-    for spec in inputs:
-        sizes = list(spec.shape)
-        if max_batch_size:
-            sizes[0] = batch
-        shapes[spec.name] = tuple(tokens or 1 if size == -1 else size for size in sizes)
-    return shapes
+        return predict(work, self.launches, mode)
 
 
 def how_counted(counted: bool) -> str:
     """Return how kernels were counted, for people."""
+    board = "TensorRT on the board may fuse differently: 10.3 lists 7.4 for a layer of ViT-B/16, TensorRT-RTX ten"
     if not counted:
-        return "ten kernels for a layer, as in the fit: TensorRT-RTX is not installed or does not compile the model"
+        return f"counted in the graph: TensorRT-RTX is not installed or does not compile the model. {board}"
     try:
         release = tensorrt_package.version("tensorrt_rtx")
     except BackendError:
         release = "unknown"
-    return f"kernels counted in the engine of TensorRT-RTX {release} for {COMPUTE_CAPABILITY}"
+    return f"counted in the engine of TensorRT-RTX {release} for {COMPUTE_CAPABILITY}. {board}"
