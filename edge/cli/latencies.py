@@ -21,17 +21,17 @@ def print_latencies(tiers: Mapping[str, Sequence[Latency]]) -> None:
 
 
 def _cells(tier: str, one: Latency) -> tuple[object, ...]:
-    predicted = isinstance(one, PredictedLatency)
+    predicted = one if isinstance(one, PredictedLatency) else None
     return (
         tier,
         "prediction" if predicted else "measured",
-        f"{one.device} at {one.power_mode}" if predicted else one.device,
+        f"{one.device} at {predicted.power_mode}" if predicted else one.device,
         one.runtime,
         one.precision,
         one.rows,
         one.tokens,
         one.milliseconds,
-        one.low_ms if predicted else None,
-        one.high_ms if predicted else None,
+        predicted.low_ms if predicted else None,
+        predicted.high_ms if predicted else None,
         one.times_faster,
     )
