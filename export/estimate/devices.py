@@ -10,6 +10,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from edge.errors import UsageError
@@ -52,8 +54,46 @@ DEVICES = {
 }
 
 
+class BoardMode(NamedTuple):
+    """A board in a power mode, by the names of :data:`DEVICES`; written ``BOARD:MODE``."""
+
+    board: str
+    power_mode: str
+
+    def __str__(self) -> str:
+        return f"{self.board}:{self.power_mode}"
+
+    @property
+    def mode(self) -> Mode:
+        """The clocks of the board in this mode."""
+        return DEVICES[self.board].modes[self.power_mode]
+
+
+#: Every board in each of its power modes.
+BOARD_MODES = tuple(BoardMode(board, mode) for board, device in DEVICES.items() for mode in device.modes)
+
+
+def board_mode(text: str, subject: str = "board and power mode") -> BoardMode:
+    """Parse ``BOARD:MODE``, such as ``orin-nano-super:15W``.
+
+    Args:
+        subject: the option or field that has the text, for the error.
+
+    Raises:
+        UsageError: no such board has such a mode; the message lists all.
+    """
+    for known in BOARD_MODES:
+        if str(known) == text:
+            return known
+    expected = f"BOARD:MODE, one of {', '.join(map(str, BOARD_MODES))}"
+    raise UsageError(subject, given=text, expected=expected, fix="Give one of these.")
+
+
 def mode_of(device: str, mode: str) -> Mode:
-    """Return a power mode of a board."""
+    """Return a power mode of a board; raise a UsageError that lists the boards, or the modes of this one."""
+    if device not in DEVICES:
+        expected = f"one of {', '.join(DEVICES)}"
+        raise UsageError("--device", given=device, expected=expected, fix="Give one of these boards.")
     modes = DEVICES[device].modes
     if mode not in modes:
         expected = f"one of {', '.join(modes)}, the modes of {device}"

@@ -9,16 +9,15 @@ from typing import NamedTuple
 import msgspec
 
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import Manifest
 from edge.bundles.programs import LoopProgram
-from edge.errors import UsageError
 from edge.profiling.table import PREDICTION, LatencyTable, Shape, check_key
 from export.estimate.devices import DEVICES, mode_of
 from export.estimate.loop import check_options, loop_rows
-from export.estimate.model import RUNTIME, TierModel, how_counted, input_shapes
+from export.estimate.model import RUNTIME, TierModel, how_counted
 from export.estimate.operations import Halves
 from export.estimate.roofline import BAND, BIAS
 from export.estimate.rows import Row
+from export.estimate.sizes import check_sizes, input_shapes
 
 #: The least predicted speed-up that recommends a tier: below it, the error of a prediction is larger than the gain.
 _WORTH = 1.15
@@ -137,7 +136,7 @@ def estimate_bundle(
     bundle = Bundle.open(path)
     manifest = bundle.manifest
     check_options(bundle, lengths=lengths, table=table, loops=loops)
-    sizes = _sizes(manifest, tuple(lengths), tuple(batches))
+    sizes = check_sizes(manifest.inputs, manifest.profile, manifest.max_batch_size, lengths, batches)
     if isinstance(manifest.program, LoopProgram):
         return _estimate(
             path, device, power_mode, loop_rows(bundle, mode, batches=batches, loops=loops, on_tier=on_tier)
@@ -186,27 +185,6 @@ def _estimate(path: Path, device: str, power_mode: str, rows: Sequence[Row]) -> 
         tier_name,
         reason,
     )
-
-
-def _sizes(manifest: Manifest, lengths: tuple[int, ...], batches: tuple[int, ...]) -> list[tuple[int, int | None]]:
-    for batch in batches:
-        if batch > max(manifest.max_batch_size, 1):
-            expected = f"at most {max(manifest.max_batch_size, 1)}, as the bundle has it"
-            raise UsageError("--batch", given=batch, expected=expected, fix="Give a smaller batch.")
-    axis = 1 if manifest.max_batch_size else 0
-    free = [spec for spec in manifest.inputs if -1 in spec.shape[axis:]]
-    if not free:
-        return [(batch, None) for batch in batches]
-    name = free[0].name
-    allowed = manifest.profile[name]
-    position = free[0].shape.index(-1, axis)
-    least, most = allowed.min[position], allowed.max[position]
-    for tokens in lengths:
-        if not least <= tokens <= most:
-            expected = f"{least} to {most}, as the bundle takes {name!r}"
-            raise UsageError("--lengths", given=tokens, expected=expected, fix="Give lengths in this range.")
-    usual = tuple(tokens for tokens in (32, 128) if least <= tokens <= most) or (allowed.opt[position],)
-    return [(batch, tokens) for tokens in lengths or usual for batch in batches]
 
 
 def _recommended(rows: Sequence[Row]) -> tuple[str, str]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.fields import Role
 from edge.bundles.manifest import Profile, Tier
-from edge.datatypes import TensorSpec
 from edge.errors import BackendError
 from edge.runtimes import tensorrt_package
 from export.estimate.devices import Mode
@@ -104,24 +103,6 @@ class TierModel:
         """Predict a run for inputs of these shapes."""
         work = work_of(self._data, shapes, self._subject)
         return predict(work, self.launches or usual_kernels(work), mode)
-
-
-def input_shapes(
-    inputs: Sequence[TensorSpec], max_batch_size: int, batch: int, tokens: int | None
-) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the inputs of a run.
-
-    Args:
-        max_batch_size: of its bundle; 0 where the first dimension is not a batch.
-        tokens: of each row; None where the inputs have no other dimension to choose.
-    """
-    shapes = {}
-    for spec in inputs:
-        sizes = list(spec.shape)
-        if max_batch_size:
-            sizes[0] = batch
-        shapes[spec.name] = tuple(tokens or 1 if size == -1 else size for size in sizes)
-    return shapes
 
 
 def how_counted(counted: bool) -> str:

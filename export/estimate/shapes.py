@@ -11,8 +11,9 @@ from edge.errors import UsageError
 from edge.profiling.shapes import FLOOR, REST, ShapeSet
 from edge.profiling.table import PREDICTION, Comparison, LatencyTable, Rest, Timing
 from export.estimate.devices import DEVICES, mode_of
-from export.estimate.model import RUNTIME, TierModel, how_counted, input_shapes
+from export.estimate.model import RUNTIME, TierModel, how_counted
 from export.estimate.roofline import Prediction
+from export.estimate.sizes import input_shapes
 
 #: The least time of a layer, as a share of the dense one.
 _LEAST_SHARE = 0.01

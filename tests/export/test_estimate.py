@@ -8,17 +8,20 @@ import pytest
 import torch
 
 from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.manifest import Profile
+from edge.datatypes import TensorSpec
 from edge.errors import BundleError, UsageError
 from edge.profiling.table import PREDICTION, LatencyTable, Rest, Shape, Timing
 from edge.profiling.timing import compared_above
 from export.calculator.networks import create
 from export.convert import to_onnx
 from export.estimate.cli import estimate
-from export.estimate.devices import DEVICES
+from export.estimate.devices import DEVICES, board_mode
 from export.estimate.estimate import estimate_bundle
 from export.estimate.model import kernels, parse_layers
 from export.estimate.operations import Halves, Work, halves_of, work_of
 from export.estimate.roofline import BAND, KERNELS_OF_A_LAYER, predict, usual_kernels
+from export.estimate.sizes import predict_usual_sizes
 from export.heads import SequenceClassifier
 from export.precision import half
 from export.quantization.ranges import LARGEST, input_ranges
@@ -59,15 +62,16 @@ def test_the_formula_gives_the_published_latencies(name):
     assert found.low_ms < published_ms < found.high_ms
 
 
-def exported(architecture, layers, tokens=32):
+def exported(architecture, layers, tokens=32, rows=1):
     sizes = {"dim": 384, "vocab_size": 100, "image_size": 224, "patch_size": 16, "channels": 3}
     positions = 197 if architecture == "vit" else 512
     config = TransformerConfig(architecture=architecture, layers=(LAYER,) * layers, max_positions=positions, **sizes)
     torch.manual_seed(0)
     model = SequenceClassifier(Transformer(config), 2)
     feeds = feeds_of(config, tokens)
-    dynamic = {name: {1: "tokens"} if array.ndim == 2 else {} for name, array in feeds.items()}
-    inputs = {name: torch.from_numpy(array) for name, array in feeds.items()}
+    batch = {0: "batch"} if rows > 1 else {}
+    dynamic = {name: batch | ({1: "tokens"} if array.ndim == 2 else {}) for name, array in feeds.items()}
+    inputs = {name: torch.from_numpy(np.repeat(array, rows, 0)) for name, array in feeds.items()}
     return to_onnx(model, inputs, ["logits"], dynamic), feeds
 
 
@@ -109,8 +113,6 @@ def test_recurrent_layers_count_the_products_of_every_step_gate_and_direction(na
 
 def test_a_layer_is_ten_kernels_of_an_engine():
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX lists the kernels of its engines", exc_type=ImportError)
-    from edge.bundles.manifest import Profile
-
     profile = {name: Profile(min=(1, 8), opt=(1, 32), max=(1, 64)) for name in ("inputs", "mask")}
     counts = [len(kernels(half(exported("bert", layers)[0]), profile)) for layers in (1, 2)]
     assert counts[1] - counts[0] == KERNELS_OF_A_LAYER
@@ -197,3 +199,19 @@ def test_wrong_options_and_foreign_operators_are_rejected(layer_shapes):
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("com.microsoft", 1)])
     with pytest.raises(BundleError, match=r"got operators of com\.microsoft, expected standard ONNX operators"):
         work_of(model.SerializeToString(), {"x": (1,)}, "model")
+
+
+def test_a_file_is_predicted_for_the_usual_sizes_that_it_takes():
+    model, feeds = exported("bert", 1, rows=2)
+    inputs = [TensorSpec(name, "INT64", (-1, -1)) for name in feeds]
+    profile = {name: Profile(min=(1, 8), opt=(4, 32), max=(8, 512)) for name in feeds}
+    target = board_mode("orin-nano-super:15W")
+    found = predict_usual_sizes(half(model), inputs, profile, 8, target)
+    assert [(each.rows, each.tokens) for each in found] == [(1, 32), (8, 32), (1, 128), (8, 128)]
+    shapes = {name: (8, 128) for name in feeds}
+    assert found[3].prediction.gflop == pytest.approx(sum(work_of(half(model), shapes, "model").gflop.values()))
+    short = {name: Profile(min=(1, 8), opt=(1, 16), max=(1, 64)) for name in feeds}
+    assert [each[:2] for each in predict_usual_sizes(half(model), inputs, short, 1, target)] == [(1, 32)]
+    images, feeds = exported("vit", 1)
+    pixels = [TensorSpec(name, "FP32", (-1, *array.shape[1:])) for name, array in feeds.items()]
+    assert [each[:2] for each in predict_usual_sizes(half(images), pixels, {}, 1, target)] == [(1, None)]
