@@ -76,7 +76,7 @@ def _bundle(path: Path, manifest: Manifest) -> None:
     print_table("tensors", ["role", "name", "datatype", "shape"], rows)
     columns = ["tier", "role", "file", "runtime", "precision", "opset", "bytes", "golden tolerance"]
     print_table("tiers", columns, tiers)
-    print_latencies({tier.name: tier.latencies for tier in manifest.tiers})
+    print_latencies(manifest.name, {tier.name: tier.latencies for tier in manifest.tiers})
     if isinstance(manifest.preprocess, ImagePreprocess):
         _image_step(manifest.preprocess)
     _program(manifest.program)

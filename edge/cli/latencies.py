@@ -9,14 +9,16 @@ from edge.cli.output import print_table
 from edge.profiling.table import PREDICTION
 
 
-def print_latencies(tiers: Mapping[str, Sequence[Latency]]) -> None:
-    """Print the latencies of tiers by their names, each labelled; nothing if there are none."""
+def print_latencies(bundle: str, tiers: Mapping[str, Sequence[Latency]]) -> None:
+    """Print the latencies of a bundle's tiers by their names, each labelled; nothing if there are none."""
     found = [(tier, latency) for tier, latencies in tiers.items() for latency in latencies]
     if not found:
         return
     columns = ("tier", "source", "device", "runtime", "precision", "rows", "tokens", "ms", "from", "to", "times faster")
     print_table(
-        f"latency of a run: measured, or a {PREDICTION}", columns, [_cells(tier, latency) for tier, latency in found]
+        f"{bundle}, latency of a run: measured, or a {PREDICTION}",
+        columns,
+        [_cells(tier, latency) for tier, latency in found],
     )
 
 

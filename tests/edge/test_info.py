@@ -36,7 +36,7 @@ def test_info_labels_predicted_latencies(tmp_path: Path) -> None:
         assert isinstance(content, bytes)
         (tmp_path / name).write_bytes(content)
     lines = shown("info", tmp_path).splitlines()
-    assert "latency of a run: measured, or a prediction, not measured on an Orin" in lines
+    assert "calculator-oracle, latency of a run: measured, or a prediction, not measured on an Orin" in lines
     rows = [
         [cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "AMD EPYC" in line or "Orin Nano" in line
     ]
