@@ -15,6 +15,8 @@ from edge.errors import BundleError, Literally
 
 _RECURRENT = ("RNN", "GRU", "LSTM")
 _PRODUCTS = ("MatMul", "Gemm", "Conv", *_RECURRENT)
+#: At most the values of a constant from which a shape may follow.
+_FEW_BYTES = 4096
 _PRECISIONS = {TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16"}
 
 
@@ -96,8 +98,13 @@ def _hidden_units(widths: Sequence[tuple[int, ...]], dim: int) -> list[int]:
 def _fixed(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> ModelProto:
     """Return the model with inputs of fixed shapes, and the shapes that follow.
 
-    Where the inference does not find the shape of a product, one run on zeros shows it.
+    Where the inference does not find the shape of a product, one run on zeros shows it. The inference copies the model
+    several times, so it gets none of the weights' values, which no shape follows from.
     """
+    weights = {tensor.name: tensor.raw_data for tensor in model.graph.initializer if len(tensor.raw_data) > _FEW_BYTES}
+    for tensor in model.graph.initializer:
+        if tensor.name in weights:
+            tensor.ClearField("raw_data")
     for value in model.graph.input:
         if value.name in shapes:
             for dimension, size in zip(value.type.tensor_type.shape.dim, shapes[value.name], strict=True):
@@ -110,6 +117,9 @@ def _fixed(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> ModelPro
     fixed = {value.name for value in (*graph.input, *graph.value_info, *graph.output) if _is_fixed(value)}
     fixed |= {tensor.name for tensor in graph.initializer}
     if any(not {node.input[0], node.output[0]} <= fixed for node in graph.node if node.op_type in _PRODUCTS):
+        for tensor in graph.initializer:
+            if tensor.name in weights:
+                tensor.raw_data = weights[tensor.name]
         _add_computed_shapes(model)
     return model
 

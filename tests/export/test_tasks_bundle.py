@@ -188,6 +188,7 @@ def test_tiers_are_named_by_speed_and_a_bundle_carries_the_files_of_chosen_runti
     assert (bundle.path.name, bundle.manifest.version) == ("sst2-2", 2)
     assert [tier.name for tier in bundle.manifest.tiers] == ["x1", "x1-int8", "x3", "x3-int8"]
     assert {a.runtime for tier in bundle.manifest.tiers for a in tier.artifacts} == {"onnxruntime"}
+    assert not any(tier.latencies for tier in bundle.manifest.tiers)  # neither measured, nor a file for the Jetson
     assert not list(bundle.path.glob("*tensorrt*"))
     sizes = {path.name: path.stat().st_size for path in bundle.path.glob("*.onnx")}
     assert {one["file"]: one["size_bytes"] for one in exported["files"]} == sizes
