@@ -58,13 +58,11 @@ def _points(run: str, families: Sequence[Answered]) -> Iterator[BoardPoint]:
         found = [_predicted(family.dim, family.layers[run], tokens, rows) for family in having]
         dense = [_predicted(family.dim, family.layers[DENSE], tokens, rows) for family in having]
         faster = [one.milliseconds / other.milliseconds for one, other in zip(dense, found, strict=True)]
-        yield BoardPoint(
-            run,
-            tokens,
-            rows,
-            *(float(np.mean([getattr(one, name) for one in found])) for name in ("milliseconds", "low_ms", "high_ms")),
-            times_faster=float(scipy.stats.gmean(faster)),
-        )
+        means = {
+            name: float(np.mean([getattr(one, name) for one in found]))
+            for name in ("milliseconds", "low_ms", "high_ms")
+        }
+        yield BoardPoint(run=run, tokens=tokens, rows=rows, **means, times_faster=float(scipy.stats.gmean(faster)))
 
 
 def _predicted(dim: int, layers: tuple[LayerShape, ...], tokens: int, rows: int) -> Prediction:

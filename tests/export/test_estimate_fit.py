@@ -1,0 +1,23 @@
+"""The constants of the prediction, and its errors, are those of the fit to published measurements."""
+
+import pytest
+
+from export.estimate.fit import compare, errors, fit
+from export.estimate.measurements import published
+from export.estimate.roofline import ERRORS, FITTED
+
+
+@pytest.fixture(scope="module")
+def compared():
+    return compare()
+
+
+def test_the_constants_are_the_fit():
+    assert fit([one for one in published().measurements if not one.check]) == FITTED
+
+
+def test_the_errors_are_those_of_measurements_left_out(compared):
+    assert errors(compared) == ERRORS
+    for one in compared:
+        if not one.measurement.check:
+            assert one.prediction.low_ms < one.measurement.ms < one.prediction.high_ms, one.measurement
