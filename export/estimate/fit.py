@@ -1,4 +1,4 @@
-"""The fit of the prediction's constants to published latencies, and its errors: ``python -m export.estimate.fit``."""
+"""The fit of the prediction's constants to published latencies, and its errors."""
 
 from __future__ import annotations
 

@@ -170,6 +170,7 @@ def test_wrong_options_and_foreign_operators_are_rejected(layer_shapes):
     bundle = layer_shapes / Shape(2, 16, 64).name
     for arguments, message in (
         ((bundle, "--mode", "7W"), "--mode: got '7W', expected one of 15W, 25W, MAXN_SUPER, the modes of"),
+        ((bundle, "--device", "agx-orin"), "--device: got 'agx-orin', expected orin-nano-super"),
         ((bundle, "--lengths", "512"), "--lengths: got 512, expected 8 to 16"),
         ((bundle, "--batch", "8"), "--batch: got 8, expected at most 1"),
         (("--shapes", layer_shapes), "--shapes and --out: got --shapes alone"),
