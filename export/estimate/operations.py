@@ -100,9 +100,6 @@ def _fixed(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> ModelPro
     fixed = {value.name for value in (*graph.input, *graph.value_info, *graph.output) if _is_fixed(value)}
     fixed |= {tensor.name for tensor in graph.initializer}
     if any(not {node.input[0], node.output[0]} <= fixed for node in graph.node if node.op_type in PRODUCTS):
-        for tensor in graph.initializer:
-            if tensor.name in weights:
-                tensor.raw_data = weights[tensor.name]
         _add_computed_shapes(model)
     return model
 
