@@ -86,7 +86,7 @@ def report_of(frontier: Frontier) -> str:
 
 
 def headline(frontier: Frontier) -> list[str]:
-    """Return the table of the first screen: dense and tiers, in FP32 and INT8, on the judged tasks."""
+    """Return the table of the first screen: dense and tiers, in FP32 and INT8, on the judged tasks, and on a Jetson."""
     found = {(point.run, point.precision): point for point in frontier.points}
     board = _by_run(frontier.board, lambda point: f"{point.times_faster:.1f}×")
     rows = []
