@@ -96,7 +96,7 @@ def headline(frontier: Frontier) -> list[str]:
             point = found.get((run, precision))
             same = (run, precision) == (DENSE, FP32)
             cells += [f"{point.speedup:.1f}×", "–" if same else _lost(point.judged)] if point else ["", ""]
-        rows.append([*cells, ", ".join(board[run].values())])
+        rows.append([*cells, ", ".join(board.get(run, {}).values())])
     heads = ("model", "FP32 speed", "score lost", "INT8 speed", "score lost", "FP16 speed on a Jetson, predicted")
     return markdown_table(heads, rows, texts=1)
 
