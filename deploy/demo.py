@@ -41,6 +41,8 @@ def main() -> None:
     runs = sorted(str(path) for path in RUNS.iterdir())
     _step("export them as bundles", "export", *runs, "--repository", str(REPOSITORY), "--replace")
     bundles = sorted(REPOSITORY.iterdir())
+    looped = next(path for path in bundles if path.name.startswith(LOOPED[0]))
+    _step("predict the looped model on a Jetson Orin Nano", "estimate", str(looped), "--batch", "1,8")
     _step("build what this machine runs", "build", *map(str, bundles), "--cache", str(CACHE))
     stdout.rule("serve them, and ask with tritonclient")
     with running_server(bundles, cache=CACHE) as ready:

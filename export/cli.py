@@ -161,8 +161,8 @@ def train(
     "--measure/--no-measure",
     default=True,
     show_default=True,
-    help="Measure the files in INT8 on the hold-out and dev, of imported runs on a tenth of --data, for the manifest; "
-    "a minute for two thousand texts.",
+    help="Measure the files in INT8 on the hold-out and dev, of imported runs on a tenth of --data, and time those of "
+    "all tiers on this machine, for the manifest; a minute for two thousand texts.",
 )
 @run_data_dir_option
 @imported_data_option

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from edge.bundles.latency import Latency
+from edge.cli.latencies import print_latencies
 from edge.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -32,21 +34,25 @@ class ExportedFile(msgspec.Struct, frozen=True):
 
 
 class Exported(msgspec.Struct, frozen=True):
-    """A bundle's directory and its ONNX files."""
+    """A bundle's directory, its ONNX files, and the latencies of its tiers by their names."""
 
     bundle: str
     files: tuple[ExportedFile, ...]
+    latencies: dict[str, tuple[Latency, ...]]
 
     @classmethod
     def of(cls, bundle: Bundle, differences: Mapping[str, float]) -> Exported:
         """Return the result of an export from the bundle that it has written, and the difference of each ONNX file."""
         records = bundle.manifest.files
         files = (ExportedFile(name, records[name].size_bytes, value) for name, value in differences.items())
-        return cls(str(bundle.path), tuple(files))
+        return cls(str(bundle.path), tuple(files), {tier.name: tier.latencies for tier in bundle.manifest.tiers})
 
 
 def print_exported(results: Sequence[tuple[Exported, float]], *, as_json: bool) -> None:
-    """Print bundles, each with the seconds that it took: a row for each file, because INT8 differs more than FP32."""
+    """Print bundles, each with the seconds that it took, and the latencies of its tiers.
+
+    Each file has a row, because INT8 differs more than FP32.
+    """
     if as_json:
         print_json([{**msgspec.to_builtins(exported), "seconds": seconds} for exported, seconds in results])
         return
@@ -56,3 +62,5 @@ def print_exported(results: Sequence[tuple[Exported, float]], *, as_json: bool) 
         for place, one in enumerate(exported.files)
     ]
     print_table("Exported", ("bundle", "seconds", "file", "bytes", "largest difference to torch"), rows)
+    for exported, _ in results:
+        print_latencies(exported.bundle, exported.latencies)

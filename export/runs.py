@@ -14,6 +14,7 @@ import msgspec
 
 from edge.bundles.manifest import Measure, Provenance
 from edge.errors import Literally
+from edge.profiling.table import Shape
 from export.errors import CheckpointError, DataError
 from export.own_data import OwnData
 from export.processor import Processor
@@ -31,10 +32,12 @@ class Speedup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         ratio: time of the original over time of this model.
         tokens: length of the input that was timed.
+        original: the layers of the model before reduction; empty in runs of earlier versions.
     """
 
     ratio: float
     tokens: int
+    original: tuple[Shape, ...] = ()
 
 
 class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

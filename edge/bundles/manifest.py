@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import msgspec
 
 from edge.bundles.fields import FileName, ModelName, Positive, Role, Sha256, Struct, Text, require
+from edge.bundles.latency import Latency
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
 from edge.datatypes import TensorName, TensorSpec
 from edge.errors import Literally
@@ -112,9 +113,11 @@ class Tier(TierV1, frozen=True):
     """One size of the model. The first tier of a bundle is the full one, later ones are leaner.
 
     A tier that computes other values than the full one has a golden set of its own; the others use the bundle's.
+    ``latencies`` are for people; no policy reads them.
     """
 
     artifacts: Annotated[tuple[Artifact, ...], msgspec.Meta(min_length=1, max_length=8)]
+    latencies: Annotated[tuple[Latency, ...], msgspec.Meta(max_length=64)] = ()
 
 
 class _ArithmeticText(Struct, frozen=True):

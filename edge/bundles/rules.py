@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain
 
 from edge.bundles.fields import Role, require
+from edge.bundles.latency import check_latency
 from edge.bundles.manifest import MANIFEST_NAME, Artifact, Manifest, ScorePostprocess, Tensors, Tier
 from edge.bundles.program_rules import check_program
 from edge.datatypes import NUMPY_TYPES, TensorSpec
@@ -34,6 +35,8 @@ def check(manifest: Manifest, subject: str) -> None:
         )
     for tier in manifest.tiers:
         _check_roles(manifest, tier, subject)
+        for latency in tier.latencies:
+            check_latency(latency, f"{subject} tier {tier.name!r}")
     _check_preprocess(manifest, subject)
     _check_postprocess(manifest, subject)
     check_program(manifest, subject)

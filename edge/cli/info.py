@@ -12,6 +12,7 @@ from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import ImagePreprocess, Manifest
 from edge.bundles.preprocess import postprocessors
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
+from edge.cli.latencies import print_latencies
 from edge.cli.options import PATH, connection_options
 from edge.cli.output import json_option, print_json, print_table, remark
 from edge.cli.view import board_facts
@@ -75,6 +76,7 @@ def _bundle(path: Path, manifest: Manifest) -> None:
     print_table("tensors", ["role", "name", "datatype", "shape"], rows)
     columns = ["tier", "role", "file", "runtime", "precision", "opset", "bytes", "golden tolerance"]
     print_table("tiers", columns, tiers)
+    print_latencies(manifest.name, {tier.name: tier.latencies for tier in manifest.tiers})
     if isinstance(manifest.preprocess, ImagePreprocess):
         _image_step(manifest.preprocess)
     _program(manifest.program)

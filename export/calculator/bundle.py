@@ -24,6 +24,7 @@ from export.calculator.specs import SPECS
 from export.checkpoint import load as load_run
 from export.convert import OPSET, golden_of, largest_difference, to_onnx
 from export.exported import FULL, Exported
+from export.latencies import with_latencies
 
 MAX_BATCH_SIZE = 256
 _GOLDEN_SPLITS = ("val", "in_range", "out_of_range", "long")
@@ -65,6 +66,7 @@ def export_run(run: str | Path, repository: str | Path, *, version: int = 1, rep
         measures=measures,
     )
     files = {artifact.file: onnx_model, manifest.golden: _golden(model, splits).encode()}
+    manifest = with_latencies(manifest, files, measure=True)
     written = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
     return Exported.of(written, {artifact.file: difference})
 

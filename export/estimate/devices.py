@@ -69,6 +69,8 @@ class BoardMode(NamedTuple):
 
 #: Every board in each of its power modes.
 BOARD_MODES = tuple(BoardMode(board, mode) for board, device in DEVICES.items() for mode in device.modes)
+#: Of predictions that name no board. The ratios of tiers in other modes differ by less than the band of a prediction.
+DEFAULT_BOARD = BoardMode("orin-nano-super", "15W")
 
 
 def board_mode(text: str, subject: str = "board and power mode") -> BoardMode:

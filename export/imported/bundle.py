@@ -24,6 +24,7 @@ from export.heads import SequenceClassifier, TokenClassifier
 from export.imported.accuracy import BY_TOKEN, int8_measures
 from export.imported.bundle_inputs import image_inputs, text_inputs
 from export.imported.questions import as_imported, task_of
+from export.latencies import with_latencies
 from export.provenance import provenance
 from export.tasks.bundle_inputs import MAX_BATCH_SIZE, USUAL_TOKENS
 from export.tasks.examples import limited, split_holdout
@@ -119,6 +120,7 @@ def export_imported(
         postprocess=_postprocess(task),
         measures=tuple(measures),
     )
+    manifest = with_latencies(manifest, files, measure=on_rows is not None)
     written = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
     return Exported.of(written, differences)
 

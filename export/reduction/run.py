@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from edge.profiling.table import Comparison, LatencyTable
+from edge.profiling.table import Comparison, LatencyTable, Shape
 from export.errors import PlanError
 from export.provenance import provenance
 from export.reduction.latency import feeds_of, machine_key, measure_models, measure_times, table_times
@@ -177,7 +177,7 @@ def reduce_run(
         record=provenance(trainer=how, data=task.origin, seed=None),
         tuned=Trained((), (), 0, 0, time.perf_counter() - started),  # no training
         data_dir=data_dir,
-        speedup=Speedup(measured.ratio, tokens),
+        speedup=Speedup(measured.ratio, tokens, tuple(map(Shape.of, config.layers))),
     )
     for unfinished in state.glob(f"{LAYERS}-*.state"):
         unfinished.unlink()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from edge.cli.output import json_option, print_json, print_table, remark, working
 from edge.files import write_result
@@ -23,6 +24,7 @@ from export.tasks import data_inputs, labelled_data
 if TYPE_CHECKING:
     from export.intervals import Estimate, Mean
     from export.report.numbers import Split
+    from export.report.speed import Speed
 
 #: Errors in the table of a split; the page has more.
 _SHOWN = 5
@@ -66,6 +68,7 @@ def report(run: Path, out: Path | None, data_dir: Path | None, replace: bool, as
         print_json(found)
         return
     print_measures(found.task, found.run, found.metrics)
+    _print_speed(found.speed)
     for split in found.splits:
         _print(split)
     rows = [(one.name, one.rows, one.in_train) for one in found.rows]
@@ -87,6 +90,17 @@ def write_reports(runs: Sequence[Path], data_dir: Path) -> None:
     for run in runs:
         with working(f"reporting on {run.name}"):
             write_result(run / REPORT, page_of(*read_report(run, data_dir)).encode())
+
+
+def _print_speed(speed: Speed) -> None:
+    if speed.measured:
+        click.echo(
+            f"Measured when it was reduced: {speed.measured.ratio:.2f} times as fast as the model that it was reduced "
+            f"from, at {speed.measured.tokens} tokens, with ONNX Runtime on one thread."
+        )
+    where = f"TensorRT in FP16 on a {speed.device} at {speed.power_mode}"
+    columns = ("tokens", "rows", "ms", "from", "to", "times faster")
+    print_table(f"{where}: a {speed.label}", columns, map(msgspec.structs.astuple, speed.predicted))
 
 
 def _print(split: Split) -> None:

@@ -14,6 +14,7 @@ from edge.datatypes import Array
 from export.intervals import Estimate, Mean, known_interval, mean, share_of
 from export.own_data import DataFile, SplitRows
 from export.report.items import Items, SplitItems
+from export.report.speed import Speed, speed_of
 from export.runs import RunMetrics
 from export.tasks.models import OpenedModel
 from export.tasks.predictions import Predictions, read_matching
@@ -130,6 +131,7 @@ class Report(msgspec.Struct, frozen=True):
     task: str
     headline: str
     metrics: RunMetrics
+    speed: Speed
     provenance: Provenance
     files: tuple[DataFile, ...]
     rows: tuple[SplitRows, ...]
@@ -144,6 +146,7 @@ def report_of(run: Path, found: OpenedModel, task: Task, items: Items) -> Report
     """
     assert found.config is not None
     assert found.metrics is not None
+    assert found.architecture is not None
     splits = tuple(
         _split(name, read_matching(run, name, one.targets), one, items) for name, one in items.measured.items()
     )
@@ -152,6 +155,7 @@ def report_of(run: Path, found: OpenedModel, task: Task, items: Items) -> Report
         task.name,
         task.headline,
         found.metrics,
+        speed_of(found.config, found.architecture),
         found.config.provenance,
         items.files,
         items.rows,

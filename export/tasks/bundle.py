@@ -12,6 +12,7 @@ from edge.datatypes import TensorSpec
 from edge.errors import Literally, UsageError
 from export.exported import RUNTIMES, Exported, int8_tier
 from export.heads import SequenceClassifier
+from export.latencies import with_latencies
 from export.provenance import provenance
 from export.quantization.ranges import InputRange
 from export.quantization.training import trained_ranges
@@ -110,6 +111,7 @@ def export_classifier(
         ),
         measures=tuple(measures),
     )
+    manifest = with_latencies(manifest, files, measure=on_rows is not None)
     written = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
     return Exported.of(written, differences)
 

@@ -37,6 +37,19 @@ HEAD: dict[str, Any] = {
     "inputs": [{"name": "code", "datatype": "FP32", "shape": [-1, 4]}],
     "profile": {"code": {"min": [1, 4], "opt": [8, 4], "max": [64, 4]}},
 }
+#: Good latencies of version 2.
+MEASURED: dict[str, Any] = {"source": "measured", "device": "AMD EPYC", "runtime": "onnxruntime", "precision": "fp32"}
+MEASURED |= {"rows": 1, "tokens": 32, "milliseconds": 1.25, "times_faster": 1.0, "calls": 20}
+PREDICTION: dict[str, Any] = {"source": "prediction", "device": "Jetson Orin Nano Super", "power_mode": "15W"}
+PREDICTION |= {
+    "runtime": "tensorrt",
+    "precision": "fp16",
+    "rows": 8,
+    "milliseconds": 0.5,
+    "low_ms": 0.3,
+    "high_ms": 0.7,
+}
+PREDICTION |= {"times_faster": 1.5}
 #: Format version to its good bundle and its corpus.
 CORPORA = {
     1: (DATA / "version_1" / "bundles" / ORACLE_BUNDLE.name, DATA / "version_1" / "broken_bundles"),
@@ -213,6 +226,7 @@ def broken_only_in_version_1(good: Good) -> dict[str, Tree]:
         "role-in-version-1": good.with_field("tiers.0.artifacts.0.role", "model"),
         "tolerance-of-outputs-in-version-1": good.with_field("tiers.0.artifacts.0.tolerance.outputs", {"value": 0.5}),
         "own-tensors-in-version-1": good.with_field("tiers.0.artifacts.0.inputs", good.manifest["inputs"]),
+        "latencies-in-version-1": good.with_field("tiers.0.latencies", [PREDICTION]),
         "program-in-version-1": good.with_field("program", CASCADE),
         "router-of-unknown-tiers": good.with_field("router", CASCADE),
     }
@@ -236,6 +250,11 @@ def broken_only_in_version_2(good: Good) -> dict[str, Tree]:
         "image-of-other-colours": good.with_field("preprocess", {**IMAGE, "colours": "rgb"}),
         "image-cut-from-less": good.with_field("preprocess", {**IMAGE, "shorter_side": 7}),
         "tolerance-of-no-output": good.with_field("tiers.0.artifacts.0.tolerance.outputs", {"x": 0.5}),
+        "latency-outside-its-band": good.with_field("tiers.0.latencies", [{**PREDICTION, "milliseconds": 0.2}]),
+        "latency-of-no-source": good.with_field("tiers.0.latencies", [{**PREDICTION, "source": "guess"}]),
+        "latency-without-its-band": good.with_field(
+            "tiers.0.latencies", [{k: v for k, v in PREDICTION.items() if k != "high_ms"}]
+        ),
         "unknown-role": good.with_field("tiers.0.artifacts.0.role", "brain"),
         "no-model-role": good.with_field("tiers.0.artifacts.0.role", "backbone"),
         "two-artifacts-of-a-role": good.with_artifacts({"role": "head"}, {"role": "head"}),

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from edge.bundles.manifest import schema
+from tests.data.make_broken_bundles import MEASURED, PREDICTION, Good
 from tests.support.commands import fewheads, mistake, refusal, shown
 from tests.support.models import ORACLE, ORACLE_BUNDLE, write_bundle_of_roles
 
@@ -27,6 +28,36 @@ def test_info_shows_bundles(tmp_path: Path) -> None:
     manifest = json.loads((ORACLE_BUNDLE / "manifest.json").read_bytes())
     assert found == [manifest, manifest]
     assert json.loads(shown("info", "--schema")) == json.loads(json.dumps(schema()))
+
+
+def test_info_labels_predicted_latencies(tmp_path: Path) -> None:
+    assert "latency" not in shown("info", ORACLE_BUNDLE)
+    for name, content in Good(2).with_field("tiers.0.latencies", [MEASURED, PREDICTION]).items():
+        assert isinstance(content, bytes)
+        (tmp_path / name).write_bytes(content)
+    lines = shown("info", tmp_path).splitlines()
+    assert "calculator-oracle, latency of a run: measured, or a prediction, not measured on an Orin" in lines
+    rows = [
+        [cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "AMD EPYC" in line or "Orin Nano" in line
+    ]
+    assert rows == [
+        ["full", "measured", "AMD EPYC", "onnxruntime", "fp32", "1", "32", "1.25", "", "", "1"],
+        [
+            "full",
+            "prediction",
+            "Jetson Orin Nano Super at 15W",
+            "tensorrt",
+            "fp16",
+            "8",
+            "",
+            "0.5",
+            "0.3",
+            "0.7",
+            "1.5",
+        ],
+    ]
+    (found,) = json.loads(shown("info", tmp_path, "--json"))
+    assert found["tiers"][0]["latencies"] == [MEASURED, PREDICTION]
 
 
 def test_info_rejects_broken_and_missing_bundles(tmp_path: Path) -> None:

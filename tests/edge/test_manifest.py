@@ -21,14 +21,17 @@ from edge.datatypes import TensorSpec
 from edge.errors import BundleError
 from edge.files import sha256
 from edge.runtimes.build import load_runner
-from tests.data.make_broken_bundles import HEAD, Good
+from tests.data.make_broken_bundles import HEAD, MEASURED, PREDICTION, Good
 from tests.support import text_model, text_pair_model
 from tests.support.models import DATA, oracle_manifest
 
 VERSION_1 = DATA / "version_1"
 ROUTER = (VERSION_1 / "bundles" / "sentiment-1" / "manifest.json").read_bytes()
-#: A router in version 1, the same as the program of version 2, and an artifact with tensors of its own.
+LATENCIES = Good(2).with_field("tiers.0.latencies", [MEASURED, PREDICTION])["manifest.json"]
+assert isinstance(LATENCIES, bytes)
+#: A router in version 1, the same as the program of version 2, an artifact with tensors of its own, and latencies.
 GOOD = [ROUTER, manifest_file.encode(manifest_file.decode(ROUTER, "r")), Good(2).with_artifacts(HEAD)["manifest.json"]]
+GOOD += [LATENCIES]
 #: The words and numbers of each, and the text between them.
 WORDS = [re.findall(rb"[\w.-]+|[^\w.-]+", good) for good in GOOD]
 SNIPPETS = [b"", b"-1", b"0", b"1e999", b"9" * 30, b"null", b"true", b"{}", b"[[]]", b'""', b"\\ud800", b"..", b"\xff"]
@@ -133,6 +136,15 @@ def test_values_at_the_limits_of_the_rules_are_valid():
     ):
         rules.check(good, "m")
         rules.check(change(good), "m")
+
+
+def test_latencies_are_kept_by_a_round_trip_and_bound_their_own_band():
+    decoded = manifest_file.decode(LATENCIES, "m")
+    again = json.loads(manifest_file.encode(decoded))
+    assert again["tiers"][0]["latencies"] == [MEASURED, PREDICTION]
+    at_the_bounds = {**PREDICTION, "low_ms": 0.5, "high_ms": 0.5}
+    decoded = manifest_file.decode(Good(2).with_field("tiers.0.latencies", [at_the_bounds])["manifest.json"], "m")
+    assert decoded.tiers[0].latencies[0].milliseconds == 0.5
 
 
 def test_version_1_is_upgraded_in_memory(tmp_path: Path):

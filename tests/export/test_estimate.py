@@ -198,3 +198,26 @@ def test_a_file_is_predicted_for_the_usual_sizes_that_it_takes():
     images, feeds = exported("vit", (LAYER,))
     pixels = [TensorSpec(name, "FP32", (-1, *array.shape[1:])) for name, array in feeds.items()]
     assert [each[:2] for each in predict_usual_sizes(half(images), pixels, {}, 1, target)] == [(1, None)]
+
+
+def test_a_shape_that_depends_on_weights_is_found_by_a_run():
+    """The places of 1,000 values that are not 0 in the sum of a weight and the input, [1000, 2], times a matrix."""
+    weight, matrix = np.zeros((64, 64), np.float32), np.ones((2, 3), np.float32)
+    weight.flat[:1000] = 1
+    nodes = [
+        onnx.helper.make_node("Add", ["weight", "x"], ["sum"]),
+        onnx.helper.make_node("NonZero", ["sum"], ["places"]),
+        onnx.helper.make_node("Cast", ["places"], ["cast"], to=onnx.TensorProto.FLOAT),
+        onnx.helper.make_node("Transpose", ["cast"], ["turned"], perm=[1, 0]),
+        onnx.helper.make_node("MatMul", ["turned", "matrix"], ["y"]),
+    ]
+    values = [
+        onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [64, 64]),
+        onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["places", 3]),
+    ]
+    constants = [onnx.numpy_helper.from_array(weight, "weight"), onnx.numpy_helper.from_array(matrix, "matrix")]
+    graph = onnx.helper.make_graph(nodes, "g", values[:1], values[1:], constants)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)])
+    assert work_of(model.SerializeToString(), {"x": (64, 64)}, "model").gflop == {
+        "fp32": pytest.approx(2e-9 * 1000 * 2 * 3)
+    }

@@ -1,19 +1,23 @@
 import json
 import re
+import shutil
 import sys
 
+import msgspec
 import numpy as np
 import pytest
 import scipy.special
 import sklearn.metrics
 
 from edge.errors import UsageError
+from edge.profiling.table import Shape
 from export.intervals import Mean
 from export.report.cli import report
 from export.report.figures import confusion
 from export.report.numbers import Classes, ClassRow, calibration_error
-from export.runs import REPORT, is_run
+from export.runs import CONFIG, REPORT, Speedup, is_run, read_config
 from export.tasks.cli import finetune
+from export.tasks.models import open_model
 from export.tasks.predictions import read_predictions
 from tests.support.task_data import invoke
 
@@ -72,6 +76,34 @@ def test_the_report_of_a_run_on_glue_has_the_numbers_of_its_predictions(place, t
         ["holdout", "36", "0"],
         ["dev", "40", "0"],
     ]
+
+
+def test_the_speed_of_a_run_is_measured_or_labelled_as_a_prediction(place, tmp_path):
+    run, out = shutil.copytree(place / "SST-2", tmp_path / "half"), tmp_path / "page.html"
+    data = ("--data-dir", place, "--out", out, "--replace")
+    speed = json.loads(invoke(report, run, *data, "--json"))["speed"]
+    assert speed["measured"] is None
+    assert [(one["tokens"], one["rows"], one["times_faster"]) for one in speed["predicted"]] == [(32, 1, 1), (32, 8, 1)]
+    assert "Measured when" not in invoke(report, run, *data) + out.read_text()
+    config = read_config(run)
+    layers = tuple(map(Shape.of, open_model(run).transformer.config.layers))
+    for original in (2 * layers, ()):  # runs of earlier versions do not record it
+        reduced = msgspec.structs.replace(config, speedup=Speedup(1.94, 32, original))
+        (run / CONFIG).write_bytes(msgspec.json.encode(reduced))
+        printed, page = " ".join(invoke(report, run, *data).split()), out.read_text()
+        for text in (printed, page):
+            assert "Measured when it was reduced: 1.94 times as fast as the model that it was reduced from" in text
+            assert "TensorRT in FP16 on a Jetson Orin Nano Super at 15W: a prediction, not measured on an Orin" in text
+        found = json.loads(invoke(report, run, *data, "--json"))["speed"]["predicted"]
+        assert [one["milliseconds"] for one in found] == [one["milliseconds"] for one in speed["predicted"]]
+        for one in found:
+            assert one["low_ms"] < one["milliseconds"] < one["high_ms"]
+            assert f"{one['low_ms']:.2f} … {one['high_ms']:.2f}" in page
+            if original:
+                assert 1.5 < one["times_faster"] < 2  # half of the layers, and the same embeddings and head
+                assert f'<td class="n">{one["times_faster"]:.2f}</td>' in page
+            else:
+                assert one["times_faster"] is None
 
 
 def test_a_report_states_on_how_many_items_of_the_training_split_a_run_was_trained(place, tmp_path):

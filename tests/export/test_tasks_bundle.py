@@ -1,5 +1,6 @@
 import json
 import shutil
+import sys
 from contextlib import contextmanager
 
 import numpy as np
@@ -9,11 +10,14 @@ import tritonclient.grpc as triton
 from msgspec.structs import replace
 
 from edge.bundles.bundle import Bundle
+from edge.bundles.latency import MeasuredLatency, PredictedLatency
 from edge.bundles.manifest import ScorePostprocess
 from edge.errors import BundleError, UsageError
 from edge.launch import running_server
 from edge.runtimes.build import build
 from export.cli import export
+from export.estimate.devices import DEFAULT_BOARD
+from export.estimate.estimate import estimate_bundle
 from export.runs import CONFIG, Speedup, read_config
 from export.targets import tier_names
 from export.tasks.cli import finetune
@@ -49,8 +53,41 @@ def bundled(place):
     invoke(finetune, "SST-2", *paths, "--name", "Half", *OPTIONS)
     options = ("--data-dir", place, "--name", "sst2", "--tier-name", "x1", "--tier-name", "half", "--json")
     shown = invoke(export, place / "SST-2", place / "Half", "--repository", place / "models", *options)
-    assert json.loads(shown)[0]["bundle"] == str(place / "models" / "sst2-1")
+    (found,) = json.loads(shown)
+    assert found["bundle"] == str(place / "models" / "sst2-1")
+    tiers = json.loads((place / "models" / "sst2-1" / "manifest.json").read_bytes())["tiers"]
+    assert found["latencies"] == {tier["name"]: tier["latencies"] for tier in tiers}
     return place
+
+
+def test_the_bundle_has_measured_latencies_and_the_predictions_of_estimate(bundled, monkeypatch):
+    manifest = Bundle.open(bundled / "models" / "sst2-1").manifest
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)  # so that nobody counts the kernels of an engine
+    board, power_mode = DEFAULT_BOARD
+    rows = estimate_bundle(bundled / "models" / "sst2-1", board, power_mode, batches=(1, 8)).rows
+    for tier in manifest.tiers:
+        measured, *predicted = tier.latencies
+        assert isinstance(measured, MeasuredLatency)
+        assert (measured.runtime, measured.rows, measured.tokens) == ("onnxruntime", 1, 32)
+        estimated = [
+            PredictedLatency(
+                device="Jetson Orin Nano Super",
+                power_mode="15W",
+                runtime="tensorrt",
+                precision=row.precision,
+                rows=row.rows,
+                tokens=row.tokens,
+                milliseconds=row.milliseconds,
+                low_ms=row.prediction.low_ms,
+                high_ms=row.prediction.high_ms,
+                times_faster=row.times_faster,
+            )
+            for row in rows
+            if row.tier == tier.name
+        ]
+        assert len(estimated) == 2
+        assert predicted == estimated
+    assert [latency.times_faster for latency in manifest.tiers[0].latencies] == [1, 1, 1]
 
 
 def test_the_bundle_has_a_tier_for_each_run_and_precision_with_the_outputs_of_training(bundled):
@@ -151,6 +188,7 @@ def test_tiers_are_named_by_speed_and_a_bundle_carries_the_files_of_chosen_runti
     assert (bundle.path.name, bundle.manifest.version) == ("sst2-2", 2)
     assert [tier.name for tier in bundle.manifest.tiers] == ["x1", "x1-int8", "x3", "x3-int8"]
     assert {a.runtime for tier in bundle.manifest.tiers for a in tier.artifacts} == {"onnxruntime"}
+    assert not any(tier.latencies for tier in bundle.manifest.tiers)  # neither measured, nor a file for the Jetson
     assert not list(bundle.path.glob("*tensorrt*"))
     sizes = {path.name: path.stat().st_size for path in bundle.path.glob("*.onnx")}
     assert {one["file"]: one["size_bytes"] for one in exported["files"]} == sizes

@@ -21,6 +21,7 @@ from export.calculator.stack.train import NETWORKS, served
 from export.checkpoint import load as load_run
 from export.convert import OPSET, golden_of, largest_difference, to_onnx
 from export.exported import FULL, Exported
+from export.latencies import with_latencies
 
 DESCRIPTIONS = {
     STACK: "Expressions with + - *, parentheses and decimals by a linear network with a stack, 123 parameters",
@@ -80,6 +81,7 @@ def export_stack(run: str | Path, repository: str | Path, *, version: int = 1, r
     golden = golden_of(network, tokens, ["value"])
     golden = msgspec.structs.replace(golden, raw={"expression": np.array([[text] for text in texts], np.bytes_)})
     files = {artifact.file: onnx_model, manifest.golden: golden.encode()}
+    manifest = with_latencies(manifest, files, measure=True)
     written = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
     return Exported.of(written, {artifact.file: difference})
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from export.experiments.frontier.board import Board, BoardPoint
 from export.experiments.frontier.records import FP32, INT8
 from export.experiments.frontier.settings import DENSE
 from export.experiments.frontier.summary import Advantage, Change, Frontier, Point
@@ -69,6 +70,10 @@ def report_of(frontier: Frontier) -> str:
         "",
         *_files(frontier),
         "",
+        "## Predicted on a Jetson",
+        "",
+        *_board(frontier.board),
+        "",
         "## The dense model against published results",
         "",
         *published(frontier),
@@ -81,8 +86,9 @@ def report_of(frontier: Frontier) -> str:
 
 
 def headline(frontier: Frontier) -> list[str]:
-    """Return the table of the first screen: dense and tiers, in FP32 and INT8, on the judged tasks."""
+    """Return the table of the first screen: dense and tiers, in FP32 and INT8, on the judged tasks, and on a Jetson."""
     found = {(point.run, point.precision): point for point in frontier.points}
+    board = _by_run(frontier.board, lambda point: f"{point.times_faster:.1f}×")
     rows = []
     for run in (DENSE, *frontier.settings.tiers):
         cells: list[object] = [run]
@@ -90,8 +96,9 @@ def headline(frontier: Frontier) -> list[str]:
             point = found.get((run, precision))
             same = (run, precision) == (DENSE, FP32)
             cells += [f"{point.speedup:.1f}×", "–" if same else _lost(point.judged)] if point else ["", ""]
-        rows.append(cells)
-    return markdown_table(("model", "FP32 speed", "score lost", "INT8 speed", "score lost"), rows, texts=1)
+        rows.append([*cells, ", ".join(board.get(run, {}).values())])
+    heads = ("model", "FP32 speed", "score lost", "INT8 speed", "score lost", "FP16 speed on a Jetson, predicted")
+    return markdown_table(heads, rows, texts=1)
 
 
 def aims(frontier: Frontier) -> list[str]:
@@ -170,6 +177,29 @@ def _files(frontier: Frontier) -> list[str]:
         for point in frontier.points
     ]
     return markdown_table(heads, rows, texts=2)
+
+
+def _board(board: Board) -> list[str]:
+    """Return the predictions as a paragraph and a table: milliseconds, their band, and the speed."""
+    cells = _by_run(
+        board,
+        lambda point: f"{point.milliseconds:.2f} ({point.low_ms:.2f} … {point.high_ms:.2f}), {point.times_faster:.2f}×",
+    )
+    heads = ("run", *next(iter(cells.values())))
+    where = f"{board.device} at {board.power_mode}"
+    text = (
+        f"A {board.label}: TensorRT in FP16 on a {where}. Milliseconds of a run, between which a measurement is "
+        "expected, and the speed over the dense model in FP16; means over tasks and seeds, geometric ones of speeds."
+    )
+    return [text, "", *markdown_table(heads, [(run, *found.values()) for run, found in cells.items()], texts=1)]
+
+
+def _by_run(board: Board, shown: Callable[[BoardPoint], str]) -> dict[str, dict[str, str]]:
+    """Return what is shown of each run for each size of an input."""
+    found: dict[str, dict[str, str]] = {}
+    for point in board.points:
+        found.setdefault(point.run, {})[f"{point.tokens} tokens, batch {point.rows}"] = shown(point)
+    return found
 
 
 def _averages(point: Point, frontier: Frontier) -> tuple[str, str, str]:

@@ -15,6 +15,7 @@ import numpy as np
 import scipy.stats
 
 from edge.datatypes import Array
+from export.experiments.frontier.board import Board, board_of
 from export.experiments.frontier.records import FP32, INT8, REDUCED, STATIC, Family, Key
 from export.experiments.frontier.settings import DENSE, FrontierSettings
 from export.intervals import Difference, PairedRuns, average_difference, resampled
@@ -96,6 +97,7 @@ class Frontier(msgspec.Struct, frozen=True):
         static: static INT8, for TensorRT, against FP32 of the same run.
         undistilled: tiers and controls before their distillation, against dense FP32.
         undistilled_advantages: those before the distillation of both.
+        board: predicted latencies on a Jetson.
         processors: of the timing, with their features.
         trained_on: processors with their features, or GPUs.
     """
@@ -112,6 +114,7 @@ class Frontier(msgspec.Struct, frozen=True):
     undistilled: tuple[Change, ...]
     advantages: tuple[Advantage, ...]
     undistilled_advantages: tuple[Advantage, ...]
+    board: Board
     processors: tuple[str, ...]
     trained_on: tuple[str, ...]
     versions: dict[str, str]
@@ -151,6 +154,7 @@ def frontier_of(families: Sequence[Family], settings: FrontierSettings) -> Front
         undistilled_advantages=tuple(
             _advantage(tier, control, REDUCED, tasks, judged) for control in controls if (control, REDUCED) in keys
         ),
+        board=board_of(families),
         processors=described(family.timed.processor for family in families),
         trained_on=tuple(
             sorted({one.gpu or described([one.processor])[0] for one in (family.answered for family in families)})

@@ -1,0 +1,122 @@
+"""Latencies of the tiers of a bundle, for its manifest: measured on this machine, and predicted for a board."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+import msgspec
+import numpy as np
+
+from edge.bundles import golden
+from edge.bundles.latency import Latency, MeasuredLatency, PredictedLatency
+from edge.bundles.manifest import Artifact, Manifest
+from edge.profiling.conditions import cpu_name
+from edge.profiling.timing import WARM_UP, compared, times_in_turns
+from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
+from export.estimate.devices import DEFAULT_BOARD, DEVICES
+from export.estimate.sizes import check_sizes, input_shapes, predict_usual_sizes
+
+_HERE, _BOARD = "onnxruntime", "tensorrt"
+#: For the calls of all tiers at one length.
+_SECONDS = 1.2
+#: Calls of each tier. A length for which the time does not suffice for the least number is left out.
+_LEAST_CALLS, _MOST_CALLS = 5, 30
+
+
+def with_latencies(manifest: Manifest, files: Mapping[str, bytes], *, measure: bool) -> Manifest:
+    """Return the manifest of a model without parts, with the latencies of every tier.
+
+    ONNX Runtime runs the files in turns, for one row on one thread, for three seconds at most; the prediction is for
+    TensorRT on :data:`export.estimate.devices.DEFAULT_BOARD`. Without a file for a runtime, there is none of it.
+
+    Args:
+        files: of the bundle, by name.
+        measure: whether to measure, too; the prediction takes no time.
+    """
+    tiers = []
+    measured = _measured(manifest, files) if measure else {}
+    predicted = _predicted(manifest, files)
+    for tier in manifest.tiers:
+        latencies = (*measured.get(tier.name, ()), *predicted.get(tier.name, ()))
+        tiers.append(msgspec.structs.replace(tier, latencies=latencies))
+    return msgspec.structs.replace(manifest, tiers=tuple(tiers))
+
+
+def _measured(manifest: Manifest, files: Mapping[str, bytes]) -> dict[str, list[Latency]]:
+    artifacts = _artifacts(manifest, _HERE)
+    first = manifest.tiers[0].name
+    found: dict[str, list[Latency]] = {tier: [] for tier in artifacts}
+    if not artifacts:
+        return found
+    rows = golden.decode(files[manifest.golden], manifest, manifest.golden).inputs
+    sizes = check_sizes(manifest.inputs, manifest.profile, manifest.max_batch_size, (), (1,))
+    with ExitStack() as stack:
+        runners = {}
+        for tier, artifact in artifacts.items():
+            runners[tier] = OnnxRuntimeRunner(files[artifact.file], subject=artifact.file)
+            stack.callback(runners[tier].close)
+        for _, tokens in sizes:
+            shapes = input_shapes(manifest.inputs, manifest.max_batch_size, 1, tokens)
+            feeds = {name: np.resize(rows[name], shape) for name, shape in shapes.items()}
+            started = time.perf_counter()
+            for runner in runners.values():
+                runner.infer(feeds)
+            calls = min(_MOST_CALLS, int(_SECONDS / (time.perf_counter() - started)) - WARM_UP)
+            if calls < _LEAST_CALLS:
+                continue
+            seconds = times_in_turns(runners, feeds, calls)
+            for tier, artifact in artifacts.items():
+                comparison = compared(seconds[first], seconds[tier])
+                found[tier].append(
+                    MeasuredLatency(
+                        device=cpu_name(),
+                        runtime=_HERE,
+                        precision=artifact.precision,
+                        rows=1,
+                        tokens=tokens,
+                        milliseconds=comparison.milliseconds,
+                        times_faster=comparison.ratio,
+                        calls=calls,
+                    )
+                )
+    return found
+
+
+def _predicted(manifest: Manifest, files: Mapping[str, bytes]) -> dict[str, list[Latency]]:
+    target = DEFAULT_BOARD
+    first: dict[tuple[int, int | None], float] = {}  # milliseconds by rows and tokens
+    found: dict[str, list[Latency]] = {}
+    for tier, artifact in _artifacts(manifest, _BOARD).items():
+        found[tier] = []
+        for rows, tokens, one in predict_usual_sizes(
+            files[artifact.file], manifest.inputs, manifest.profile, manifest.max_batch_size, target, artifact.file
+        ):
+            faster = first.setdefault((rows, tokens), one.milliseconds) / one.milliseconds
+            found[tier].append(
+                PredictedLatency(
+                    device=DEVICES[target.board].name,
+                    power_mode=target.power_mode,
+                    runtime=_BOARD,
+                    precision=artifact.precision,
+                    rows=rows,
+                    tokens=tokens,
+                    milliseconds=one.milliseconds,
+                    low_ms=one.low_ms,
+                    high_ms=one.high_ms,
+                    times_faster=faster,
+                )
+            )
+    return found
+
+
+def _artifacts(manifest: Manifest, runtime: str) -> dict[str, Artifact]:
+    """Return each tier's file for a runtime; none if the first tier, with which they are compared, has none."""
+    found = {
+        tier.name: artifact
+        for tier in manifest.tiers
+        for artifact in tier.artifacts
+        if artifact.runtime in (runtime, "any")
+    }
+    return found if manifest.tiers[0].name in found else {}

@@ -1,0 +1,79 @@
+"""The speed of a run: measured when it was reduced, and predicted for a Jetson from the sizes of its layers."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import msgspec
+
+from edge.profiling.table import PREDICTION, Label
+from export.estimate.devices import DEFAULT_BOARD, DEVICES
+from export.estimate.roofline import Prediction, predict
+from export.estimate.sizes import USUAL_BATCHES, USUAL_LENGTHS
+from export.estimate.transformers import transformer_work
+from export.runs import RunConfig, Speedup
+from export.tasks.models import Architecture
+from export.transformer import LayerShape, TransformerConfig
+
+
+class Predicted(msgspec.Struct, frozen=True):
+    """The predicted latency of a run of the model.
+
+    Attributes:
+        tokens: of each row; None for images.
+        low_ms, high_ms: the band of the prediction.
+        times_faster: the latency of the model that the run was reduced from over this one; 1 for a model that was not
+            reduced, None where the run does not record the layers of the original.
+    """
+
+    tokens: int | None
+    rows: int
+    milliseconds: float
+    low_ms: float
+    high_ms: float
+    times_faster: float | None
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """The speed of a run's model.
+
+    Attributes:
+        measured: over the model that it was reduced from, with ONNX Runtime; None if it was not reduced.
+        device, power_mode, label: of the predictions, for TensorRT in FP16.
+    """
+
+    measured: Speedup | None
+    device: str
+    power_mode: str
+    label: Label
+    predicted: tuple[Predicted, ...]
+
+
+def speed_of(config: RunConfig, architecture: Architecture) -> Speed:
+    """Return the speed of a run on a task with classes or values."""
+    model, speedup = architecture.transformer, config.speedup
+    original = model
+    if speedup:
+        layers = tuple(LayerShape(one.num_heads, one.head_dim, one.ffn_dim) for one in speedup.original)
+        original = msgspec.structs.replace(model, layers=layers)
+    lengths = [tokens for tokens in USUAL_LENGTHS if tokens <= model.max_positions]
+    sizes = product([model.max_positions] if model.image_size else lengths, USUAL_BATCHES)
+    outputs = len(architecture.labels)
+
+    def predicted(config: TransformerConfig, tokens: int, rows: int) -> Prediction:
+        return predict(transformer_work(config, tokens, rows, outputs), None, DEFAULT_BOARD.mode)
+
+    found = [
+        Predicted(
+            None if model.image_size else tokens,
+            rows,
+            one.milliseconds,
+            one.low_ms,
+            one.high_ms,
+            predicted(original, tokens, rows).milliseconds / one.milliseconds if original.layers else None,
+        )
+        for tokens, rows in sizes
+        for one in [predicted(model, tokens, rows)]
+    ]
+    device = DEVICES[DEFAULT_BOARD.board].name
+    return Speed(speedup, device, DEFAULT_BOARD.power_mode, PREDICTION, tuple(found))
