@@ -13,6 +13,7 @@ from edge.bundles.golden import Golden, GoldenReport, compare
 from edge.bundles.manifest import Artifact, Tolerance
 from export.convert import OPSET, compared, dynamic_of, largest_difference, outputs_of, to_onnx
 from export.exported import RUNTIMES
+from export.fewest_kernels import fewest_kernels
 from export.precision import fused, half
 from export.quantization.dynamic import dynamic_int8
 from export.quantization.ranges import Feeds, InputRange, Scheme, input_ranges
@@ -108,7 +109,7 @@ def export_tier(
     kinds: list[tuple[str, str, int, Callable[[], bytes]]] = [
         ("onnxruntime", "fp32", OPSET, lambda: fused(plain)),
         ("onnxruntime", "int8", OPSET, lambda: dynamic_int8(plain, has_head=has_head)),
-        ("tensorrt", "fp16", OPSET, lambda: half(plain)),
+        ("tensorrt", "fp16", OPSET, lambda: half(fewest_kernels(plain))),
     ]
     exported = []
     for runtime, precision, opset, make in kinds:

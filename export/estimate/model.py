@@ -27,6 +27,8 @@ COMPUTE_CAPABILITY = "SM86"
 _LAYER = re.compile(r"^Name: (.+?), LayerType: (\w+)", re.MULTILINE)
 #: Layers of an engine without a kernel: they compute shapes on the host, or order streams.
 _NO_KERNELS = frozenset({"shape_call", "constant", "signal", "wait"})
+#: Sizes and offsets for shapes that are known only at run time, on the host; an engine of fixed shapes has none.
+_HOST = re.compile(r"^(cast_hvar\^|__mye\d+_myl\d+_\d+$)")
 
 
 def kernels(model: bytes, profile: Mapping[str, Profile]) -> list[str] | None:
@@ -64,7 +66,8 @@ def kernels(model: bytes, profile: Mapping[str, Profile]) -> list[str] | None:
 
 def parse_layers(log: str) -> list[str]:
     """Return the names of the kernels in a builder's log."""
-    return [name for name, kind in _LAYER.findall(log) if kind not in _NO_KERNELS]
+    layers = [(name, kind) for name, kind in _LAYER.findall(log) if kind not in _NO_KERNELS]
+    return [name for name, kind in layers if kind not in ("reshape", "cast") or not _HOST.match(name)]
 
 
 @contextmanager

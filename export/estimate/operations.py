@@ -8,7 +8,7 @@ from math import prod
 import msgspec
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from edge.errors import BundleError, Literally
@@ -65,8 +65,8 @@ def work_of(model: bytes, shapes: Mapping[str, tuple[int, ...]], subject: str) -
 def halves_of(model: bytes, shapes: Mapping[str, tuple[int, ...]], dim: int, subject: str) -> Halves:
     """Return the halves of a graph's transformer layers; arguments and errors as :func:`work_of`.
 
-    Three products with weights come before each softmax and one after it; pairs of others, from ``dim`` to the hidden
-    units and back, are feed-forward layers. No other order of the nodes is possible.
+    One product with weights, or three for queries, keys and values, comes before each softmax, and one after it; pairs
+    of others, from ``dim`` to the hidden units and back, are feed-forward layers. No other order of nodes is possible.
     """
     graph = _Graph(_fixed(onnx.load_from_string(model), shapes), subject)
     attention: list[tuple[int, int]] = []
@@ -75,13 +75,15 @@ def halves_of(model: bytes, shapes: Mapping[str, tuple[int, ...]], dim: int, sub
     widths: list[tuple[int, ...]] = []  # of the products since the last output projection
     for node in graph.nodes:
         if node.op_type == "Softmax":
-            feed_forward += _hidden_units(widths[:-3], dim)
-            heads, widths = graph.shape(node.output[0])[1], []
+            heads = graph.shape(node.output[0])[1]
         elif node.op_type == "MatMul" and graph.is_constant(node.input[1]):
             width = graph.shape(node.input[1])
             if heads:
-                attention.append((heads, width[0] // heads))
-                heads = 0
+                together = bool(widths) and widths[-1][1] == 3 * width[0]
+                feed_forward += _hidden_units(widths[: -1 if together else -3], dim)
+                used = graph.used_rows(node.input[1]) if heads == 2 else width[0]
+                attention.append((1, used) if 2 * used == width[0] else (heads, width[0] // heads))
+                heads, widths = 0, []
             else:
                 widths.append(width)
     return Halves(tuple(attention), tuple(feed_forward + _hidden_units(widths, dim)))
@@ -205,6 +207,13 @@ class _Graph:
                 return maker is not None and maker.op_type == "Constant"
             name = maker.input[0]
         return True
+
+    def used_rows(self, name: str) -> int:
+        """Return the number of rows of a weight before the zeros at its end, those of a head that is added to one."""
+        while name not in self._constants:
+            name = self._makers[name].input[0]
+        used = numpy_helper.to_array(self._constants[name]).any(axis=1).nonzero()[0]
+        return int(used[-1]) + 1 if len(used) else 0
 
     def weight_bytes(self) -> int:
         """Return the bytes of the constants that a run reads whole."""

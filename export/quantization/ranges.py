@@ -43,13 +43,14 @@ class Scheme(msgspec.Struct, frozen=True):
         smoothing: exponent of the inputs in SmoothQuant's factors, 0 to 1, the weights having the rest; None leaves the
             factors out.
         fp16: products that stay in FP16, by the last part of their names. The second of a feed-forward is a third of
-            all multiplications and causes most of the error.
+            all multiplications and causes most of the error; the output projection is a twelfth, and attention would be
+            copied to be rounded for it.
     """
 
     clip: Literal["largest", "percentile", "error"] = "largest"
     percentile: float = 99.99
     smoothing: float | None = 0.5
-    fp16: tuple[str, ...] = ("down",)
+    fp16: tuple[str, ...] = ("down", "output_proj")
 
 
 #: INT8 for all products, from the largest values, which a training for INT8 starts from.

@@ -10,6 +10,7 @@ from onnx import ModelProto, NodeProto, numpy_helper
 from onnx.helper import make_node
 
 from edge.datatypes import Array
+from export.fewest_kernels import fewest_kernels
 from export.precision import checked, half, loaded
 from export.quantization.projections import projections
 from export.quantization.ranges import LEVELS, InputRange, scale_of
@@ -29,7 +30,7 @@ def static_int8(model: bytes, ranges: Mapping[str, InputRange], *, fp32_head: bo
         ranges: of :func:`export.quantization.ranges.input_ranges`, or those that a model was trained with.
         fp32_head: see :func:`export.precision.half`.
     """
-    return half(quantized(model, ranges), fp32_head=fp32_head)
+    return half(fewest_kernels(quantized(model, ranges)), fp32_head=fp32_head)
 
 
 def quantized(model: bytes, ranges: Mapping[str, InputRange]) -> bytes:
