@@ -46,8 +46,8 @@ class DecoderGraph(nn.Module):
         self.heads_per_key = int(heads // getattr(config, "num_key_value_heads", heads))  # GPT-2 has no such field
         base = model.base_model
         place = "ln_f" if hasattr(base, "ln_f") else "norm"
-        self.last_norm = getattr(base, place)
-        setattr(base, place, nn.Identity())  # the last one reads one token of each row
+        self._last_norm = _Postponed(getattr(base, place))  # it reads only one token of each row
+        setattr(base, place, self._last_norm)
         self.width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
     @property
@@ -75,7 +75,7 @@ class DecoderGraph(nn.Module):
             input_ids=tokens, position_ids=lengths + places, use_cache=False, fewheads_cache=cache
         ).last_hidden_state
         at_last = hidden.gather(1, last[:, :, None].expand(-1, -1, hidden.shape[2]))[:, 0]  # [N, E]
-        return (read_out_of(self.model).logits(self.last_norm(at_last)), *new)
+        return (read_out_of(self.model).logits(self._last_norm.module(at_last)), *new)
 
 
 def cache_names(layers: int) -> list[tuple[str, str]]:
@@ -96,6 +96,17 @@ def decoder_onnx(graph: DecoderGraph) -> bytes:
     dynamic = {TOKENS: {0: "batch", 1: "tokens"}, LENGTHS: {0: "batch"}, LAST: {0: "batch"}}
     dynamic |= {past: {0: "batch", 2: "places"} for past, _ in names}
     return to_onnx(graph, inputs, [LOGITS, *(new for _, new in names)], dynamic, variadic=len(names))
+
+
+class _Postponed(nn.Module):
+    """Takes the place of a module that is called later."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
 
 
 class _Cache:
