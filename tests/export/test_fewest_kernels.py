@@ -1,0 +1,129 @@
+"""Attention in the form with the fewest kernels: the same outputs, and the kernels of every shape of layer."""
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from edge.bundles.manifest import Profile
+from export.convert import dynamic_of, outputs_of, to_onnx
+from export.estimate.model import kernels
+from export.estimate.operations import Halves, halves_of
+from export.fewest_kernels import fewest_kernels
+from export.heads import SequenceClassifier
+from export.precision import half
+from export.quantization.ranges import Scheme, input_ranges
+from export.quantization.static import static_int8
+from export.transformer import LayerShape, Transformer, TransformerConfig
+from tests.support.marks import with_rtx
+
+FUSED = "_gemm_mha_v2"
+DENSE = LayerShape(12, 32, 1536)
+#: Layers, and the kernels of one of them in FP16 and in INT8.
+SHAPES = {
+    "dense": (DENSE, 7, 9),
+    "some heads of rank 16": (LayerShape(3, 16, 256), 7, 9),
+    "one head of rank 64": (LayerShape(1, 64, 256), 7, 9),
+    "without feed-forward": (LayerShape(4, 32, 0), 4, 5),
+    "without attention": (LayerShape(0, 0, 256), 3, 4),
+    "neither": (LayerShape(0, 0, 0), 0, 0),
+}
+
+
+def exported(architecture, layers, dim=384, change=lambda transformer: None):
+    """Return the graph of a classifier in FP32 whose biases matter, and inputs for it."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "max_positions": 32} if architecture == "bert" else {"image_size": 32, "patch_size": 8}
+    config = TransformerConfig(architecture=architecture, dim=dim, layers=tuple(layers), channels=3, **sizes)
+    transformer = Transformer(config)
+    for module in transformer.modules():
+        for parameter in module.parameters(recurse=False):
+            if parameter.ndim == 1:
+                nn.init.normal_(parameter, float(parameter is module.weight) if hasattr(module, "weight") else 0, 0.2)
+    change(transformer)
+    draw = np.random.default_rng(0)
+    if architecture == "bert":
+        feeds = {"ids": draw.integers(0, 50, (2, 12)), "mask": np.ones((2, 12), np.int64)}
+        feeds["mask"][1, 7:] = 0
+    else:
+        feeds = {"pixels": draw.standard_normal((2, 3, 32, 32), np.float32)}
+    inputs = {name: torch.from_numpy(array) for name, array in feeds.items()}
+    return to_onnx(SequenceClassifier(transformer, 2, "summary"), inputs, ["logits"], dynamic_of(feeds)), feeds
+
+
+def in_precision(plain, feeds, precision):
+    if precision == "fp16":
+        return half(fewest_kernels(plain))
+    return static_int8(plain, input_ranges(plain, [feeds], Scheme()))
+
+
+def listed(model, feeds):
+    """Return the kernels of an engine for batches of 1 to 8 inputs, of up to 64 tokens."""
+    profile = {}
+    for name, array in feeds.items():
+        rest = array.shape[1:] if array.ndim == 4 else None
+        profile[name] = Profile(*((rows, *(rest or (tokens,))) for rows, tokens in ((1, 1), (4, 32), (8, 64))))
+    return kernels(model, profile)
+
+
+def largest_difference(changed, plain, feeds):
+    ours, theirs = (outputs_of(model, feeds, "model")["logits"] for model in (changed, plain))
+    return np.abs(ours - theirs).max() / theirs.std()
+
+
+def operators(model):
+    return [node.op_type for node in onnx.load_from_string(model).graph.node]
+
+
+@pytest.mark.parametrize("architecture", ["bert", "vit"])
+def test_the_changed_graph_computes_the_same(architecture):
+    plain, feeds = exported(architecture, [shape for shape, _, _ in SHAPES.values()])
+    changed = fewest_kernels(plain)
+    assert largest_difference(changed, plain, feeds) < 1e-4
+    shapes = {name: array.shape for name, array in feeds.items()}
+    found = Halves(((12, 32), (3, 16), (1, 64), (4, 32)), (1536, 256, 256, 256))
+    for model in (plain, half(changed), in_precision(plain, feeds, "int8")):
+        assert halves_of(model, shapes, 384, "model") == found
+    sums = operators(plain).count("Add") - operators(changed).count("Add")
+    assert sums == 3 * len(found.attention)
+
+
+def cancel(transformer):
+    transformer.embeddings.norm.weight.data[:2] = 1e-4
+    transformer.embeddings.norm.bias.data[:2] = torch.tensor([1.0, -1.0])
+
+
+def test_a_bias_that_weights_cannot_take_exactly_stays_with_the_queries():
+    """Two almost constant features that cancel out would get large weights, with rounding errors that do not."""
+    plain, feeds = exported("bert", [DENSE], change=cancel)
+    changed = fewest_kernels(plain)
+    assert operators(plain).count("Add") - operators(changed).count("Add") == 2
+    assert largest_difference(half(changed), plain, feeds) < 2 * largest_difference(half(plain), plain, feeds)
+
+
+def test_attention_whose_projections_others_read_remains_as_it_is():
+    plain, feeds = exported("bert", [DENSE])
+    model = onnx.load_from_string(plain)
+    product = next(node for node in model.graph.node if node.name.endswith("q_proj"))
+    model.graph.output.append(
+        onnx.helper.make_tensor_value_info(product.output[0], onnx.TensorProto.FLOAT, [None, None, 384])
+    )
+    shown = model.SerializeToString()
+    changed = outputs_of(fewest_kernels(shown), feeds, "model")
+    for name, array in outputs_of(shown, feeds, "model").items():
+        np.testing.assert_allclose(changed[name], array, atol=1e-5)
+
+
+@with_rtx
+@pytest.mark.parametrize(
+    ("architecture", "precision", "around"),
+    [("bert", "fp16", 5), ("bert", "int8", 4), ("vit", "fp16", 6), ("vit", "int8", 5)],
+)
+def test_the_kernels_of_layers_of_every_shape(architecture, precision, around):
+    shapes = [DENSE, *(shape for shape, _, _ in SHAPES.values()), DENSE]
+    plain, feeds = exported(architecture, shapes)
+    names = listed(in_precision(plain, feeds, precision), feeds)
+    assert sum(FUSED in name for name in names) == sum(shape.num_heads > 0 for shape in shapes)
+    counts = {name: counts[precision == "int8"] for name, (_, *counts) in SHAPES.items()}
+    assert len(names) == around + sum(counts.values()) + 2 * counts["dense"]
