@@ -60,8 +60,8 @@ def test_each_type_is_exported(name: str, exported: Callable[[str], Path]) -> No
     assert exported(name).is_dir()
 
 
-#: Kernels of two layers, for a prompt and for a step. Before keys and values were joined: 57 and 55 for GPT-2
-#: (4 and 12 computed only sizes), 51 and 43 for Gemma 2, 58 and 46 for Gemma 3, and 50 and 42 for the others.
+#: Kernels of two layers, for a prompt and for a step. Before keys and values were joined, GPT-2 had 49 and 43, Gemma 2
+#: 51 and 43, Gemma 3 58 and 46, and the others 50 and 42.
 KERNELS = {
     "gpt2": (22, 17), "gemma": (27, 26), "gemma2": (29, 28), "gemma3_text": (36, 31), "llama": (27, 26),
     "mistral": (27, 26), "qwen2": (27, 26),
