@@ -23,16 +23,18 @@ class _Part(NamedTuple):
 
 
 def keep_fp32(converted: ModelProto, original: ModelProto) -> None:
-    """Move RMS normalisations and the angles of rotary embeddings of an FP16 model back to FP32, between casts.
+    """Move some parts of an FP16 model back to FP32, between casts.
 
-    FP16 has no square of a number above 255, and rounds an angle above 64 radians to multiples of 1/16.
+    These are RMS normalisations, the angles of rotary embeddings, and a tanh computed by exponentials. FP16 has no
+    square of a number above 255, rounds an angle above 64 radians to multiples of 1/16, and has three digits for the
+    difference of 1 and almost 1.
 
     Args:
         original: the same model in FP32, whose constants these parts get.
     """
     graph = converted.graph
     constants = {tensor.name: tensor for tensor in original.graph.initializer if tensor.data_type == TensorProto.FLOAT}
-    parts = [*_normalisations(graph), *_angles(graph)]
+    parts = [*_normalisations(graph), *_angles(graph), *_exponentials(graph)]
     if not parts:
         return
     del graph.value_info[:]  # the types of what passes between these nodes
@@ -89,6 +91,17 @@ def _angles(graph: GraphProto) -> Iterator[_Part]:
         nodes |= found
     if nodes:
         yield _Part(list(nodes.values()), None)
+
+
+def _exponentials(graph: GraphProto) -> Iterator[_Part]:
+    """Yield what computes 1 - 2 / (1 + exp(2 x))."""
+    made, readers = _links(graph)
+    for power in [node for node in graph.node if node.op_type == "Exp"]:
+        nodes = [made[power.input[0]], power]
+        for operator in ("Add", "Div", "Sub"):
+            nodes += [node for node in readers[nodes[-1].output[0]] if node.op_type == operator]
+        if [node.op_type for node in nodes] == ["Mul", "Exp", "Add", "Div", "Sub"]:
+            yield _Part(nodes, nodes[0].input[0])
 
 
 def _widen(graph: GraphProto, part: _Part, constants: dict[str, TensorProto]) -> None:

@@ -18,9 +18,9 @@
 - :mod:`export.language.hidden` keeps the last hidden states of a backbone on disk
 - :mod:`export.language.head_objective` trains a head or a control on them, and
   :mod:`export.language.head_run` writes and reads heads
-- :mod:`export.language.decoder` makes the graph of a model for a device, :mod:`export.language.decoder_artifacts` its
-  precisions, :mod:`export.language.bundle` the bundle with :mod:`export.language.golden_texts`, and
-  :mod:`export.language.head_bundle` that of a head
+- :mod:`export.language.decoder` makes the graph of a model for a device, :mod:`export.language.joined_cache` its form
+  for TensorRT, :mod:`export.language.decoder_artifacts` its precisions, :mod:`export.language.bundle` the bundle with
+  :mod:`export.language.golden_texts`, and :mod:`export.language.head_bundle` that of a head
 - :mod:`export.language.commands` has all commands: those of :mod:`export.language.cli`, which prints
   :mod:`export.language.table`, of :mod:`export.language.head_cli`,
   :mod:`export.language.finetune_cli`, :mod:`export.language.reduce_cli` and :mod:`export.language.export_cli`

@@ -32,6 +32,7 @@ class DecoderGraph(nn.Module):
 
     Attributes:
         key_heads: of keys and values, in each layer.
+        heads_per_key: heads of queries that share one of keys.
     """
 
     def __init__(self, model: Any) -> None:
@@ -41,6 +42,12 @@ class DecoderGraph(nn.Module):
         self.model = model.eval()
         config = model.config.get_text_config()
         self.key_heads = drop_removed(model)
+        heads = config.num_attention_heads
+        self.heads_per_key = int(heads // getattr(config, "num_key_value_heads", heads))  # GPT-2 has no such field
+        base = model.base_model
+        place = "ln_f" if hasattr(base, "ln_f") else "norm"
+        self._last_norm = _Postponed(getattr(base, place))  # it reads only one token of each row
+        setattr(base, place, self._last_norm)
         self.width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
     @property
@@ -68,7 +75,7 @@ class DecoderGraph(nn.Module):
             input_ids=tokens, position_ids=lengths + places, use_cache=False, fewheads_cache=cache
         ).last_hidden_state
         at_last = hidden.gather(1, last[:, :, None].expand(-1, -1, hidden.shape[2]))[:, 0]  # [N, E]
-        return (read_out_of(self.model).logits(at_last), *new)
+        return (read_out_of(self.model).logits(self._last_norm.module(at_last)), *new)
 
 
 def cache_names(layers: int) -> list[tuple[str, str]]:
@@ -91,23 +98,43 @@ def decoder_onnx(graph: DecoderGraph) -> bytes:
     return to_onnx(graph, inputs, [LOGITS, *(new for _, new in names)], dynamic, variadic=len(names))
 
 
+class _Postponed(nn.Module):
+    """Takes the place of a module that is called later."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
 class _Cache:
     """What the layers read of earlier tokens, and leave of new ones."""
 
     def __init__(self, past: Sequence[Tensor], new: list[Tensor], lengths: Tensor, places: Tensor) -> None:
         self.past, self.new = past, new
         self._lengths, self._places = lengths, places
+        self._masks: dict[int | None, tuple[Tensor, Tensor]] = {}
 
-    def hidden(self, layer: int, window: int | None) -> tuple[Tensor, Tensor]:
-        """Return what new tokens do not see, of earlier tokens [N, 1, T, L] and of new ones [1, 1, T, T]."""
-        earlier = torch.arange(self.past[2 * layer].shape[2])  # [L]
-        later = (earlier >= self._lengths)[:, None, None, :]  # [N, 1, 1, L]
-        distance = self._places[:, None] - self._places  # [T, T]
-        unseen = distance < 0
-        if window is not None:
-            ago = (self._lengths + self._places)[:, None, :, None] - earlier  # [N, 1, T, L]
-            later, unseen = later | (ago >= window), unseen | (distance >= window)
-        return later, unseen[None, None]
+    def masks(self, window: int | None) -> tuple[Tensor, Tensor]:
+        """Return what is added to the scores of earlier tokens, [N, 1, T, L], and to those of new ones, [N, 1, T, T].
+
+        All layers with the same window share them.
+        """
+        if window not in self._masks:
+            rows, tokens = self._lengths.shape[0], self._places.shape[0]
+            earlier = torch.arange(self.past[0].shape[2])  # [L]
+            later = (earlier >= self._lengths)[:, None, None, :]  # [N, 1, 1, L]
+            distance = self._places[:, None] - self._places  # [T, T]
+            unseen = distance < 0
+            if window is not None:
+                ago = (self._lengths + self._places)[:, None, :, None] - earlier  # [N, 1, T, L]
+                later, unseen = later | (ago >= window), unseen | (distance >= window)
+            hidden = later.expand(-1, -1, tokens, -1), unseen.expand(rows, 1, -1, -1)
+            dtype = self.past[0].dtype
+            self._masks[window] = hidden[0].to(dtype) * _NEVER, hidden[1].to(dtype) * _NEVER
+        return self._masks[window]
 
 
 def _attention(
@@ -131,11 +158,10 @@ def _attention(
     groups = key.shape[1]
     scaled = query * (width**-0.5 if scaling is None else scaling)
     shared = scaled.reshape(rows, groups, heads // groups * tokens, width)
-    hidden = fewheads_cache.hidden(layer, sliding_window)
     scores = []
-    for keys, unseen in zip((past_key, key), hidden, strict=True):
-        score = (shared @ keys.transpose(2, 3)).reshape(rows, heads, tokens, keys.shape[2])
-        scores.append(softcapped(score, softcap) + unseen.to(score.dtype) * _NEVER)
+    for keys, mask in zip((past_key, key), fewheads_cache.masks(sliding_window), strict=True):
+        score = softcapped(shared @ keys.transpose(2, 3), softcap)
+        scores.append(score.reshape(rows, heads, tokens, keys.shape[2]) + mask)
     weights = torch.cat(scores, dim=3).softmax(dim=3)
     places = past_key.shape[2]
     seen = [

@@ -15,6 +15,7 @@ from edge.runtimes.decoder_cache import FEWEST_PLACES
 from export.convert import OPSET, golden_of
 from export.exported import FULL, int8_tier
 from export.language.decoder import LAST, LENGTHS, LOGITS, TOKENS, DecoderGraph, cache_names, decoder_onnx
+from export.language.joined_cache import join_caches
 from export.precision import fused, half
 from export.quantization.dynamic import dynamic_int8
 from export.runtimes import measured
@@ -55,7 +56,8 @@ def decoders_of(graph: DecoderGraph, vocabulary: int, positions: int, *, int8: b
     cache = {name for pair in cache_names(graph.layers) for name in pair}
     goldens = {_GOLDEN: step_golden, _FP16_GOLDEN: _in_fp16(step_golden, cache)}
     files = {file: one.encode() for file, one in goldens.items()}
-    made = {FULL: [("onnxruntime", "fp32", fused(plain)), ("tensorrt", "fp16", half(plain, fp16_tensors=cache))]}
+    joined = half(join_caches(plain, graph.heads_per_key), fp16_tensors=cache)
+    made = {FULL: [("onnxruntime", "fp32", fused(plain)), ("tensorrt", "fp16", joined)]}
     if int8:
         made[int8_tier(FULL)] = [("onnxruntime", "int8", dynamic_int8(plain, has_head=b"LayerNormalization" in plain))]
     profile, step_profile = profiles_of(graph, positions)

@@ -55,12 +55,16 @@ class StepGraph(nn.Module):
         """Return next state, prediction and residual."""
         next_state = self.model.step(state, prompt)
         behind = last - torch.arange(state.shape[1], device=state.device)  # [N, T]: 0 at the last token, then 1, …
-        # Products with masks: TensorRT computes them in any precision, and a gather would be a kernel of its own.
-        at_last = (behind == 0).to(state.dtype)[:, None, :]  # [N, 1, T]
-        compared = ((behind >= 0) & (behind < RESIDUAL_TOKENS)).to(state.dtype)  # [N, T]
-        prediction = self.model.read_out((at_last @ next_state)[:, 0])
-        change = ((next_state - state).square().sum(dim=2) * compared).sum(dim=1, keepdim=True)
-        size = (next_state.square().sum(dim=2) * compared).sum(dim=1, keepdim=True)
+        at_last = (behind == 0).to(state.dtype)  # [N, T]
+        compared = ((behind >= 0) & (behind < RESIDUAL_TOKENS)).to(state.dtype)
+
+        # Sums, which TensorRT fuses into the last normalisation; a gather and a product would be kernels of their own.
+        def total(products: Tensor, mask: Tensor) -> Tensor:
+            return (products.sum(dim=2) * mask).sum(dim=1, keepdim=True)  # [N, 1]
+
+        read_out = self.model.read_out
+        prediction = total(next_state * read_out.weight[0], at_last) + read_out.bias
+        change, size = total((next_state - state).square(), compared), total(next_state.square(), compared)
         return next_state, prediction, (change / size).sqrt()
 
 

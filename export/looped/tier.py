@@ -21,6 +21,7 @@ from edge.programs.program import LoopLimits, Options
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.convert import OPSET, golden_of, largest_difference
 from export.exported import FULL, int8_tier
+from export.fewest_kernels import fewest_kernels
 from export.looped.functions import draw_prompts, squared_errors
 from export.looped.graphs import EMBED_OUTPUTS, STEP_INPUTS, STEP_OUTPUTS, Embed, StepGraph, embed_onnx, step_onnx
 from export.looped.model import PromptConfig, PromptTransformer
@@ -116,7 +117,7 @@ def usual_steps(plain: bytes) -> list[Step]:
     """Return the steps of a tier from the step graph: FP32 for ONNX Runtime, and FP16 for TensorRT."""
     return [
         Step("onnxruntime", "fp32", OPSET, fused(plain)),
-        Step("tensorrt", "fp16", OPSET, half(plain, fp32_head=True)),
+        Step("tensorrt", "fp16", OPSET, half(fewest_kernels(plain), fp32_head=True)),
     ]
 
 

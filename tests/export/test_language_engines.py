@@ -12,6 +12,7 @@ from export.convert import to_onnx
 from export.language.decoder import TOKENS, DecoderGraph, cache_names, decoder_onnx
 from export.language.decoder_artifacts import profiles_of
 from export.language.folding import FoldedHead
+from export.language.joined_cache import join_caches
 from export.precision import half
 from tests.support.language_models import bpe, tiny_gpt2, tiny_llama
 from tests.support.marks import with_rtx
@@ -21,8 +22,10 @@ pytestmark = with_rtx
 compiled = partial(compile_onnx, flavor="tensorrt_rtx", compute_capability="SM86", subject="a language model")
 PRECISIONS = pytest.mark.parametrize("converted", [bytes, half], ids=["fp32", "fp16"])
 POSITIONS, ROWS = 64, 8
-#: As a bundle has it.
-FP16_CACHE = partial(half, fp16_tensors={name for pair in cache_names(2) for name in pair})
+
+
+def as_in_a_bundle(model):
+    return half(join_caches(model, 2), fp16_tensors={name for pair in cache_names(2) for name in pair})
 
 
 @pytest.mark.parametrize(
@@ -30,7 +33,7 @@ FP16_CACHE = partial(half, fp16_tensors={name for pair in cache_names(2) for nam
     [
         pytest.param(tiny_gpt2, bytes, marks=pytest.mark.slow),
         pytest.param(tiny_gpt2, half, marks=pytest.mark.slow),
-        (tiny_llama, FP16_CACHE),
+        (tiny_llama, as_in_a_bundle),
     ],
 )
 def test_a_decoder_compiles(model, converted):
@@ -43,6 +46,8 @@ def test_a_decoder_compiles(model, converted):
     assert shapes == [Profile(min=(1, 2), opt=(1, 63), max=(ROWS, 63)), Profile(min=(1, 1), opt=(1, 1), max=(ROWS, 1))]
     # The runner checks tokens. Lengths index the table of positions only together with the places of new tokens.
     assert report.index_limits == {TOKENS: bpe().size}
+    if converted is as_in_a_bundle:
+        assert report.attention == "2 blocks, fused"
 
 
 @PRECISIONS

@@ -14,11 +14,12 @@ import torch
 from edge.bundles.manifest import Profile, Tolerance
 from edge.runtimes.tensorrt_builder import compile_onnx
 from export.convert import golden_of, largest_difference
+from export.estimate.model import kernels
 from export.looped.functions import draw_prompts
 from export.looped.graphs import EMBED_OUTPUTS, STEP_OUTPUTS, Embed, StepGraph, embed_onnx, step_onnx
 from export.looped.model import PromptTransformer
 from export.looped.recipes import plan_of
-from export.precision import half
+from export.looped.tier import usual_steps
 from tests.support.marks import with_rtx
 
 pytestmark = with_rtx
@@ -68,7 +69,7 @@ def test_attention_of_a_step_is_fused_in_fp16_for_prompts_of_any_length(size):
     profile["last"] = Profile(min=(1, 1), opt=(ROWS, 1), max=(64, 1))
     for graph, atol, attention in (
         (data, 1e-4, "1 block, not fused: FP32, and fusion needs FP16"),
-        (half(data), 0.02, "1 block, fused"),
+        (usual_steps(data)[1].data, 0.02, "1 block, fused"),
     ):
         assert largest_difference(graph, golden, Tolerance(atol=atol, rtol=atol), "step") < atol
         product = compiled(graph, profile)
@@ -76,3 +77,7 @@ def test_attention_of_a_step_is_fused_in_fp16_for_prompts_of_any_length(size):
         assert (b"_gemm_mha_v2" in product.data) == attention.endswith(", fused")
         assert product.report.typing == "strong"
         assert not product.report.notes
+    # There were 18: three copied queries, keys and values, and four read the prediction out.
+    counted = kernels(graph, profile)
+    assert counted is not None
+    assert len(counted) <= 11

@@ -9,8 +9,9 @@ from onnx.reference import ReferenceEvaluator
 
 from edge.datatypes import Array
 from export.language.decoder import DecoderGraph, decoder_onnx
+from export.language.joined_cache import join_caches
 from export.precision import half
-from tests.support.language_models import bpe, tiny_llama
+from tests.support.language_models import bpe, tiny_llama, tiny_of
 
 
 def test_large_activations_and_late_positions_keep_their_logits_in_fp16() -> None:
@@ -30,6 +31,25 @@ def test_large_activations_and_late_positions_keep_their_logits_in_fp16() -> Non
         feeds[past] = random.standard_normal((rows, heads, places, graph.width)).astype(np.float32)
     for got, expected in list(zip(computed(half(plain), feeds), computed(plain, feeds), strict=True))[:2]:
         assert np.abs(got - expected).max() < 0.02 * expected.std()  # logits, and keys of the first layer
+
+
+def test_capped_scores_stay_exact_when_exponentials_compute_the_tanh() -> None:
+    model = tiny_of("gemma2", bpe())
+    for layer in model.base_model.layers:
+        layer.self_attn.attn_logit_softcapping = 50.0  # as published; the largest scores are beyond it
+    graph = DecoderGraph(model)
+    plain = decoder_onnx(graph)
+    joined = join_caches(plain, graph.heads_per_key)
+    random = np.random.default_rng(0)
+    feeds: dict[str, Array] = {
+        "tokens": random.integers(0, bpe().size, (2, 5)), "lengths": np.array([[7], [1]]), "last": np.array([[4], [2]])
+    }  # fmt: skip
+    for past, _, heads in graph.caches():
+        feeds[past] = random.standard_normal((2, heads, 8, graph.width)).astype(np.float32)
+    expected, *_ = computed(plain, feeds)
+    for converted, most in ((joined, 1e-5), (half(joined), 0.01)):
+        got, *_ = computed(converted, feeds)
+        assert np.abs(got - expected).max() < most * expected.std()
 
 
 def computed(model: bytes, feeds: dict[str, Array]) -> list[Array]:

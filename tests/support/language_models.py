@@ -32,11 +32,11 @@ def characters() -> TextTokenizer:
     return train_characters(one.text_before + one.completion for one in EXAMPLES)
 
 
-def tiny_gpt2(seed=0, positions=64, tokenizer=None):
+def tiny_gpt2(seed=0, positions=64, tokenizer=None, dim=16, heads=2):
     """Return a random model for :func:`bpe`, whose logits differ enough that no rounding changes their order."""
     torch.manual_seed(seed)
     tokenizer = tokenizer or bpe()
-    model = new_gpt2(tokenizer.size, 16, 2, 2, positions, end=tokenizer.end).eval()
+    model = new_gpt2(tokenizer.size, dim, 2, heads, positions, end=tokenizer.end).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 2:
@@ -65,7 +65,7 @@ _CAPS = {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 20.0}
 TYPES: dict[str, dict[str, object]] = {
     "llama": {"head_dim": 16},
     "mistral": {"head_dim": 16, "sliding_window": 3},
-    "qwen2": {},
+    "qwen2": {"hidden_size": 64},
     "gemma": {"head_dim": 16},
     "gemma2": {"head_dim": 16, "sliding_window": 3, **_CAPS},
     "gemma3_text": {"head_dim": 16, "sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]},
@@ -73,16 +73,17 @@ TYPES: dict[str, dict[str, object]] = {
 
 
 def tiny_of(model_type, tokenizer, positions=64, layers=2):
-    """Return a random model of a type for a tokenizer, whose heads share keys and values."""
+    """Return a random model of a type for a tokenizer, whose heads of 16 features share keys and values."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if model_type == "gpt2":
-        return tiny_gpt2(positions=positions, tokenizer=tokenizer)
+        return tiny_gpt2(positions=positions, tokenizer=tokenizer, dim=64, heads=4)
     torch.manual_seed(0)
+    fields = {"hidden_size": 32, **TYPES[model_type]}
     config = AutoConfig.for_model(
-        model_type, vocab_size=tokenizer.size, hidden_size=32, intermediate_size=48, num_hidden_layers=layers,
+        model_type, vocab_size=tokenizer.size, intermediate_size=48, num_hidden_layers=layers,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=positions, initializer_range=0.3,
-        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.end), **TYPES[model_type],
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.end), **fields,
     )  # fmt: skip
     return AutoModelForCausalLM.from_config(config).eval()
 
