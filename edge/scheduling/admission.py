@@ -31,8 +31,7 @@ class Admission:
 
     def __init__(self, queue: JobQueue, instances: int, by_deadline: bool) -> None:
         self.correction = LatencyCorrection()
-        self.return_seconds = _LEAST_RETURN_SECONDS  # from the end of a run to the client, on the safe side
-        self._returns = LatencyTable()  # from the end of a run to the transport
+        self.returns = LatencyTable()  # from the end of a run to the transport
         self._queue = queue
         self._instances = instances
         self._by_deadline = by_deadline
@@ -81,7 +80,7 @@ class Admission:
         waiting = (seconds / self._instances + own) * self.correction.factor(now)
         return waiting + job.executor.max_delay_seconds + self.return_seconds
 
-    def returned(self, seconds: float) -> None:
-        """Learn how long an answer took from the end of its run to the transport; a busy transport is a queue too."""
-        self._returns.observe(1, seconds)
-        self.return_seconds = _LEAST_RETURN_SECONDS + (self._returns.seconds(1, TAIL_DEVIATIONS) or 0.0)
+    @property
+    def return_seconds(self) -> float:
+        """Seconds from the end of a run to the client, on the safe side."""
+        return _LEAST_RETURN_SECONDS + (self.returns.seconds(1, TAIL_DEVIATIONS) or 0.0)

@@ -143,8 +143,8 @@ class Scheduler:
         return future.result()
 
     def returned(self, seconds: float) -> None:
-        """Learn how long an answer took from the end of its run to the transport."""
-        self._admission.returned(seconds)
+        """Learn how long an answer took from the end of its run to the transport; a busy transport is a queue too."""
+        self._admission.returns.observe(1, seconds)
 
     def forget(self, job: Job) -> None:
         """Release the inputs and the model of a job that will not run any more; repeating it has no effect."""

@@ -128,7 +128,7 @@ def test_predicted_finish_adds_current_runs_delay_correction_and_return() -> Non
     for instances, expected in ((1, 0.05 + 0.09 + 0.1), (2, (0.05 + 0.09) / 2 + 0.1)):
         admission = Admission(queue, instances, True)
         assert admission.finish_seconds(job, NOW, runs) == pytest.approx(expected + 0.5 + 0.001)
-        admission.returned(0.008)
+        admission.returns.observe(1, 0.008)
         assert admission.finish_seconds(job, NOW, runs) == pytest.approx(expected + 0.5 + 0.011)
         check(admission, job_of(executor, 0, deadline=NOW + 1), runs)
         assert admission.correction.factor(NOW) == 1
