@@ -90,13 +90,15 @@ def test_ratios_are_taken_within_one_repetition(report: Any) -> None:
     for server, mean_us in (("fewheads, nghttp2", 1150), ("Triton, Python backend", 1260)):
         alone = {"mean_us": mean_us, "run_us": 1060.0, "beyond_us": mean_us - 1060.0}
         records.append(cell(server, 1, model="accelerator", **alone))
+        records.append(cell(server, 1, model="accelerator", client="grpcio stubs", concurrency=16, cpu_us=mean_us))
     results = report.summarise(records, {"cpu": "one"})
-    ratios = {ratio["figure"]: ratio for ratio in results["ratios"]}
+    ratios = {ratio["figure"]: ratio for ratio in results["ratios"] if ratio["client"] == "h2load"}
     cpu = ratios["CPU per request, 16 at once"]
     assert (cpu["median"], cpu["min"], cpu["max"], cpu["repetitions"]) == (0.625, 0.5, 2 / 3, 3)
     assert ratios["time beyond the runner, 1 at once"]["median"] == 0.45
     page = report.markdown(results)
-    assert "| fewheads, nghttp2 / Triton, Python backend | 0.62 (0.50..0.67) |  | 0.45 (0.45..0.45) |" in page
+    assert "| fewheads, nghttp2 / Triton, Python backend | h2load | 0.62 (0.50..0.67) |  | 0.45 (0.45..0.45) |" in page
+    assert "| fewheads, nghttp2 / Triton, Python backend | grpcio stubs | 0.91 (0.91..0.91) |  |  |" in page
     assert "| Triton, Python backend | 200 | 1 (" in page
     assert "A run on the accelerator takes 1060 µs" in page
 

@@ -61,7 +61,7 @@ class Connection(SendingHalf):
         self._share.follow(self._leave, self._sweep)
         self._reader = PacedReader(self._transport, self._parse)
         self._open = True
-        self._time_limits = ConnectionLimits(self._limits, self._share, self._transport.abort)
+        self._time_limits = ConnectionLimits(self._limits, self._share, self._rpcs, self._transport.abort)
         secured = self._transport.get_extra_info("ssl_object")
         if secured and secured.selected_alpn_protocol() != "h2":
             self._break("its client did not agree on HTTP/2")
@@ -152,7 +152,7 @@ class Connection(SendingHalf):
         self._loop.call_later(_GOODBYE_SECONDS, self._transport.abort)
 
     def _sweep(self, now: float) -> None:
-        for rpc in self._time_limits.late_requests(now, self._rpcs):
+        for rpc in self._time_limits.late_requests(now):
             self._share.refused("slow request")
             rpc.too_slow()
         self._unread.sent(0, self._http2.queued_body_size())  # without the answers of calls that were cancelled
@@ -224,6 +224,8 @@ class Connection(SendingHalf):
         self._rpcs[stream_id] = rpc
         if head.timeout == 0:
             rpc.expire()
+        elif head.timeout:
+            self._time_limits.end_by(rpc.deadline)
         if isinstance(refused, Refused):
             self.finish(stream_id, refused.code, refused.details, ())
         elif refused:

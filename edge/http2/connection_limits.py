@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from edge.connections.quota import Share, patience_seconds
 from edge.http2.rpc import Rpc
 from edge.rpc.limits import Limits
 
+#: The tick of an event loop's timers, which may fire this much too early.
+_TICK_SECONDS: Final = 0.001
+#: The least time between two looks for late calls, for each open call, so that looking takes a small part of it.
+_PAUSE_SECONDS: Final = 2e-6
+
 
 class ConnectionLimits:
-    """Enforces the limits of one connection that concern time: handshake, idleness, pings and slow requests."""
+    """Enforces the limits of one connection that concern time: handshake, idleness, pings, slow requests, deadlines.
 
-    def __init__(self, limits: Limits, share: Share, on_slow_handshake: Callable[[], None]) -> None:
+    ``rpcs`` are its open calls, which change.
+    """
+
+    def __init__(
+        self, limits: Limits, share: Share, rpcs: Mapping[int, Rpc], on_slow_handshake: Callable[[], None]
+    ) -> None:
         self._limits = limits
         self._share = share
+        self._rpcs = rpcs
+        # One timer for all calls: most end long before their deadline, and one for each would cost more than its start.
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = math.inf
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(limits.handshake_seconds, on_slow_handshake)
         self._handshake_done = False
@@ -49,9 +66,26 @@ class ConnectionLimits:
         self._last_ping = now
         return self._strikes > self._limits.max_ping_strikes
 
-    def late_requests(self, now: float, rpcs: Mapping[int, Rpc]) -> list[Rpc]:
+    def end_by(self, deadline: float) -> None:
+        """End each call that is open at its deadline; this is that of a new one, in ``time.monotonic()`` seconds."""
+        if deadline < self._alarm_at:
+            if self._alarm:
+                self._alarm.cancel()
+            self._alarm_at = deadline
+            self._alarm = self._loop.call_later(max(deadline - time.monotonic(), 0.0), self._end_late)
+
+    def _end_late(self) -> None:
+        now = time.monotonic()
+        for rpc in [rpc for rpc in self._rpcs.values() if rpc.deadline <= now + _TICK_SECONDS and not rpc.done]:
+            rpc.expire()
+        self._alarm, self._alarm_at = None, math.inf
+        following = min((rpc.deadline for rpc in self._rpcs.values() if not rpc.done), default=math.inf)
+        if following < math.inf:
+            self.end_by(max(following, now + _PAUSE_SECONDS * len(self._rpcs)))
+
+    def late_requests(self, now: float) -> list[Rpc]:
         """Return the calls whose request is still not complete; called about once a second."""
-        unfinished = {stream_id: rpc for stream_id, rpc in rpcs.items() if rpc.unfinished}
+        unfinished = {stream_id: rpc for stream_id, rpc in self._rpcs.items() if rpc.unfinished}
         self._unfinished = {stream_id: self._unfinished.get(stream_id, now) for stream_id in unfinished}
         return [
             rpc
@@ -60,5 +94,7 @@ class ConnectionLimits:
         ]
 
     def close(self) -> None:
-        """Stop the timer."""
+        """Stop the timers."""
         self._timer.cancel()
+        if self._alarm:
+            self._alarm.cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Iterable
@@ -52,12 +53,13 @@ class Rpc:
     """One call. Its handler starts with the request, runs in ``context``, and is cancelled with the call.
 
     For the handler, this is the part of ``grpc.aio.ServicerContext`` that our servicers and those of health and
-    reflection use. ``route`` is None for a refused call.
+    reflection use. ``route`` is None for a refused call. ``deadline`` is in ``time.monotonic()`` seconds, infinite
+    without one.
     """
 
     __slots__ = (
-        *("_call", "_charged", "_context", "_deadline", "_direct", "_fields", "_handler", "_inbox", "_messages"),
-        *("_reader", "_share", "_task", "_timer", "_wire", "done", "held", "proves", "request_ended", "stream_id"),
+        *("_call", "_charged", "_context", "_direct", "_fields", "_handler", "_inbox", "_messages"),
+        *("_reader", "_share", "_task", "_wire", "deadline", "done", "held", "proves", "request_ended", "stream_id"),
     )
 
     def __init__(
@@ -87,10 +89,7 @@ class Rpc:
         self._inbox: deque[bytes | Packed] = deque()
         self._reader: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
-        self._deadline = None if head.timeout is None else time.monotonic() + head.timeout
-        self._timer: asyncio.TimerHandle | None = None
-        if head.timeout and not self.done:
-            self._timer = asyncio.get_running_loop().call_later(head.timeout, self.expire)
+        self.deadline = math.inf if head.timeout is None else time.monotonic() + head.timeout
         if not self.done and self._handler.request_streaming:
             self._start(self)
 
@@ -163,7 +162,7 @@ class Rpc:
 
     def time_remaining(self) -> float | None:
         """Return the seconds until the deadline, at least 0; None without a deadline."""
-        return None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
+        return None if self.deadline == math.inf else max(self.deadline - time.monotonic(), 0.0)
 
     def invocation_metadata(self) -> Metadata:
         """Return the client's metadata."""
@@ -317,9 +316,6 @@ class Rpc:
     def _end(self) -> None:
         self.done = True
         self._inbox.clear()
-        if self._timer:
-            self._timer.cancel()
-            self._timer = None
 
     def _hold(self, size: int) -> bool:
         held = self._share.hold(size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left, insort
+from functools import lru_cache
 from typing import NamedTuple
 
 #: Weights of a new sample in the mean and in the mean deviation, as TCP estimates round trips (RFC 6298).
@@ -90,15 +91,17 @@ class LatencyTable:
         Between two known sizes it is interpolated. Above all of them it grows in proportion, below all of them it
         equals that of the smallest: both err towards slow.
         """
+        bucket = _bucket(size)
+        if bucket in self._means:
+            return self._at(bucket, deviations)
         if not self._buckets:
             return None
-        bucket = _bucket(size)
         index = bisect_left(self._buckets, bucket)
         if index == len(self._buckets):
             largest = self._buckets[-1]
             return self._at(largest, deviations) * size / _size(largest)
         above = self._buckets[index]
-        if above == bucket or not index:
+        if not index:
             return self._at(above, deviations)
         below = self._buckets[index - 1]
         share = (size - _size(below)) / (_size(above) - _size(below))
@@ -157,6 +160,8 @@ class LatencyCorrection:
 
     def factor(self, now: float) -> float:
         """Return the factor at ``time.monotonic()`` seconds."""
+        if self._factor == 1.0:
+            return 1.0
         return 1.0 + (self._factor - 1.0) * math.exp(min(self._at - now, 0.0) / _FORGET_SECONDS)
 
     def answered(self, now: float, estimate: LatencyEstimate) -> None:
@@ -182,6 +187,7 @@ class LatencyCorrection:
         return estimate.seconds * self.factor(now) >= _SIGNIFICANT * estimate.left_seconds
 
 
+@lru_cache
 def _bucket(size: int) -> int:
     return round(_BUCKETS_PER_OCTAVE * math.log2(max(size, 1)))
 

@@ -158,9 +158,12 @@ class JobQueue:
     def seconds_until_done(self, job: Job) -> tuple[float, float]:
         """Predict the runs before that of a job that would be pushed now, and its own run, in seconds."""
         key, executor = job.key, job.executor
-        others = (group for other, group in self._groups.items() if other != key)
-        before = sum(group.executor.seconds(*group.ahead(job.priority)) for group in others)
-        ahead = self._groups[key].ahead(job.priority) if key in self._groups else (0, 0, 0, 0.0)
+        before, ahead = 0.0, (0, 0, 0, 0.0)
+        for other, group in self._groups.items():
+            if other == key:
+                ahead = group.ahead(job.priority)
+            else:
+                before += group.executor.seconds(*group.ahead(job.priority))
         if executor.iterative:  # the server is busy, perhaps with as many rows as there may be
             beside = max(executor.max_rows - job.rows, 0)
             return before + executor.seconds(*ahead), executor.run_seconds(

@@ -189,6 +189,19 @@ async def test_messages_of_every_size(port: int, size: int) -> None:
         assert [answer async for answer in chat(iter([message] * 3), timeout=20)] == [message] * 3
 
 
+async def test_calls_of_a_connection_end_in_the_order_of_their_deadlines(port: int, subject: Subject) -> None:
+    """One ends before the timer that an earlier call has set, one after it, and one has no deadline."""
+    async with RawClient(port) as client:
+        client.greet().call(1, "Echo", grpc_timeout="60m")  # ends before its deadline
+        client.call(3, "Wait", grpc_timeout="120m")
+        client.call(5, "Wait", grpc_timeout="30m")
+        client.call(7, "Wait")
+        client.call(9, "Wait", grpc_timeout="9S")
+        assert [(await client.answer(stream_id)).status for stream_id in (1, 5, 3)] == [OK, DEADLINE, DEADLINE]
+        assert list(client.answers) == [1, 5, 3]
+        assert subject.running == 2
+
+
 async def test_deadline_of_a_stream_that_waits_for_its_client(port: int) -> None:
     """The status follows the messages sent before the deadline, as soon as the client reads them."""
     async with RawClient(port) as client:
