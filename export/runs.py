@@ -16,6 +16,7 @@ from edge.bundles.manifest import Measure, Provenance
 from edge.errors import Literally
 from export.errors import CheckpointError, DataError
 from export.own_data import OwnData
+from export.points import Planned
 from export.processor import Processor
 
 WEIGHTS, CONFIG, METRICS = "weights.safetensors", "config.json", "metrics.json"
@@ -30,7 +31,7 @@ class Speedup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         ratio: time of the original over time of this model.
-        tokens: length of the input that was timed.
+        tokens: length of the input that was timed, of several the first.
     """
 
     ratio: float
@@ -47,6 +48,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         precision: ``fp32`` or ``bf16``, which the multiplications in training really had; None without training.
         processor: that trained or reduced it. Runs of earlier versions record neither.
         own_data: the data of ``--data``; None for a task of Fewheads.
+        planned: what a reduced model was planned for; None for others, and for runs of earlier versions.
     """
 
     model: str
@@ -57,6 +59,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     precision: str | None = None
     processor: Processor | None = None
     own_data: OwnData | None = None
+    planned: Planned | None = None
 
 
 class RunMetrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -7,9 +7,9 @@ import torch
 
 from export.errors import CheckpointError, PlanError, ReductionError
 from export.heads import SequenceClassifier
+from export.reduction.grid import Grid
 from export.reduction.plan import plan_of
 from export.reduction.reduce import apply_plan, reduce_model
-from export.reduction.search import Grid
 from export.reduction.strategy import Strategy
 from export.transformer import LayerShape, Transformer
 from tests.support.reduction_data import config, inputs, mac_times, model
@@ -21,7 +21,7 @@ TARGET = 1.7
 
 def reduced(classifier, **options):
     settings = classifier.transformer.config
-    return reduce_model(classifier, inputs(), TARGET, grid=GRID, times=mac_times(settings, GRID, 10), **options)
+    return reduce_model(classifier, inputs(), TARGET, times=mac_times(settings, GRID, 10), **options)
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_controls_reach_the_speed_of_the_search(result, strategy):
     control = reduced(model(layers=3), strategy=strategy)
     shapes = control.model.transformer.config.layers
     assert control.expected_speedup == pytest.approx(TARGET, rel=0.25)
-    assert tuple(layer.shape for layer in control.plan.layers) == shapes
+    assert control.plan.shapes == shapes
     if strategy == "uniform":
         assert len(set(shapes)) == 1
         assert control.expected_speedup >= TARGET
@@ -168,7 +168,7 @@ def test_controls_reach_the_speed_of_the_search(result, strategy):
         assert shapes == (LayerShape(4, 8, 48),) * 2
         assert same(control.model.transformer.layers[1], model(layers=3).transformer.layers[1])
     else:
-        assert shapes == tuple(layer.shape for layer in result.plan.layers)
+        assert shapes == result.plan.shapes
         assert error_of(control.model) > error_of(result.model)
 
 
@@ -176,7 +176,7 @@ def test_a_speed_that_one_shape_for_all_layers_does_not_reach_is_rejected():
     settings = config(layers=3)
     times = mac_times(settings, GRID, 10)
     with pytest.raises(PlanError, match=r"target speed-up: got 90x, expected what one shape for all layers reaches"):
-        reduce_model(model(layers=3), inputs(), 90, grid=GRID, times=times, strategy="uniform")
+        reduce_model(model(layers=3), inputs(), 90, times=times, strategy="uniform")
 
 
 def test_one_shape_fits_into_every_layer_of_a_reduced_model():
