@@ -7,13 +7,17 @@ behind a dense layer, in an engine or else as usual, and the work of each shape 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from torch import nn
 
 from edge.bundles.manifest import Profile
+from edge.files import sha256, write_whole
 from export.convert import dynamic_of, to_onnx
 from export.estimate.devices import BoardMode
 from export.estimate.model import how_counted, kernels
@@ -42,6 +46,16 @@ class Structure(NamedTuple):
         """Return that of a shape."""
         return cls(shape.num_heads > 0, shape.ffn_dim > 0)
 
+    @property
+    def name(self) -> str:
+        """The halves in a word."""
+        return "-".join(half for half, there in zip(self._fields, self, strict=True) if there) or "none"
+
+    def reduced(self, dense: LayerShape) -> LayerShape:
+        """Return a layer's shape without the missing halves."""
+        heads, rank = (dense.num_heads, dense.head_dim) if self.attention else (0, 0)
+        return LayerShape(heads, rank, dense.ffn_dim if self.feed_forward else 0)
+
 
 _DENSE = Structure(attention=True, feed_forward=True)
 #: Where no engine can be compiled: kernels of TensorRT-RTX 1.7 for these graphs in FP16, behind another layer.
@@ -66,12 +80,13 @@ class Counted(NamedTuple):
     how: str
 
 
-def count_kernels(model: Head, precision: str = "fp16") -> Counted:
+def count_kernels(model: Head, precision: str = "fp16", cache: Path | None = None) -> Counted:
     """Count the kernels of a model's structures: in engines for its embeddings and head with one and two layers.
 
     Args:
-        model: its sizes are used, not its weights.
+        model: with layers of its sizes; their weights are not used.
         precision: ``fp16`` or ``int8``.
+        cache: a JSON file of counts; those of other graphs or another TensorRT-RTX are replaced.
     """
     config = model.transformer.config
     dense = widest(config)
@@ -80,16 +95,37 @@ def count_kernels(model: Head, precision: str = "fp16") -> Counted:
         names = kernels(_file(model, shapes, precision), _profile(config))
         return None if names is None else len(names)
 
-    rest_model = _file(model, (), precision)
-    one, two = counted(dense), counted(dense, dense)
-    if one is None or two is None:
-        return Counted(precision, _USUAL, _USUAL_REST, rest_model, how_counted(False))
-    layers = {_DENSE: two - one}
-    for structure in _USUAL.keys() - {_DENSE}:
-        heads, rank = (dense.num_heads, dense.head_dim) if structure.attention else (0, 0)
-        both = counted(dense, LayerShape(heads, rank, dense.ffn_dim if structure.feed_forward else 0))
-        layers[structure] = _USUAL[structure] if both is None else both - one
-    return Counted(precision, layers, one - layers[_DENSE], rest_model, how_counted(True))
+    rest_model, one_layer = _file(model, (), precision), _file(model, [dense], precision)
+    key = sha256(one_layer + how_counted(True).encode())
+    engines = _read(cache, key)
+    if engines is None:
+        one = kernels(one_layer, _profile(config))
+        if one is None:
+            return Counted(precision, _USUAL, _USUAL_REST, rest_model, how_counted(False))
+        behind = {structure.name: counted(dense, structure.reduced(dense)) for structure in _USUAL}
+        engines = _Engines(key, len(one), {name: number for name, number in behind.items() if number is not None})
+        if cache:
+            write_whole(cache, msgspec.json.encode(engines))
+    layers = {
+        structure: engines.two_layers.get(structure.name, engines.one_layer + usual) - engines.one_layer
+        for structure, usual in _USUAL.items()
+    }
+    return Counted(precision, layers, engines.one_layer - layers[_DENSE], rest_model, how_counted(True))
+
+
+class _Engines(msgspec.Struct, frozen=True):
+    """Kernels of engines for one layer, and for two by the structure of the second."""
+
+    key: str
+    one_layer: int
+    two_layers: dict[str, int]
+
+
+def _read(cache: Path | None, key: str) -> _Engines | None:
+    with suppress(OSError, msgspec.DecodeError):
+        if cache and (found := msgspec.json.decode(cache.read_bytes(), type=_Engines)).key == key:
+            return found
+    return None
 
 
 class Predicted(NamedTuple):
@@ -142,7 +178,9 @@ def _file(model: Head, shapes: Sequence[LayerShape], precision: str) -> bytes:
     """Return the file for TensorRT of a model's embeddings and head around new layers."""
     new = without_layers(model)
     config = model.transformer.config
-    new.transformer.layers = nn.ModuleList(Layer(config, shape) for shape in shapes)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # so that the same graph is the same file
+        new.transformer.layers = nn.ModuleList(Layer(config, shape) for shape in shapes)
     feeds = feeds_of(config, min(16, config.max_positions), 2)
     plain = to_onnx(new, {n: torch.from_numpy(a) for n, a in feeds.items()}, model.outputs, dynamic_of(feeds))
     if precision == "fp16" or not shapes:

@@ -76,7 +76,7 @@ def devices_of(
     config, found, counted = model.transformer.config, list[Device](), None
     for target in targets:
         if isinstance(target, BoardMode):
-            counted = counted or count_kernels(model, precision)
+            counted = counted or count_kernels(model, precision, state / f"kernels-{precision}.json")
             found.append(_predicted(target, counted, config, grid, points))
         elif isinstance(target, Path):
             found.append(_tabled(target, config, grid, points))

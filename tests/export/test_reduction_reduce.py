@@ -147,6 +147,35 @@ def test_a_layer_makes_up_for_those_before_it(result):
     assert error_of(asymmetric) < 0.9 * error_of(symmetric)
 
 
+def test_a_layer_that_is_left_out_is_gone_with_its_normalisations(tmp_path):
+    """Of three layers the middle one goes; the last one is reduced on the outputs of the first."""
+    original = model(layers=3)
+    dense, small = LayerShape(4, 8, 48), LayerShape(2, 8, 24)
+    plan = plan_of(original.transformer.config, [dense, None, small])
+
+    def interrupt(progress):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        apply_plan(original, inputs(), plan, state=tmp_path, on_progress=interrupt)
+    resumed, reports = apply_plan(original, inputs(), plan, state=tmp_path)
+    assert [report.number for report in reports] == [0, 2]
+    assert resumed.transformer.config.layers == (dense, small)
+    shorter = model(layers=3)
+    del shorter.transformer.layers[1]
+    shorter.transformer.config = msgspec.structs.replace(shorter.transformer.config, layers=(dense, dense))
+    expected, _ = apply_plan(shorter, inputs(), plan_of(shorter.transformer.config, [dense, small]))
+    assert same(resumed, expected)
+    with pytest.raises(PlanError, match="got no layer, expected one layer at least"):
+        plan_of(original.transformer.config, [None] * 3)
+
+
+def test_a_layer_makes_up_for_one_that_is_left_out():
+    plan = plan_of(config(layers=3), [LayerShape(4, 8, 48), None, LayerShape(4, 8, 48)])
+    asymmetric, symmetric = (apply_plan(model(layers=3), inputs(), plan, asymmetric=way)[0] for way in (True, False))
+    assert error_of(asymmetric) < 0.9 * error_of(symmetric)
+
+
 def error_of(found):
     """The squared error of a model's outputs for inputs that no calibration has, relative to their variance."""
     batch = inputs(seed=1).batch(np.arange(48))

@@ -20,6 +20,7 @@ from export.reduction.reduce import LayerReport, apply_plan, measure_losses, red
 from export.reduction.search import least_loss
 from export.reduction.states import after_feed_forward, embedded, gradient_importance, layers_of
 from export.reduction.sublayers import AttentionReducer
+from export.transformer import TransformerConfig
 
 
 def pruned_by_gradient(shared: SharedInputs) -> ChangedModel:
@@ -74,7 +75,6 @@ def attention_plan(shared: SharedInputs) -> ChangedModel:
 def whole_plan(shared: SharedInputs) -> ChangedModel:
     """Return the calibrated reduction of heads and hidden units at the target speed-up."""
     config = shared.dense.transformer.config
-    dense = config.layers[0]
     assert shared.costs.times is not None
     reduced = reduce_model(
         shared.dense,
