@@ -213,7 +213,7 @@ def test_a_run_with_fewer_layers_is_trained_and_exported_under_what_it_was_plann
 
 def test_devices_and_targets_that_cannot_be_are_rejected(place):
     run = (place / "SST-2", "--for", "orin-nano:15W", "--out", place / "new")
-    with pytest.raises(UsageError, match="plan for: got --for orin-nano:15W and --latency-table .*, expected one of"):
+    with pytest.raises(UsageError, match=r"plan for: got --for orin-nano:15W and --latency-table .*, expected one of"):
         invoke(reduce, *run, "--latency-table", place / "SST-2" / CONFIG)
     with pytest.raises(UsageError, match=r"--tokens: got 200, expected at most \d+, the positions of the model"):
         invoke(reduce, *run, "--tokens", 200)
