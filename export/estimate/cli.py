@@ -12,12 +12,22 @@ from edge.cli.profile import parse_lengths, print_latency_table
 from edge.errors import Literally, UsageError
 from edge.profiling.table import PREDICTION
 from export.estimate.devices import DEVICES
+from export.estimate.roofline import Regime
 from export.options import DIRECTORY, replace_option
 from export.outputs import check_file
 
 if TYPE_CHECKING:
     from export.estimate.estimate import Estimate
 
+#: What a row's time depends on most, for people.
+_NAMES: dict[Regime, str] = {
+    "kernels": "bound by kernels",
+    "products": "bound by products",
+    "memory": "bound by memory",
+    "int8": "INT8",
+    "batch": "several rows",
+    "narrow": "products or heads narrower than any fitted",
+}
 _MODES = sorted({mode for device in DEVICES.values() for mode in device.modes})
 
 
@@ -134,6 +144,7 @@ def _print(found: Estimate) -> None:
         "ms",
         "from",
         "to",
+        "bound by",
         "times faster",
         *measured,
     )
@@ -149,14 +160,21 @@ def _print(found: Estimate) -> None:
             row.milliseconds,
             row.prediction.low_ms if row.label == PREDICTION else None,
             row.prediction.high_ms if row.label == PREDICTION else None,
+            row.prediction.bound_by,
             row.times_faster,
             *("" if row.label == PREDICTION else row.label for _ in measured),
         )
         for row in found.rows
     ]
     print_table(f"{found.bundle} on {found.device} at {found.power_mode}: {found.label}", columns, rows)
-    click.echo(f"Error band: {found.band:.0%} either way. {found.bias}")
-    click.echo(f"Launches: {found.kernels}.")
+    shares = (
+        f"{_NAMES[regime]} {errors.band:.0%} (n = {errors.count}, RMS {errors.rms:.0%})"
+        for regime, errors in found.errors.items()
+    )
+    click.echo(
+        "Bands, from published measurements left out of the fit, the widest that applies: " + ", ".join(shares) + "."
+    )
+    click.echo(f"Kernels: {found.kernels}.")
     for row in found.rows:
         if row.loops and row.rows == found.rows[0].rows:
             click.echo(f"Loops of {row.tier}: {row.loops:.4g}, {row.loops_source}.")

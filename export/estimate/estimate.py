@@ -15,7 +15,7 @@ from export.estimate.devices import DEVICES, mode_of
 from export.estimate.loop import check_options, loop_rows
 from export.estimate.model import RUNTIME, TierModel, how_counted
 from export.estimate.operations import Halves
-from export.estimate.roofline import BAND, BIAS
+from export.estimate.roofline import ERRORS, Errors, Regime
 from export.estimate.rows import Row
 from export.estimate.sizes import check_sizes, input_shapes
 
@@ -27,7 +27,7 @@ class Estimate(msgspec.Struct, frozen=True):
     """Predictions for a bundle on a board.
 
     Attributes:
-        bias: the known direction of the error.
+        errors: of the prediction on published measurements that it was not fitted to, by regime of a row.
         recommended_tier: the tier to take, if its accuracy suffices.
     """
 
@@ -35,8 +35,7 @@ class Estimate(msgspec.Struct, frozen=True):
     device: str
     power_mode: str
     label: str
-    band: float
-    bias: str
+    errors: dict[Regime, Errors]
     kernels: str
     rows: tuple[Row, ...]
     recommended_tier: str
@@ -178,8 +177,7 @@ def _estimate(path: Path, device: str, power_mode: str, rows: Sequence[Row]) -> 
         DEVICES[device].name,
         power_mode,
         PREDICTION,
-        BAND,
-        BIAS,
+        {regime: ERRORS[regime] for regime in ERRORS if any(regime in row.prediction.regimes for row in rows)},
         how_counted(all(row.counted for row in rows)),
         tuple(rows),
         tier_name,

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 
-import msgspec
-
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import Profile, Tier
 from edge.bundles.programs import LoopProgram
@@ -15,7 +13,7 @@ from edge.profiling.table import PREDICTION
 from edge.programs.tier_program import golden_loops, load_tier
 from export.estimate.devices import Mode
 from export.estimate.model import TierModel
-from export.estimate.roofline import Prediction
+from export.estimate.roofline import Prediction, summed
 from export.estimate.rows import Row
 
 
@@ -92,5 +90,7 @@ def _mean_loops(bundle: Bundle, tier: Tier) -> tuple[float, str]:
 
 
 def _sum(embed: Prediction, step: Prediction, loops: float) -> Prediction:
-    fields = {name: getattr(embed, name) + loops * getattr(step, name) for name in msgspec.structs.asdict(embed)}
-    return Prediction(**{**fields, "kernels": round(fields["kernels"])})
+    names = ("launch_ms", "compute_ms", "memory_ms", "gflop", "kernels")
+    launch, compute, memory, gflop, kernels = (getattr(embed, name) + loops * getattr(step, name) for name in names)
+    qualities = tuple(regime for regime in step.regimes if regime != step.bound_by)
+    return summed(launch, compute, memory, gflop, round(kernels), qualities)

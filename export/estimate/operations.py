@@ -1,4 +1,4 @@
-"""The work of an ONNX graph for inputs of given shapes: operations by precision, and bytes of weights."""
+"""The work of an ONNX graph for inputs of given shapes: its kernels, their operations and bytes."""
 
 from __future__ import annotations
 
@@ -12,27 +12,11 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
 from onnx.reference import ReferenceEvaluator
 
 from edge.errors import BundleError, Literally
+from export.estimate.structure import PRODUCTS, RECURRENT, Structure, structure_of
+from export.estimate.work import ITEM_BYTES, Kernel, Work
 
-_RECURRENT = ("RNN", "GRU", "LSTM")
-_PRODUCTS = ("MatMul", "Gemm", "Conv", *_RECURRENT)
+_LARGE_BYTES = 4096
 _PRECISIONS = {TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16"}
-
-
-class Work(msgspec.Struct, frozen=True):
-    """The work of one run of a graph.
-
-    Attributes:
-        gflop: 10⁹ operations of matrix products and convolutions, those in recurrent layers too, by precision; an
-            addition is one operation.
-        weight_bytes: bytes of all constants that a run reads whole; embeddings, of which it reads a few rows, are not
-            among them.
-        products: products with weights.
-    """
-
-    gflop: dict[str, float]
-    weight_bytes: int
-    products: int
-    attention: int
 
 
 class Halves(msgspec.Struct, frozen=True):
@@ -52,14 +36,11 @@ def work_of(model: bytes, shapes: Mapping[str, tuple[int, ...]], subject: str) -
         BundleError: a product's shape does not follow from the inputs' shapes, or the operators are not standard.
     """
     graph = _Graph(_fixed(onnx.load_from_string(model), shapes), subject)
-    gflop: dict[str, float] = {}
-    products = 0
-    for node in graph.nodes:
-        if node.op_type in _PRODUCTS:
-            precision = graph.precision(node)
-            gflop[precision] = gflop.get(precision, 0.0) + 1e-9 * graph.operations(node)
-            products += graph.is_constant(node.input[1])
-    return Work(gflop, graph.weight_bytes(), products, sum(node.op_type == "Softmax" for node in graph.nodes))
+    found = graph.structure()
+    kernels = [graph.product(nodes) for nodes in found.products]
+    kernels += [graph.attention(nodes) for nodes in found.attentions]
+    batch = next((shape[0] for shape in shapes.values() if len(shape) > 1), 1)
+    return Work(tuple(kernels), found.others, batch)
 
 
 def halves_of(model: bytes, shapes: Mapping[str, tuple[int, ...]], dim: int, subject: str) -> Halves:
@@ -105,13 +86,20 @@ def _fixed(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> ModelPro
     del model.graph.value_info[:]
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
-    model = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    graph = model.graph
+    bare = ModelProto()
+    bare.CopyFrom(model)
+    for tensor in bare.graph.initializer:
+        if len(tensor.raw_data) > _LARGE_BYTES:  # no shape depends on it, and the inference would copy it twice
+            tensor.ClearField("raw_data")
+    bare = onnx.shape_inference.infer_shapes(bare, data_prop=True)
+    graph = bare.graph
     fixed = {value.name for value in (*graph.input, *graph.value_info, *graph.output) if _is_fixed(value)}
     fixed |= {tensor.name for tensor in graph.initializer}
-    if any(not {node.input[0], node.output[0]} <= fixed for node in graph.node if node.op_type in _PRODUCTS):
-        _add_computed_shapes(model)
-    return model
+    if any(not {node.input[0], node.output[0]} <= fixed for node in graph.node if node.op_type in PRODUCTS):
+        bare.graph.ClearField("initializer")
+        bare.graph.initializer.extend(model.graph.initializer)
+        _add_computed_shapes(bare)
+    return bare
 
 
 def _is_fixed(value: ValueInfoProto) -> bool:
@@ -179,7 +167,7 @@ class _Graph:
     def operations(self, node: NodeProto) -> int:
         """Return the operations of a product, or of all products of a recurrent layer."""
         first = self.shape(node.input[0])
-        if node.op_type in _RECURRENT:  # the weights are [directions, gates * units, features], of inputs and of states
+        if node.op_type in RECURRENT:  # the weights are [directions, gates * units, features], of inputs and of states
             features = sum(self.shape(weights)[-1] for weights in node.input[1:3])
             return 2 * prod(first[:2]) * prod(self.shape(node.input[1])[:2]) * features
         output = self.shape(node.output[0])
@@ -206,10 +194,49 @@ class _Graph:
             name = maker.input[0]
         return True
 
-    def weight_bytes(self) -> int:
-        """Return the bytes of the constants that a run reads whole."""
-        rows = {node.input[0] for node in self.nodes if node.op_type == "Gather"}
-        return sum(_bytes(tensor) for name, tensor in self._constants.items() if name not in rows)
+    def structure(self) -> Structure:
+        """Return the kernels."""
+        return structure_of(self.nodes, self._constants)
+
+    def product(self, nodes: Sequence[NodeProto]) -> Kernel:
+        """Return the kernel of products that read the same tensor, or of one convolution or recurrent layer."""
+        node, precision = nodes[0], self.precision(nodes[0])
+        output, width = self.shape(node.output[0]), self.shape(node.input[1])
+        channels = 1 if node.op_type == "Conv" else -1
+        if node.op_type in RECURRENT:
+            inner = width[-1]
+        else:
+            inner = prod(width[1:]) if node.op_type == "Conv" else self.shape(node.input[0])[-1]
+        weights = [name for each in nodes for name in each.input[1:] if self.is_constant(name)]
+        values = prod(self.shape(node.input[0])) + sum(prod(self.shape(each.output[0])) for each in nodes)
+        if not weights:
+            values += prod(width)
+        return Kernel(
+            "product",
+            gflop=1e-9 * sum(map(self.operations, nodes)),
+            precision=precision,
+            rows=prod(output) // output[channels],
+            inner=inner,
+            convolution=node.op_type == "Conv",
+            weight_bytes=sum(map(self._weight_bytes, weights)),
+            activation_bytes=values * ITEM_BYTES[precision],
+        )
+
+    def attention(self, nodes: Sequence[NodeProto]) -> Kernel:
+        """Return the kernel of a softmax and the products around it."""
+        products = [node for node in nodes if node.op_type == "MatMul"]
+        gflop = 1e-9 * sum(map(self.operations, products))
+        inner = min(min(self.shape(node.output[0])[-1], self.shape(node.input[0])[-1]) for node in products)
+        return Kernel("attention", gflop, self.precision(products[0]), inner=inner)
+
+    def _weight_bytes(self, name: str) -> int:
+        """Return the bytes of a weight as they are stored, before they are scaled, cast or turned."""
+        while name not in self._constants:
+            maker = self._makers[name]
+            if maker.op_type == "Constant":
+                return 0
+            name = maker.input[0]
+        return _bytes(self._constants[name])
 
 
 def _bytes(tensor: TensorProto) -> int:

@@ -10,7 +10,7 @@ from edge.datatypes import TensorSpec
 from edge.errors import UsageError
 from export.estimate.devices import BoardMode
 from export.estimate.operations import work_of
-from export.estimate.roofline import Prediction, predict, usual_kernels
+from export.estimate.roofline import Prediction, predict
 
 #: Where a bundle takes them, and nobody asks for others.
 USUAL_LENGTHS = (32, 128)
@@ -52,7 +52,7 @@ def predict_usual_sizes(
     found = []
     for batch, tokens in check_sizes(inputs, profile, max_batch_size, (), batches):
         work = work_of(model, input_shapes(inputs, max_batch_size, batch, tokens), subject)
-        found.append(SizedPrediction(batch, tokens, predict(work, usual_kernels(work), target.mode)))
+        found.append(SizedPrediction(batch, tokens, predict(work, None, target.mode)))
     return tuple(found)
 
 
