@@ -28,7 +28,7 @@ _NAMES: dict[Regime, str] = {
     "batch": "several rows",
     "narrow": "products or heads narrower than any fitted",
 }
-_MODES = sorted({mode for device in DEVICES.values() for mode in device.modes})
+_MODES = "; ".join(f"{', '.join(device.modes)} of {name}" for name, device in DEVICES.items())
 
 
 @click.command()
@@ -38,8 +38,8 @@ _MODES = sorted({mode for device in DEVICES.values() for mode in device.modes})
     type=DIRECTORY,
     help="Predict the layers of a directory of `fewheads shapes` instead, and write a latency table to --out.",
 )
-@click.option("--device", type=click.Choice(list(DEVICES)), default="orin-nano-super", show_default=True, help="Board.")
-@click.option("--mode", type=click.Choice(_MODES), default="25W", show_default=True, help="Its power mode.")
+@click.option("--device", default="orin-nano-super", show_default=True, help=f"Board: {' or '.join(DEVICES)}.")
+@click.option("--mode", default="25W", show_default=True, help=f"Its power mode: {_MODES}.")
 @click.option(
     "--lengths", callback=parse_lengths, help="Tokens, such as 32,128.  [default: 32,128, or those of SHAPES]"
 )

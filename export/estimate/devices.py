@@ -90,8 +90,8 @@ def board_mode(text: str, subject: str = "board and power mode") -> BoardMode:
 def mode_of(device: str, mode: str) -> Mode:
     """Return a power mode of a board; raise a UsageError that lists the boards, or the modes of this one."""
     if device not in DEVICES:
-        expected = f"one of {', '.join(DEVICES)}"
-        raise UsageError("--device", given=device, expected=expected, fix="Give one of these boards.")
+        boards = " or ".join(f"{name} ({', '.join(each.modes)})" for name, each in DEVICES.items())
+        raise UsageError("--device", given=device, expected=boards, fix="Give a board, and one of its modes as --mode.")
     modes = DEVICES[device].modes
     if mode not in modes:
         expected = f"one of {', '.join(modes)}, the modes of {device}"

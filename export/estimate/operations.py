@@ -15,7 +15,8 @@ from edge.errors import BundleError, Literally
 from export.estimate.structure import PRODUCTS, RECURRENT, Structure, structure_of
 from export.estimate.work import ITEM_BYTES, Kernel, Work
 
-_LARGE_BYTES = 4096
+#: At most the values of a constant from which a shape may follow.
+_FEW_BYTES = 4096
 _PRECISIONS = {TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16"}
 
 
@@ -77,8 +78,13 @@ def _hidden_units(widths: Sequence[tuple[int, ...]], dim: int) -> list[int]:
 def _fixed(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> ModelProto:
     """Return the model with inputs of fixed shapes, and the shapes that follow.
 
-    Where the inference does not find the shape of a product, one run on zeros shows it.
+    Where the inference does not find the shape of a product, one run on zeros shows it. The inference copies the model
+    several times, so it gets none of the weights' values, which no shape follows from.
     """
+    weights = {tensor.name: tensor.raw_data for tensor in model.graph.initializer if len(tensor.raw_data) > _FEW_BYTES}
+    for tensor in model.graph.initializer:
+        if tensor.name in weights:
+            tensor.ClearField("raw_data")
     for value in model.graph.input:
         if value.name in shapes:
             for dimension, size in zip(value.type.tensor_type.shape.dim, shapes[value.name], strict=True):
@@ -86,20 +92,16 @@ def _fixed(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> ModelPro
     del model.graph.value_info[:]
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
-    bare = ModelProto()
-    bare.CopyFrom(model)
-    for tensor in bare.graph.initializer:
-        if len(tensor.raw_data) > _LARGE_BYTES:  # no shape depends on it, and the inference would copy it twice
-            tensor.ClearField("raw_data")
-    bare = onnx.shape_inference.infer_shapes(bare, data_prop=True)
-    graph = bare.graph
+    model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    graph = model.graph
+    for tensor in graph.initializer:
+        if tensor.name in weights:
+            tensor.raw_data = weights[tensor.name]
     fixed = {value.name for value in (*graph.input, *graph.value_info, *graph.output) if _is_fixed(value)}
     fixed |= {tensor.name for tensor in graph.initializer}
     if any(not {node.input[0], node.output[0]} <= fixed for node in graph.node if node.op_type in PRODUCTS):
-        bare.graph.ClearField("initializer")
-        bare.graph.initializer.extend(model.graph.initializer)
-        _add_computed_shapes(bare)
-    return bare
+        _add_computed_shapes(model)
+    return model
 
 
 def _is_fixed(value: ValueInfoProto) -> bool:

@@ -2,8 +2,8 @@
 
 - Products with weights that read the same tensor, such as queries, keys and values, are one kernel.
 - A softmax is one kernel with the products before and behind it.
-- What lies between those, as far as it is connected, is one kernel. It is none where it only reshapes, where it only
-  transposes what an attention wrote, and in floating point where it is elementwise and follows a product.
+- What lies between those, as far as it is connected, is one kernel. It is none where it only reshapes or transposes
+  what they wrote, and where it is elementwise and follows a product in floating point, or a convolution.
 
 So does TensorRT-RTX fuse the graphs that ``fewheads export`` writes. TensorRT 10.3 on an Orin fuses more: it lists 7.4
 kernels for a layer of ViT-B/16 in FP16, TensorRT-RTX ten.
@@ -94,14 +94,16 @@ def structure_of(nodes: Sequence[NodeProto], constants: Iterable[str]) -> Struct
             shared = node.op_type in ("MatMul", "Gemm") and node.input[1] in fixed
             products.setdefault(node.input[0] if shared else place, []).append(node)
     others = sum(place not in within for place in softmaxes)
+    makers = {name: node.op_type for node in nodes for name in node.output}
+    quantised = {place for place in reads if makers.get(nodes[place].input[0]) == "DequantizeLinear"}
+    convolutions = {place for place in reads if nodes[place].op_type == "Conv"}
     for members, read in zip(groups, sources, strict=True):
         operators = {nodes[place].op_type for place in members}
-        convolved = bool(read) and all(nodes[place].op_type == "Conv" for place in read)
         others += not (
             operators <= _RESHAPES
             or read & (within - last)
-            or (read and read <= last and operators <= _TRANSPOSES)
-            or (read and operators <= _ELEMENTWISE)
-            or (convolved and operators <= _ELEMENTWISE | _QUANTIZES)
+            or (read and operators <= _TRANSPOSES)
+            or (read and operators <= _ELEMENTWISE and not read & (quantised - convolutions))
+            or (read and operators <= _ELEMENTWISE | _QUANTIZES and read <= convolutions)
         )
     return Structure(list(products.values()), [[nodes[place] for place in each] for each in attentions], others)
