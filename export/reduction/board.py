@@ -1,7 +1,7 @@
 """Times of the options of a layer on a Jetson, predicted: kernels by the structure of the graph, work by the sizes.
 
 A half that shrinks keeps its kernels, and one that goes saves them. So the kernels of four structures are counted, each
-behind a dense layer, in an engine or else as usual, and the work of each shape follows from its sizes.
+behind a dense layer, in an engine or else in the graph, and the work of each shape follows from its sizes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,8 +21,9 @@ from edge.files import sha256, write_whole
 from export.convert import dynamic_of, to_onnx
 from export.estimate.devices import BoardMode
 from export.estimate.model import how_counted, kernels
-from export.estimate.operations import Work, work_of
-from export.estimate.roofline import Prediction, predict
+from export.estimate.operations import work_of
+from export.estimate.roofline import Prediction, Regime, predict, summed
+from export.estimate.work import ITEM_BYTES, Kernel, Work
 from export.points import MAX_BATCH_SIZE, Point
 from export.precision import half
 from export.quantization.ranges import Scheme, input_ranges
@@ -31,8 +32,6 @@ from export.reduction.grid import Grid, Times, widest
 from export.reduction.latency import feeds_of, without_layers
 from export.tasks.objectives import Head
 from export.transformer import Layer, LayerShape, TransformerConfig
-
-_BYTES = {"fp16": 2, "int8": 1}
 
 
 class Structure(NamedTuple):
@@ -51,16 +50,14 @@ class Structure(NamedTuple):
         """The halves in a word."""
         return "-".join(half for half, there in zip(self._fields, self, strict=True) if there) or "none"
 
-    def reduced(self, dense: LayerShape) -> LayerShape:
+    def of_dense(self, dense: LayerShape) -> LayerShape:
         """Return a layer's shape without the missing halves."""
         heads, rank = (dense.num_heads, dense.head_dim) if self.attention else (0, 0)
         return LayerShape(heads, rank, dense.ffn_dim if self.feed_forward else 0)
 
 
 _DENSE = Structure(attention=True, feed_forward=True)
-#: Where no engine can be compiled: kernels of TensorRT-RTX 1.7 for these graphs in FP16, behind another layer.
-_USUAL = {_DENSE: 10, Structure(True, False): 7, Structure(False, True): 3, Structure(False, False): 0}
-_USUAL_REST = 7
+_STRUCTURES = [Structure(attention, feed_forward) for attention in (True, False) for feed_forward in (True, False)]
 
 
 class Counted(NamedTuple):
@@ -90,50 +87,68 @@ def count_kernels(model: Head, precision: str = "fp16", cache: Path | None = Non
     """
     config = model.transformer.config
     dense = widest(config)
-
-    def counted(*shapes: LayerShape) -> int | None:
-        names = kernels(_file(model, shapes, precision), _profile(config))
-        return None if names is None else len(names)
-
     rest_model, one_layer = _file(model, (), precision), _file(model, [dense], precision)
     key = sha256(one_layer + how_counted(True).encode())
-    engines = _read(cache, key)
-    if engines is None:
-        one = kernels(one_layer, _profile(config))
-        if one is None:
-            return Counted(precision, _USUAL, _USUAL_REST, rest_model, how_counted(False))
-        behind = {structure.name: counted(dense, structure.reduced(dense)) for structure in _USUAL}
-        engines = _Engines(key, len(one), {name: number for name, number in behind.items() if number is not None})
-        if cache:
-            write_whole(cache, msgspec.json.encode(engines))
-    layers = {
-        structure: engines.two_layers.get(structure.name, engines.one_layer + usual) - engines.one_layer
-        for structure, usual in _USUAL.items()
-    }
-    return Counted(precision, layers, engines.one_layer - layers[_DENSE], rest_model, how_counted(True))
+    found = _read(cache, key)
+    if found is None:
+        one, in_engine = _count(one_layer, config)
+        pairs = {each.name: _file(model, [dense, each.of_dense(dense)], precision) for each in _STRUCTURES}
+        found = _Found(key, one, {name: _count(file, config)[0] for name, file in pairs.items()}, in_engine)
+        if cache and in_engine:
+            write_whole(cache, msgspec.json.encode(found))
+    layers = {structure: found.two_layers[structure.name] - found.one_layer for structure in _STRUCTURES}
+    return Counted(precision, layers, found.one_layer - layers[_DENSE], rest_model, how_counted(found.in_engine))
 
 
-class _Engines(msgspec.Struct, frozen=True):
-    """Kernels of engines for one layer, and for two by the structure of the second."""
+def _count(model: bytes, config: TransformerConfig) -> tuple[int, bool]:
+    """Return the number of kernels, and whether they were counted in an engine."""
+    names = kernels(model, _profile(config))
+    if names is not None:
+        return len(names), True
+    shapes = {name: array.shape for name, array in feeds_of(config, min(32, config.max_positions)).items()}
+    work = work_of(model, shapes, "layers")
+    return len(work.kernels) + work.others, False
+
+
+class _Found(msgspec.Struct, frozen=True):
+    """Kernels of one layer, and of two by the structure of the second, with embeddings and head."""
 
     key: str
     one_layer: int
     two_layers: dict[str, int]
+    in_engine: bool
 
 
-def _read(cache: Path | None, key: str) -> _Engines | None:
+def _read(cache: Path | None, key: str) -> _Found | None:
     with suppress(OSError, msgspec.DecodeError):
-        if cache and (found := msgspec.json.decode(cache.read_bytes(), type=_Engines)).key == key:
+        if cache and (found := msgspec.json.decode(cache.read_bytes(), type=_Found)).key == key:
             return found
     return None
 
 
 class Predicted(NamedTuple):
-    """Predicted times at an operating point; the error band as shares of them."""
+    """The parts of predicted times at an operating point, which add up.
 
-    times: Times
-    low: float
-    high: float
+    Attributes:
+        qualities: regimes of the error band besides what binds a run.
+    """
+
+    launch: Times
+    compute: Times
+    memory: Times
+    qualities: tuple[Regime, ...]
+
+    @property
+    def times(self) -> Times:
+        """Their sum."""
+        launch, compute, memory = self.launch, self.compute, self.memory
+        layers, rest = launch.layers + compute.layers + memory.layers, launch.rest + compute.rest + memory.rest
+        return Times(launch.grid, layers, rest)
+
+    def of(self, shapes: Sequence[LayerShape | None]) -> Prediction:
+        """Return the prediction of a model with layers of these shapes, without operations and kernels."""
+        launch_ms, compute_ms, memory_ms = (part.of(shapes) for part in (self.launch, self.compute, self.memory))
+        return summed(launch_ms, compute_ms, memory_ms, 0.0, 0, self.qualities)
 
 
 def predict_times(
@@ -150,28 +165,41 @@ def _predicted(counted: Counted, config: TransformerConfig, grid: Grid, point: P
         return predict(work, counted.layers[Structure.of(shape)], target.mode)
 
     layers = [[layer(*option, units) for units in grid.feed_forward] for option in grid.attention]
-    feeds = feeds_of(config, point.tokens, point.batch)
-    shapes = {name: array.shape for name, array in feeds.items()}
+    shapes = {name: array.shape for name, array in feeds_of(config, point.tokens, point.batch).items()}
     rest = predict(work_of(counted.rest_model, shapes, "embeddings and head"), counted.rest, target.mode)
-    dense = layers[0][0]
-    return Predicted(
-        Times(grid, np.array([[one.milliseconds for one in row] for row in layers]), rest.milliseconds),
-        dense.low_ms / dense.milliseconds,
-        dense.high_ms / dense.milliseconds,
-    )
+
+    def part(name: Literal["launch_ms", "compute_ms", "memory_ms"]) -> Times:
+        return Times(grid, np.array([[getattr(one, name) for one in row] for row in layers]), getattr(rest, name))
+
+    qualities = tuple(regime for regime in layers[0][0].regimes if regime in ("int8", "batch", "narrow"))
+    return Predicted(part("launch_ms"), part("compute_ms"), part("memory_ms"), qualities)
 
 
 def layer_work(config: TransformerConfig, shape: LayerShape, point: Point, precision: str) -> Work:
-    """Return the work of one layer, as in its graph for TensorRT; products of activations are in FP16."""
-    width, dim, rows = shape.num_heads * shape.head_dim, config.dim, point.batch * point.tokens
-    weights = 4 * dim * width + 2 * dim * shape.ffn_dim
-    attention = 2e-9 * rows * 2 * point.tokens * width
-    gflop = {"fp16": attention}
-    gflop[precision] = gflop.get(precision, 0.0) + 2e-9 * rows * weights
-    vectors = 3 * width + shape.ffn_dim + 6 * dim  # biases and normalisations
-    structure = Structure.of(shape)
-    products = 4 * structure.attention + 2 * structure.feed_forward
-    return Work(gflop, _BYTES[precision] * weights + _BYTES["fp16"] * vectors, products, int(structure.attention))
+    """Return the work of one layer, as in its graph for TensorRT."""
+    rows, dim, width = point.batch * point.tokens, config.dim, shape.num_heads * shape.head_dim
+    fp16 = Scheme().fp16 if precision == "int8" else ()
+
+    def product(name: str, inner: int, outer: int) -> Kernel:
+        own = "fp16" if name in fp16 else precision
+        return Kernel(
+            "product",
+            gflop=2e-9 * rows * inner * outer,
+            precision=own,
+            rows=rows,
+            inner=inner,
+            weight_bytes=inner * outer * ITEM_BYTES[own],
+            activation_bytes=rows * (inner + outer) * ITEM_BYTES[own],
+        )
+
+    found = []
+    if shape.num_heads:
+        gflop = 4e-9 * rows * point.tokens * width
+        found += [product("q_proj", dim, 3 * width), product("output_proj", width, dim)]
+        found.append(Kernel("attention", gflop, "fp16", inner=min(shape.head_dim, point.tokens)))
+    if shape.ffn_dim:
+        found += [product("up", dim, shape.ffn_dim), product("down", shape.ffn_dim, dim)]
+    return Work(tuple(found), others=0, batch=point.batch)
 
 
 def _file(model: Head, shapes: Sequence[LayerShape], precision: str) -> bytes:

@@ -11,7 +11,7 @@ from edge.profiling.table import PREDICTION, Label, LatencyTable
 from export.estimate.devices import DEVICES, BoardMode
 from export.estimate.model import RUNTIME
 from export.points import THIS, Point, PointTimes
-from export.reduction.board import Counted, count_kernels, predict_times
+from export.reduction.board import Counted, Predicted, count_kernels, predict_times
 from export.reduction.grid import Grid, Times
 from export.reduction.latency import machine_key, measure_times, model_key, table_times
 from export.reduction.options import LATENCIES, Target
@@ -27,7 +27,7 @@ class Device(NamedTuple):
         target: as ``--for`` takes it, or the name of a table's device.
         label: ``measured``, or that it is a prediction.
         times: at each operating point.
-        band: least and largest share of a prediction that a measurement may be; None for measured times.
+        predicted: their parts, of a prediction.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Device(NamedTuple):
     key: dict[str, str]
     points: tuple[Point, ...]
     times: tuple[Times, ...]
-    band: tuple[float, float] | None = None
+    predicted: tuple[Predicted, ...] = ()
 
     @property
     def mean(self) -> Times:
@@ -46,11 +46,17 @@ class Device(NamedTuple):
     def at_points(self, dense: Sequence[LayerShape], shapes: Sequence[LayerShape | None]) -> tuple[PointTimes, ...]:
         """Return what a plan gives at each operating point."""
         found = []
-        for point, times in zip(self.points, self.times, strict=True):
-            own = times.of(shapes)
-            low, high = [share * own for share in self.band] if self.band else (None, None)
-            size = point.tokens, point.batch, point.weight
-            found.append(PointTimes(*size, dense_ms=times.of(dense), milliseconds=own, low_ms=low, high_ms=high))
+        for number, (point, times) in enumerate(zip(self.points, self.times, strict=True)):
+            whole = self.predicted[number].of(shapes) if self.predicted else None
+            found.append(
+                PointTimes(
+                    *(point.tokens, point.batch, point.weight),
+                    dense_ms=times.of(dense),
+                    milliseconds=times.of(shapes),
+                    low_ms=whole.low_ms if whole else None,
+                    high_ms=whole.high_ms if whole else None,
+                )
+            )
         return tuple(found)
 
 
@@ -101,9 +107,9 @@ def _predicted(
         "power_mode": target.power_mode,
         **model_key(config),
     }
-    times, band = tuple(one.times for one in found), (found[0].low, found[0].high)
+    times = tuple(one.times for one in found)
     name = f"{DEVICES[target.board].name} {target.power_mode} {RUNTIME} {counted.precision}"
-    return Device(name, str(target), PREDICTION, key, tuple(points), times, band)
+    return Device(name, str(target), PREDICTION, key, tuple(points), times, tuple(found))
 
 
 def _tabled(path: Path, config: TransformerConfig, grid: Grid, points: Sequence[Point]) -> Device:
