@@ -107,11 +107,11 @@ class TierModel:
 
 def how_counted(counted: bool) -> str:
     """Return how kernels were counted, for people."""
-    fewer = "TensorRT 10.3 on an Orin lists fewer, 7.4 for a layer of ViT-B/16 in FP16"
+    board = "TensorRT on the board may fuse differently: 10.3 lists 7.4 for a layer of ViT-B/16, TensorRT-RTX ten"
     if not counted:
-        return f"counted in the graph: TensorRT-RTX is not installed or does not compile the model. {fewer}"
+        return f"counted in the graph: TensorRT-RTX is not installed or does not compile the model. {board}"
     try:
         release = tensorrt_package.version("tensorrt_rtx")
     except BackendError:
         release = "unknown"
-    return f"counted in the engine of TensorRT-RTX {release} for {COMPUTE_CAPABILITY}. {fewer}"
+    return f"counted in the engine of TensorRT-RTX {release} for {COMPUTE_CAPABILITY}. {board}"

@@ -5,8 +5,8 @@
 - What lies between those, as far as it is connected, is one kernel. It is none where it only reshapes or transposes
   what they wrote, and where it is elementwise and follows a product in floating point, or a convolution.
 
-So does TensorRT-RTX fuse the graphs that ``fewheads export`` writes. TensorRT 10.3 on an Orin fuses more: it lists 7.4
-kernels for a layer of ViT-B/16 in FP16, TensorRT-RTX ten.
+So does TensorRT-RTX fuse the graphs that ``fewheads export`` writes. TensorRT 10.3 on an Orin may fuse differently: it
+lists 7.4 kernels for a layer of ViT-B/16 in FP16 as PyTorch exports it, where TensorRT-RTX lists ten.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def test_predictions_are_labelled_as_predictions(layer_shapes, tmp_path):
     assert ([row["times_faster"] for row in found["rows"][:2]], found["recommended_tier"]) == ([1, 1], "x1")
     text = invoke(estimate, bundle, *options)
     assert text.count("not measured on an Orin") == 2
-    assert "bound by kernels 59% (n = 1, RMS 59%)" in text
+    assert "bound by kernels 59% (n = 3, RMS 34%)" in text
     out = tmp_path / "table.json"
     invoke(estimate, "--shapes", layer_shapes, "--mode", "15W", "--out", out)
     table = LatencyTable.read(out)
