@@ -101,7 +101,7 @@ class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def read(cls, path: Path) -> LatencyTable:
         """Read a table; raise a UsageError if the file cannot be read, or is not a table."""
         expected = "a latency table of format version 1"
-        fix = "Give a file that 'fewheads profile' or 'fewheads estimate --shapes' wrote."
+        fix = "Give a file that 'fewheads profile' wrote."
         return read_json(path, cls, subject=f"latency table {path}", expected=expected, fix=fix)
 
     def write(self, path: Path) -> None:

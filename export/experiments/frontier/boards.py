@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 
 import click
 import msgspec
@@ -27,7 +28,7 @@ from export.reduction.grid import grid_of
 from export.reduction.options import reduction_progress
 from export.reduction.reduce import measure_losses
 from export.reduction.run import open_source, state_of
-from export.reduction.search import choose_shapes
+from export.reduction.search import Losses, choose_shapes
 from export.runs import recorded
 from export.tasks import needed_data
 from export.transformer import LayerShape
@@ -36,6 +37,8 @@ _RESULTS, _BOARDS = (Path(__file__).with_name(name) for name in ("results", "boa
 _SIZES = ((32, 1), (32, 8), (128, 1), (128, 8))
 #: Published runs in the table, beside the dense one and the tiers.
 _CONTROLS = ("third-first-layers", "third-uniform")
+#: Whole layers, counted from 0, for comparison.
+_WHOLE_LAYERS = ((1, 3, 5), (2, 5))
 _EXAMPLES = 256
 
 
@@ -56,11 +59,12 @@ class BoardRow(msgspec.Struct, frozen=True):
 
 
 class BoardPlans(msgspec.Struct, frozen=True):
-    """Published and new tiers on a board."""
+    """Published and new tiers on a board; the losses are measured on so many examples."""
 
     board: str
     label: Label
     key: dict[str, str]
+    examples: int
     rows: tuple[BoardRow, ...]
 
 
@@ -89,14 +93,27 @@ def plan_tiers(run: Path, data: Path, board: str, examples: int = _EXAMPLES) -> 
         losses = measure_losses(model, opened.data.train, grid, state=state, on_progress=on_progress)
     families = [read_part(path, Answered) for path in sorted(_RESULTS.glob(f"*/{ANSWERED}"))]
     targets = families[0].settings.frontier.tiers
+    dense = config.layers
     rows = [_published(name, families, device) for name in (DENSE, *targets, *_CONTROLS)]
-    for where, words in ((short, "32 tokens, batch 1"), (device, "all four")):
+    for numbers in _WHOLE_LAYERS:
+        kept = [shape if number in numbers else None for number, shape in enumerate(dense)]
+        rows.append(_planned(f"layers {', '.join(map(str, numbers))}", dense, kept, device, losses))
+    for where, words in ((short, device.points[0].name), (device, "all sizes")):
         for tier, target in targets.items():
-            shapes = choose_shapes(config.layers, losses, where.mean, target, f"{tier} on {where.name}")
-            loss = sum(one.of(grid, shape) for one, shape in zip(losses, shapes, strict=True))
-            points = device.at_points(config.layers, shapes)
-            rows.append(BoardRow(f"{tier}, planned for {words}", tuple(shapes), 0, points, loss))
-    return BoardPlans(board, device.label, device.key, tuple(rows))
+            shapes = choose_shapes(dense, losses, where.mean, target, f"{tier} on {where.name}")
+            rows.append(_planned(f"{tier}, planned for {words}", dense, shapes, device, losses))
+    return BoardPlans(board, device.label, device.key, examples, tuple(rows))
+
+
+def _planned(
+    name: str,
+    dense: Sequence[LayerShape],
+    shapes: Sequence[LayerShape | None],
+    device: Device,
+    losses: Sequence[Losses],
+) -> BoardRow:
+    loss = sum(one.of(device.mean.grid, shape) for one, shape in zip(losses, shapes, strict=True))
+    return BoardRow(name, tuple(shapes), 0, device.at_points(dense, shapes), loss)
 
 
 def _published(name: str, families: Sequence[Answered], device: Device) -> BoardRow:
@@ -118,24 +135,35 @@ def _published(name: str, families: Sequence[Answered], device: Device) -> Board
 
 def table_of(plans: BoardPlans) -> str:
     """Return the document of a record."""
-    sizes = " | ".join(point.name for point in plans.rows[0].points)
-    lines = [
-        f"# The published tiers on {plans.board}",
-        "",
-        "**These are predictions, not measurements on a board.** The speeds are predicted ratios to the dense model, "
-        f"in {plans.key['precision'].upper()} by `export/estimate`; {plans.key['kernels']}. The dense row has",
-        "milliseconds. Published tiers are means over their families; new ones are planned before any training, with",
-        "the published targets: for 32 tokens at batch 1, or for all four sizes, each with the same share of the time.",
-        "",
-        f"| tier | {sizes} | layers: heads x width, hidden units |",
-        f"| --- |{' ---: |' * len(plans.rows[0].points)} --- |",
-    ]
+    number, sizes = len(plans.rows[0].points), " | ".join(point.name for point in plans.rows[0].points)
+    paragraphs = (
+        f"**Predictions, not measurements on a board**, in {plans.key['precision'].upper()}, by `export/estimate`: "
+        "speeds relative to the dense model, whose row has milliseconds with their error band. Kernels are "
+        f"{plans.key['kernels']}.",
+        "Published tiers are means over their families. New ones have the published targets, for one size alone, or "
+        "for all sizes, each with the same share of the dense model's time. They are planned before any training. The "
+        "loss, which the search adds up over the layers, is the squared distance of embeddings to the original's, of "
+        f"{plans.examples} texts; it says little about what a distillation restores. A layer is written as heads x "
+        "width, hidden units.",
+    )
+    lines = [f"# The published tiers on {plans.board}", ""]
+    lines += [line for text in paragraphs for line in (*wrap(text, 120, break_long_words=False), "")]
+    lines += [f"| tier | {sizes} | loss | layers |", f"| --- |{' ---: |' * (number + 1)} --- |"]
     for row in plans.rows:
-        dense = row.name == DENSE
-        cells = [f"{one.milliseconds:.2f} ms" if dense else f"{one.speedup:.2f}" for one in row.points]
+        cells = [
+            f"{one.milliseconds:.2f} ms ({one.low_ms:.2f} … {one.high_ms:.2f})"
+            if row.name == DENSE
+            else f"{one.speedup:.2f}"
+            for one in row.points
+        ]
         shapes = "; ".join(_words(shape) for shape in row.shapes) or f"of {row.families} families"
-        lines.append(f"| {row.name} | {' | '.join(cells)} | {shapes} |")
-    return "\n".join(lines) + "\n"
+        loss = "" if row.loss is None else f"{row.loss:.3f}"
+        lines.append(f"| {row.name} | {' | '.join(cells)} | {loss} | {shapes} |")
+    commands = (
+        "fewheads import all-MiniLM-L6-v2 --out runs/minilm --data texts.txt",
+        f"python -m export.experiments.frontier.boards runs/minilm --for {plans.board}",
+    )
+    return "\n".join([*lines, "", "```", *commands, "```", ""])
 
 
 def _words(shape: LayerShape | None) -> str:
