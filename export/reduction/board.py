@@ -18,18 +18,17 @@ from torch import nn
 
 from edge.bundles.manifest import Profile
 from edge.files import sha256, write_whole
-from export.convert import dynamic_of, to_onnx
+from export.convert import golden_of
 from export.estimate.devices import BoardMode
-from export.estimate.model import how_counted, kernels
+from export.estimate.model import RUNTIME, how_counted, kernels
 from export.estimate.operations import work_of
 from export.estimate.roofline import Prediction, Regime, predict, summed
 from export.estimate.work import ITEM_BYTES, Kernel, Work
 from export.points import MAX_BATCH_SIZE, Point
-from export.precision import half
-from export.quantization.ranges import Scheme, input_ranges
-from export.quantization.static import static_int8
+from export.quantization.ranges import Scheme
 from export.reduction.grid import Grid, Times, widest
 from export.reduction.latency import feeds_of, without_layers
+from export.runtimes import export_tier
 from export.tasks.objectives import Head
 from export.transformer import Layer, LayerShape, TransformerConfig
 
@@ -203,17 +202,17 @@ def layer_work(config: TransformerConfig, shape: LayerShape, point: Point, preci
 
 
 def _file(model: Head, shapes: Sequence[LayerShape], precision: str) -> bytes:
-    """Return the file for TensorRT of a model's embeddings and head around new layers."""
+    """Return the file that an export makes for TensorRT of a model's embeddings and head around new layers."""
     new = without_layers(model)
     config = model.transformer.config
     with torch.random.fork_rng():
         torch.manual_seed(0)  # so that the same graph is the same file
         new.transformer.layers = nn.ModuleList(Layer(config, shape) for shape in shapes)
     feeds = feeds_of(config, min(16, config.max_positions), 2)
-    plain = to_onnx(new, {n: torch.from_numpy(a) for n, a in feeds.items()}, model.outputs, dynamic_of(feeds))
-    if precision == "fp16" or not shapes:
-        return half(plain)
-    return static_int8(plain, input_ranges(plain, [feeds], Scheme()))
+    golden = golden_of(new, feeds, model.outputs)
+    own = precision if shapes else "fp16"  # INT8 is of layers alone
+    (made,) = export_tier(new, golden, [feeds], runtimes=[RUNTIME], precisions=[own])
+    return made.data
 
 
 def _profile(config: TransformerConfig) -> dict[str, Profile]:
