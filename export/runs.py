@@ -17,6 +17,7 @@ from edge.errors import Literally
 from edge.profiling.table import Shape
 from export.errors import CheckpointError, DataError
 from export.own_data import OwnData
+from export.points import Planned
 from export.processor import Processor
 
 WEIGHTS, CONFIG, METRICS = "weights.safetensors", "config.json", "metrics.json"
@@ -31,7 +32,7 @@ class Speedup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         ratio: time of the original over time of this model.
-        tokens: length of the input that was timed.
+        tokens: length of the input that was timed, of several the first.
         original: the layers of the model before reduction; empty in runs of earlier versions.
     """
 
@@ -50,6 +51,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         precision: ``fp32`` or ``bf16``, which the multiplications in training really had; None without training.
         processor: that trained or reduced it. Runs of earlier versions record neither.
         own_data: the data of ``--data``; None for a task of Fewheads.
+        planned: what a reduced model was planned for; None for others, and for runs of earlier versions.
     """
 
     model: str
@@ -60,6 +62,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     precision: str | None = None
     processor: Processor | None = None
     own_data: OwnData | None = None
+    planned: Planned | None = None
 
 
 class RunMetrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,10 +1,12 @@
 """Bundles of an export, checked before the conversion: their paths, and the names of their tiers.
 
-``x1`` is the full model, and ``x3`` is three times as fast by its recorded measurement.
+``x1`` is the full model, and ``x3`` is three times as fast by its recorded measurement. A model that was planned for
+another device has its target and the device in its name, such as ``x2-orin-nano-super-15w``.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +17,7 @@ from export.calculator.specs import NAMES as SUMMING
 from export.calculator.stack import NAMES as STACK_NAMES
 from export.exported import FULL, int8_tier
 from export.outputs import check_bundle, check_name
+from export.points import THIS
 from export.runs import RunConfig, read_config, recorded
 from export.tasks import data_inputs, place_of_data
 
@@ -143,6 +146,8 @@ def _classifier(
 
 #: A manifest holds eight tiers, and each run has a twin in INT8.
 _MOST_RUNS = 4
+#: Of a name of a reduced model; one of a manifest has 64 at most.
+_MOST_CHARS = 48
 
 
 def tier_names(runs: Sequence[Path], configs: Sequence[RunConfig], given: Sequence[str]) -> list[str]:
@@ -163,7 +168,7 @@ def tier_names(runs: Sequence[Path], configs: Sequence[RunConfig], given: Sequen
         raise UsageError("--tier-name", given=list(given), expected=f"{len(runs)} names", fix=fix)
     names = list(given) or [FULL]
     for run, config in zip(runs[len(names) :], configs[len(names) :], strict=True):
-        name = speed_name(configs[0], config)
+        name = reduced_name(configs[0], config)
         if name is None:
             given_speed, expected = Literally("no measured speed"), "a run that comes from 'fewheads reduce'"
             fix = "Name the tiers: give --tier-name once for each run."
@@ -176,8 +181,15 @@ def tier_names(runs: Sequence[Path], configs: Sequence[RunConfig], given: Sequen
     return names
 
 
-def speed_name(full: RunConfig, lean: RunConfig) -> str | None:
-    """Return ``xN`` for a run that was measured as N times as fast as the full one; None without a measurement."""
+def reduced_name(full: RunConfig, lean: RunConfig) -> str | None:
+    """Return the name of a reduced run's tier; None for a run that was not reduced.
+
+    It is ``xN`` for a run that was measured as N times as fast as the full one, and ``xN-DEVICE`` for one that was
+    planned to be so on another device.
+    """
+    if lean.planned and lean.planned.device != THIS:
+        device = re.sub(r"[^a-z0-9._]+", "-", lean.planned.device.lower()).strip("-._")
+        return f"x{lean.planned.target_speedup:g}-{device}"[:_MOST_CHARS].rstrip("-._")
     if lean.speedup is None:
         return None
     return f"x{lean.speedup.ratio / (full.speedup.ratio if full.speedup else 1):.2g}"

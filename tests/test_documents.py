@@ -13,12 +13,10 @@ import msgspec
 from deploy import device_table, push
 from edge import __version__
 from edge.__main__ import GROUPS, grouped
-from edge.profiling.table import LatencyTable
+from export.experiments.frontier.boards import BoardPlans, table_of
 from export.intervals import Difference, points
-from export.reduction.latency import table_times
 from export.reduction.plan import amdahl_bound, macs_per_token
-from export.reduction.search import grid_of, time_of
-from export.transformer import LayerShape, TransformerConfig
+from export.transformer import LayerShape
 from tests.support.imports import ORDER
 
 ROOT = Path(__file__).parent.parent
@@ -165,20 +163,15 @@ def test_the_measured_table_of_the_readme_is_that_of_the_report() -> None:
     assert f"| model |{table}\n" in README
 
 
-def test_the_speed_of_one_shape_for_all_layers_on_an_orin_is_that_of_the_predicted_table() -> None:
-    table = LatencyTable.read(REDUCTION / "plans" / "orin-nano-super-15W.json")
-    dense = (LayerShape(12, 32, 1536),) * 6
-    config = TransformerConfig(architecture="bert", dim=384, layers=dense, vocab_size=30_522)
-    grid, fastest = grid_of(config), {}
-    for tokens in (32, 128):
-        times, rest = table_times(table, config, grid, tokens, "the table")
-        shapes = [LayerShape(*attention, units) for attention in grid.attention for units in grid.feed_forward]
-        whole = [shape for shape in shapes if shape.num_heads and shape.ffn_dim]
-        before = time_of(dense, grid, times, rest)
-        fastest[tokens] = max(before / time_of([shape] * 6, grid, times, rest) for shape in whole)
+def test_the_speeds_of_the_published_tiers_on_an_orin_are_those_of_the_record() -> None:
+    place = ROOT / "export/experiments/frontier/boards/orin-nano-super-15W.json"
+    plans = msgspec.json.decode(place.read_bytes(), type=BoardPlans)
+    assert place.with_suffix(".md").read_text() == table_of(plans)
+    points = next(row.points for row in plans.rows if row.name == "third-uniform")
+    fastest = {point.tokens: point.speedup for point in points if point.batch == 1}
     page = " ".join((REDUCTION / "LIMITS.md").read_text().split())
-    assert f"reaches {fastest[32]:.2f} times at 32 tokens and {fastest[128]:.2f} times at 128" in page
-    assert f"predicted to reach {fastest[32]:.1f}× at 32 tokens" in " ".join(README.split())
+    assert f"is {fastest[32]:.2f} times as fast at 32 tokens and {fastest[128]:.2f} times at 128" in page
+    assert f"to reach {fastest[32]:.1f}× at 32 tokens" in " ".join(README.split())
 
 
 def test_the_tables_of_the_limits_agree_with_their_records() -> None:

@@ -72,9 +72,10 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One shape at one length, compared with the dense layer."""
 
     shape: Shape
-    tokens: int  # of the single input of each call
+    tokens: int  # of each input of a call
     comparison: Comparison
     throttled: bool = False  # the device reported throttling during the calls
+    batch: int = 1  # inputs of a call
 
 
 class Rest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,6 +85,7 @@ class Rest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     milliseconds: float
     dense_layers: float
     throttled: bool = False
+    batch: int = 1
 
 
 class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -99,22 +101,22 @@ class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def read(cls, path: Path) -> LatencyTable:
         """Read a table; raise a UsageError if the file cannot be read, or is not a table."""
         expected = "a latency table of format version 1"
-        fix = "Give a file that 'fewheads profile' or 'fewheads estimate --shapes' wrote."
+        fix = "Give a file that 'fewheads profile' wrote."
         return read_json(path, cls, subject=f"latency table {path}", expected=expected, fix=fix)
 
     def write(self, path: Path) -> None:
         """Write the table; an earlier file stays until the new one is on the disk."""
         write_whole(path, msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
 
-    def find(self, shape: _Sizes, tokens: int) -> Comparison | None:
-        """Return the comparison of a shape at a length, or None."""
+    def find(self, shape: _Sizes, tokens: int, batch: int = 1) -> Comparison | None:
+        """Return the comparison of a shape at a length and a batch, or None."""
         sizes = Shape.of(shape)
-        found = (t.comparison for t in self.timings if t.shape == sizes and t.tokens == tokens)
+        found = (t.comparison for t in self.timings if (t.shape, t.tokens, t.batch) == (sizes, tokens, batch))
         return next(found, None)
 
-    def find_rest(self, tokens: int) -> Rest | None:
-        """Return embeddings and task head at a length, or None."""
-        return next((rest for rest in self.rest if rest.tokens == tokens), None)
+    def find_rest(self, tokens: int, batch: int = 1) -> Rest | None:
+        """Return embeddings and task head at a length and a batch, or None."""
+        return next((rest for rest in self.rest if (rest.tokens, rest.batch) == (tokens, batch)), None)
 
     @property
     def name(self) -> str:

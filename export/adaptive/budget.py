@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from edge.errors import UsageError
+from export.points import Point
 from export.reduction.latency import measure_layers
 from export.transformer import LayerShape, TransformerConfig
 
@@ -56,7 +57,7 @@ def measured_curve(config: TransformerConfig, tokens: int, *, cache: Path | None
     widths = [max(1, dense.head_dim * part // _PARTS) for part in range(1, _PARTS)]
     shapes = [LayerShape(0, dense.head_dim, dense.ffn_dim, dense.scale)]
     shapes += [LayerShape(dense.num_heads, width, dense.ffn_dim) for width in widths]
-    table = measure_layers(config, shapes, [tokens], cache=cache, calls=calls)
+    table = measure_layers(config, shapes, [Point(tokens)], cache=cache, calls=calls)
     costs = [1 / found.ratio for shape in shapes if (found := table.find(shape, tokens))]
     # A wider head is never cheaper: a measurement that shows it is noise.
     rising = [min(1.0, max(costs[: number + 1])) for number in range(len(costs))]

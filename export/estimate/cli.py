@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from edge.cli.output import json_option, print_json, print_table, progress
-from edge.cli.profile import parse_lengths, print_latency_table
-from edge.errors import Literally, UsageError
+from edge.cli.profile import parse_lengths
 from edge.profiling.table import PREDICTION
 from export.estimate.devices import DEVICES
 from export.estimate.roofline import Regime
-from export.options import DIRECTORY, replace_option
-from export.outputs import check_file
+from export.options import DIRECTORY
 
 if TYPE_CHECKING:
     from export.estimate.estimate import Estimate
@@ -32,102 +30,51 @@ _MODES = "; ".join(f"{', '.join(device.modes)} of {name}" for name, device in DE
 
 
 @click.command()
-@click.argument("bundle", required=False, type=DIRECTORY)
-@click.option(
-    "--shapes",
-    type=DIRECTORY,
-    help="Predict the layers of a directory of `fewheads shapes` instead, and write a latency table to --out.",
-)
+@click.argument("bundle", type=DIRECTORY)
 @click.option("--device", default="orin-nano-super", show_default=True, help=f"Board: {' or '.join(DEVICES)}.")
 @click.option("--mode", default="25W", show_default=True, help=f"Its power mode: {_MODES}.")
-@click.option(
-    "--lengths", callback=parse_lengths, help="Tokens, such as 32,128.  [default: 32,128, or those of SHAPES]"
-)
+@click.option("--lengths", callback=parse_lengths, help="Tokens, such as 32,128.  [default: 32,128]")
 @click.option("--batch", "batches", callback=parse_lengths, help="Rows of a run, such as 1,8.  [default: 1]")
 @click.option("--loops", type=click.FloatRange(1), help="Of a looped model.  [default: mean of its golden prompts]")
-@click.option(
-    "--precision", type=click.Choice(["fp16", "int8"]), default="fp16", show_default=True, help="Of --shapes."
-)
 @click.option(
     "--latency-table",
     "table",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Table of `fewheads profile` on the board; its measurements replace predictions.",
 )
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="The table, with --shapes.")
-@replace_option("an earlier file at --out")
 @json_option
 def estimate(
-    bundle: Path | None,
-    shapes: Path | None,
+    bundle: Path,
     device: str,
     mode: str,
     lengths: tuple[int, ...],
     batches: tuple[int, ...],
     loops: float | None,
-    precision: str,
     table: Path | None,
-    out: Path | None,
-    replace: bool,
     as_json: bool,
 ) -> None:
     """Predict the latency of each tier of BUNDLE on a Jetson Orin Nano, without one.
 
     None of the output was measured on an Orin. `fewheads profile` and `fewheads bench` measure on the board.
     """
-    if (bundle is None) == (shapes is None):
-        given = Literally("both" if bundle else "neither")
-        raise UsageError(
-            "BUNDLE or --shapes", given=given, expected="one of them", fix="Give a bundle, or --shapes DIR."
-        )
-    if (shapes is None) != (out is None):
-        fix = "Give --shapes DIR --out table.json together."
-        given = Literally("--shapes alone" if shapes else "--out alone")
-        raise UsageError("--shapes and --out", given=given, expected="both or neither", fix=fix)
-    if bundle:
-        from export.estimate.estimate import estimate_bundle
-
-        with progress() as bar:
-            task = bar.add_task(f"predicting {bundle.name}", total=None, note="")
-            found = estimate_bundle(
-                bundle,
-                device,
-                mode,
-                lengths=lengths,
-                batches=batches or (1,),
-                table=table,
-                loops=loops,
-                on_tier=lambda done, tiers: bar.update(task, completed=done, total=tiers),
-            )
-        if as_json:
-            print_json(found)
-        else:
-            _print(found)
-        return
-    assert shapes is not None
-    assert out is not None
-    check_file("--out", out, {"--shapes": shapes}, replace=replace)
-    from export.estimate.shapes import estimate_shapes
+    from export.estimate.estimate import estimate_bundle
 
     with progress() as bar:
-        task = bar.add_task("predicting shapes", total=None, note="")
-        predicted = estimate_shapes(
-            shapes,
+        task = bar.add_task(f"predicting {bundle.name}", total=None, note="")
+        found = estimate_bundle(
+            bundle,
             device,
             mode,
-            precision=precision,
             lengths=lengths,
-            on_shape=lambda done, total: bar.update(task, completed=done, total=total),
+            batches=batches or (1,),
+            table=table,
+            loops=loops,
+            on_tier=lambda done, tiers: bar.update(task, completed=done, total=tiers),
         )
-    try:
-        predicted.write(out)
-    except OSError as error:
-        fix = "Make room, or give another --out."
-        raise UsageError(f"--out {out}", given=Literally(error), expected="a file to write", fix=fix) from None
     if as_json:
-        print_json(predicted)
+        print_json(found)
     else:
-        print_latency_table(predicted, str(out))
+        _print(found)
 
 
 def _print(found: Estimate) -> None:

@@ -9,6 +9,7 @@ import click
 
 from edge.cli.options import check_plot
 from edge.cli.output import json_option, print_json, print_table, remark
+from edge.errors import Literally, UsageError
 from edge.profiling.table import LatencyTable
 from export.loading import loading_torch
 from export.looped import MODEL as LOOPED
@@ -22,12 +23,17 @@ from export.options import (
     run_data_dir_option,
 )
 from export.outputs import check_file, check_run
+from export.points import THIS, points_of
 from export.reduction.options import (
     LATENCIES,
+    Target,
     calibration_option,
+    check_precision,
+    parse_target,
+    point_rows,
+    points_options,
     reduction_progress,
     target_option,
-    tokens_option,
 )
 from export.reduction.strategy import OFFERED, Strategy
 from export.runs import recorded
@@ -40,7 +46,10 @@ if TYPE_CHECKING:
     from export.training.device import DeviceName
 
 #: Options that looped runs do not have.
-_SEARCH = ("target_speedup", "tokens", "examples", "data_dir", "data", "table", "plot", "strategy", "asymmetric")
+_SEARCH = (
+    *("target_speedup", "name", "table", "tokens", "batches", "precision"),
+    *("examples", "data_dir", "data", "plot", "strategy", "asymmetric"),
+)
 
 #: A measured speed-up below this share of the planned one is remarked on.
 _SLOWER = 0.85
@@ -49,7 +58,12 @@ _SLOWER = 0.85
 @click.command()
 @click.argument("run", type=DIRECTORY)
 @target_option
-@tokens_option
+@click.option(
+    "--for",
+    "name",
+    help="Plan for a Jetson, such as orin-nano-super:15W, by prediction; `this` machine is measured.  [default: this]",
+)
+@points_options
 @calibration_option
 @run_data_dir_option
 @imported_data_option
@@ -58,7 +72,7 @@ _SLOWER = 0.85
     "--latency-table",
     "table",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Plan for a device by its table, from `fewheads profile` or `fewheads estimate --shapes`.",
+    help="Plan for another device by its table, from `fewheads profile`.",
 )
 @click.option(
     "--plot",
@@ -85,7 +99,10 @@ _SLOWER = 0.85
 def reduce(
     run: Path,
     target_speedup: float,
-    tokens: int,
+    name: str | None,
+    tokens: str,
+    batches: str,
+    precision: str | None,
     examples: int,
     data_dir: Path | None,
     data: Path | None,
@@ -101,10 +118,10 @@ def reduce(
 ) -> None:
     """Make a trained model smaller.
 
-    Removes heads, their width and hidden units where the outputs change least. A fine-tuned model shrinks until it
-    reaches a speed-up, and is not trained: to win back accuracy, fine-tune the new run with the old one as --teacher. A
-    looped model shrinks to --heads, --head-dim and --units, and is trained for --steps. The same command resumes an
-    interrupted reduction.
+    Removes heads, their width, hidden units and whole layers where the outputs change least. A fine-tuned model shrinks
+    until it reaches a speed-up, and is not trained: to win back accuracy, fine-tune the new run with the old one as
+    --teacher. A looped model shrinks to --heads, --head-dim and --units, and is trained for --steps. The same command
+    resumes an interrupted reduction.
     """
     config = recorded(run)
     if config is not None and config.model == LOOPED:
@@ -117,6 +134,8 @@ def reduce(
             print_reduced(looped)
         return
     sizes.check_none()
+    target = _target(name, table)
+    points, precision = points_of(tokens, batches), check_precision(precision, [target])
     data_dir = needed_data(config, data_dir, data)
     inputs = {"RUN": run, **data_inputs(config, data_dir), "--latency-table": table}
     check_run("--out", out, inputs, replace=replace)
@@ -133,17 +152,18 @@ def reduce(
             data_dir,
             out,
             target_speedup,
-            tokens=tokens,
+            points=points,
             examples=examples,
-            table_path=table,
+            target=target,
+            precision=precision,
             strategy=strategy,
             asymmetric=asymmetric,
             on_shape=on_shape,
             on_progress=on_progress,
         )
-    if table is None and reduced.measured.ratio < _SLOWER * reduced.expected_speedup:
+    if target == THIS and reduced.measured_speedup < _SLOWER * reduced.expected_speedup:
         remark(
-            f"{out.name}: {reduced.measured.ratio:.2f} times faster, where the timed shapes promised "
+            f"{out.name}: {reduced.measured_speedup:.2f} times faster, where the timed shapes promised "
             f"{reduced.expected_speedup:.2f}. If other work disturbed their timing, delete "
             f"{state_of(run, out) / LATENCIES} and repeat the command with --replace on an idle machine."
         )
@@ -158,11 +178,22 @@ def reduce(
         draw(reduced, plot)
 
 
+def _target(name: str | None, table: Path | None) -> Target:
+    """Return what to plan for; raise a UsageError if both options name it."""
+    if name is None:
+        return table or "this"
+    if table:
+        fix = "Leave --latency-table out for a prediction, or --for to plan with the table."
+        given = Literally(f"--for {name} and --latency-table {table}")
+        raise UsageError("the device to plan for", given=given, expected="one of them", fix=fix)
+    return parse_target(name)
+
+
 def _print(reduced: Reduced, restoring: str) -> None:
     columns = ("layer", "heads", "width", "units", "logits' error", "attention's error", "feed-forward's error")
     rows = [
         (
-            number,
+            layer.number,
             layer.plan.shape.num_heads,
             layer.plan.shape.head_dim,
             layer.plan.shape.ffn_dim,
@@ -170,17 +201,17 @@ def _print(reduced: Reduced, restoring: str) -> None:
             layer.measured_attention_error,
             layer.measured_feed_forward_error,
         )
-        for number, layer in enumerate(reduced.layers)
+        for layer in reduced.layers
     ]
-    measured = reduced.measured
-    where = LatencyTable(key=reduced.latency_key).name
+    planned, where = reduced.planned, LatencyTable(key=reduced.latency_key).name
+    left_out = sorted(set(range(planned.original_layers)) - set(planned.kept))
+    removed = f", without layers {', '.join(map(str, left_out))}" if left_out else ""
+    print_table(f"Reduced to {reduced.directory}{removed}", columns, rows)
     title = (
-        f"{measured.ratio:.2f} times faster at {reduced.tokens} tokens on this processor "
-        f"({measured.dense_milliseconds:.2f} ms to {measured.milliseconds:.2f} ms), "
-        f"{reduced.bound:.2f} by the saved multiplications alone; "
-        f"{reduced.expected_speedup:.2f} expected on {where} ({reduced.latency_label}); in {reduced.directory}"
+        f"{reduced.expected_speedup:.2f} times faster expected on {where} ({planned.label}), "
+        f"{reduced.measured_speedup:.2f} measured on this processor"
     )
-    print_table(title, columns, rows)
+    print_table(title, *point_rows(planned.points))
     accuracy = [(m.split, m.metric, m.value, m.n) for m in reduced.metrics.measures]
     print_table("Before any fine-tuning", ("split", "metric", "value", "items"), accuracy)
     divergence = reduced.divergence

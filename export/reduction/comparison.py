@@ -7,9 +7,13 @@ from pathlib import Path
 
 import msgspec
 
+from export.points import Point, PointTimes
+from export.reduction.device import check_points, devices_of
+from export.reduction.grid import grid_of, widest
+from export.reduction.options import Target
 from export.reduction.reduce import Progress, measure_losses
-from export.reduction.run import Device, measured_device, open_source, state_of, tabled_device, tokens_of
-from export.reduction.search import choose_shapes, grid_of, time_of, widest
+from export.reduction.run import open_source, state_of
+from export.reduction.search import choose_shapes
 from export.transformer import LayerShape
 
 
@@ -17,16 +21,21 @@ class DevicePlan(msgspec.Struct, frozen=True):
     """The plan for one device.
 
     Attributes:
+        target: as ``--for`` takes it, or the device of a latency table.
         label: whether its times are measured or predicted.
+        layers: None is left out.
         loss: sum of the layers' losses, a divergence of the outputs.
-        speedups: of this plan on each device, in the order of the plans.
+        points: times on this device at each operating point.
+        speedups: of the mean time of this plan on each device, in the order of the plans.
     """
 
     device: str
+    target: str
     label: str
     key: dict[str, str]
-    layers: tuple[LayerShape, ...]
+    layers: tuple[LayerShape | None, ...]
     loss: float
+    points: tuple[PointTimes, ...]
     speedups: tuple[float, ...]
 
 
@@ -34,7 +43,6 @@ class PlanComparison(msgspec.Struct, frozen=True):
     """Plans of one model for the same target on several devices."""
 
     run: str
-    tokens: int
     target_speedup: float
     dense: LayerShape
     plans: tuple[DevicePlan, ...]
@@ -44,39 +52,37 @@ def compare_plans(
     source: str | Path,
     data_dir: str | Path,
     target_speedup: float,
-    tables: Sequence[Path],
+    targets: Sequence[Target],
     *,
-    tokens: int,
+    points: Sequence[Point],
     examples: int,
+    precision: str = "fp16",
     on_shape: Callable[[int, int], None] = lambda done, shapes: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> PlanComparison:
-    """Plan a model for this machine's processor and for the devices of latency tables, without reducing it.
+    """Plan a model for several devices, without reducing it.
 
     Timings and losses are kept where :func:`export.reduction.run.reduce_run` finds them.
 
     Raises:
+        UsageError: the model does not take an operating point, or a latency table is of another model.
         ReductionError: there are too few examples.
+        PlanError: no plan is that fast on one of the devices.
     """
     source = Path(source)
     opened = open_source(source, data_dir, examples)
     model, config = opened.model, opened.model.transformer.config
-    tokens = tokens_of(config, tokens)
-    grid, state = grid_of(config), state_of(source, source)
-    devices: list[Device] = [tabled_device(path, config, grid, tokens) for path in tables]
-    devices.insert(0, measured_device(model, grid, tokens, state, on_shape))
+    grid, state, points = grid_of(config), state_of(source, source), check_points(config, points)
+    devices = devices_of(targets, model, grid, points, state, precision=precision, on_shape=on_shape)
     losses = measure_losses(model, opened.data.train, grid, state=state, on_progress=on_progress)
     plans = []
     for device in devices:
         subject = f"target speed-up on {device.name}"
-        shapes = choose_shapes(config.layers, grid, losses, device.times, device.rest, target_speedup, subject)
-        loss = sum(
-            layer.attention[a] + layer.feed_forward[f]
-            for layer, (a, f) in zip(losses, map(grid.find, shapes), strict=True)
+        shapes = choose_shapes(config.layers, losses, device.mean, target_speedup, subject)
+        loss = sum(layer.of(grid, shape) for layer, shape in zip(losses, shapes, strict=True))
+        speedups = tuple(other.mean.of(config.layers) / other.mean.of(shapes) for other in devices)
+        at_points = device.at_points(config.layers, shapes)
+        plans.append(
+            DevicePlan(device.name, device.target, device.label, device.key, tuple(shapes), loss, at_points, speedups)
         )
-        speedups = tuple(
-            time_of(config.layers, grid, other.times, other.rest) / time_of(shapes, grid, other.times, other.rest)
-            for other in devices
-        )
-        plans.append(DevicePlan(device.name, device.label, device.key, tuple(shapes), loss, speedups))
-    return PlanComparison(str(source), tokens, target_speedup, widest(config), tuple(plans))
+    return PlanComparison(str(source), target_speedup, widest(config), tuple(plans))

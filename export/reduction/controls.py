@@ -12,8 +12,9 @@ from torch import nn
 
 from edge.errors import Literally
 from export.errors import PlanError
+from export.reduction.grid import Times, widest
 from export.reduction.plan import LayerPlan, Plan
-from export.reduction.search import Costs, Grid, time_of, widest
+from export.reduction.search import Losses
 from export.reduction.states import gradient_importance
 from export.reduction.strategy import Strategy
 from export.reduction.sublayers import Method
@@ -33,7 +34,7 @@ class Choice(NamedTuple):
 
 
 def uniform_shapes(
-    config: TransformerConfig, grid: Grid, losses: Sequence[Costs], times: Costs, rest: float, target_speedup: float
+    config: TransformerConfig, losses: Sequence[Losses], times: Times, target_speedup: float
 ) -> list[LayerShape]:
     """Return one shape for all layers that reaches a speed-up: heads of the original width, and units in steps of 32.
 
@@ -43,26 +44,27 @@ def uniform_shapes(
     Raises:
         PlanError: no shape that fits into every layer is that fast.
     """
-    dense = widest(config)
-    budget = (time_of(config.layers, grid, times, rest) / target_speedup - rest) / len(config.layers)
-    total = Costs(*(np.sum(half, axis=0).tolist() for half in zip(*losses, strict=True)))
+    dense, grid = widest(config), times.grid
+    budget = times.of(config.layers) / target_speedup
+    attention, feed_forward = (np.sum([one[half] for one in losses], axis=0) for half in (0, 1))
     units = np.arange(0, dense.ffn_dim + 1, _UNITS)
-    ascending = grid.feed_forward[::-1]
-    seconds, lost = (np.interp(units, ascending, half.feed_forward[::-1]) for half in (times, total))
+    lost = np.interp(units, grid.feed_forward[::-1], feed_forward[::-1])
     found: dict[LayerShape, float] = {}
     for option, (heads, rank) in enumerate(grid.attention):
-        fits = np.isfinite(total.attention[option] + lost)
-        fitting = np.flatnonzero(fits & (times.attention[option] + seconds <= budget))
-        if rank == dense.head_dim and len(fitting):
-            shape = LayerShape(heads, rank, int(units[fitting[-1]]), dense.scale)
-            found[shape] = total.attention[option] + float(lost[fitting[-1]])
+        if rank != dense.head_dim:
+            continue
+        shapes = [LayerShape(heads, rank, int(number), dense.scale) for number in units]
+        milliseconds = np.array([times.of([shape] * len(config.layers)) for shape in shapes])
+        fitting = np.flatnonzero(np.isfinite(attention[option] + lost) & (milliseconds <= budget))
+        if len(fitting):
+            found[shapes[fitting[-1]]] = float(attention[option] + lost[fitting[-1]])
     if not found:
         given, fix = Literally(f"{target_speedup:g}x"), "Ask for less, or let the search choose the shapes."
         raise PlanError("target speed-up", given=given, expected="what one shape for all layers reaches", fix=fix)
     return [min(found, key=found.__getitem__)] * len(config.layers)
 
 
-def first_layers(model: Head, grid: Grid, times: Costs, rest: float, target_speedup: float) -> Plan:
+def first_layers(model: Head, times: Times, target_speedup: float) -> Plan:
     """Leave only the first layers of a model, in place: as many as come nearest to a speed-up.
 
     Raises:
@@ -72,12 +74,13 @@ def first_layers(model: Head, grid: Grid, times: Costs, rest: float, target_spee
     if len(config.layers) == 1:
         fix = "Start from a model of several layers."
         raise PlanError("the first layers", given=Literally("a model of one layer"), expected="two at least", fix=fix)
-    whole = time_of(config.layers, grid, times, rest)
-    speedups = [whole / time_of(config.layers[:number], grid, times, rest) for number in range(1, len(config.layers))]
+    whole = times.of(config.layers)
+    speedups = [whole / times.of(config.layers[:number]) for number in range(1, len(config.layers))]
     number = 1 + int(np.abs(np.log(np.array(speedups) / target_speedup)).argmin())
     model.transformer.layers = nn.ModuleList(list(model.transformer.layers)[:number])
     model.transformer.config = msgspec.structs.replace(config, layers=config.layers[:number])
-    return Plan(config.dim, config.layers, tuple(LayerPlan(shape) for shape in config.layers[:number]))
+    left_out = [None] * (len(config.layers) - number)
+    return Plan(config.dim, config.layers, (*(LayerPlan(shape) for shape in config.layers[:number]), *left_out))
 
 
 def chosen(strategy: Strategy, plan: Plan, model: Head, batches: Sequence[Batch], seed: int) -> Choice:
@@ -100,7 +103,7 @@ def chosen(strategy: Strategy, plan: Plan, model: Head, batches: Sequence[Batch]
     else:
         return Choice(plan, "calibrated")
     layers = tuple(
-        LayerPlan(layer.shape, _largest(heads, layer.shape.num_heads), _largest(units, layer.shape.ffn_dim))
+        layer and LayerPlan(layer.shape, _largest(heads, layer.shape.num_heads), _largest(units, layer.shape.ffn_dim))
         for layer, (heads, units) in zip(plan.layers, scores, strict=True)
     )
     return Choice(msgspec.structs.replace(plan, layers=layers), "slice" if strategy == "random" else "weights")

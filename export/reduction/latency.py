@@ -1,4 +1,4 @@
-"""Latency of each shape of a layer in units of the dense layer: measured here, or from a device's table.
+"""Latency of each shape of a layer: measured here, or from a device's table.
 
 This machine is ONNX Runtime, CPU, one thread. A device has a table of its own, by ``fewheads profile``. Each table has
 a key, so that none is taken for another.
@@ -25,9 +25,13 @@ from edge.profiling.table import Comparison, LatencyTable, Rest, Shape, Timing, 
 from edge.profiling.timing import compared, times_in_turns
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.convert import to_onnx
-from export.reduction.search import Costs, Grid, time_of, widest
+from export.points import Point
+from export.reduction.grid import Grid, Times, widest
 from export.tasks.objectives import Head
 from export.transformer import Layer, LayerShape, TransformerConfig
+
+#: The least time of a layer, in units of a dense one: without heads and units, its normalisations remain.
+_LEAST_TIME = 0.01
 
 
 def compare(dense: bytes, other: bytes, feeds: Mapping[str, Array], calls: int) -> Comparison:
@@ -46,22 +50,22 @@ def measure_models(dense: nn.Module, other: nn.Module, feeds: Mapping[str, Array
     return compare(models[0], models[1], feeds, calls)
 
 
-def feeds_of(config: TransformerConfig, tokens: int) -> dict[str, Array]:
-    """Return one input of ``tokens`` tokens for a whole model, or one image."""
+def feeds_of(config: TransformerConfig, tokens: int, batch: int = 1) -> dict[str, Array]:
+    """Return ``batch`` inputs of ``tokens`` tokens for a whole model, or images."""
     random = np.random.default_rng(0)
     if config.architecture == "vit":
-        pixels = random.standard_normal((1, config.channels, config.image_size, config.image_size))
+        pixels = random.standard_normal((batch, config.channels, config.image_size, config.image_size))
         return {"inputs": pixels.astype(np.float32)}
     return {
-        "inputs": random.integers(config.vocab_size, size=(1, tokens)),
-        "mask": np.ones((1, tokens), dtype=np.int64),
+        "inputs": random.integers(config.vocab_size, size=(batch, tokens)),
+        "mask": np.ones((batch, tokens), dtype=np.int64),
     }
 
 
 def measure_layers(
     config: TransformerConfig,
     shapes: Sequence[LayerShape],
-    lengths: Sequence[int],
+    points: Sequence[Point],
     *,
     cache: Path | None = None,
     calls: int = 60,
@@ -71,19 +75,24 @@ def measure_layers(
 
     Args:
         config: of the model; its widest layer is the dense one.
-        lengths: numbers of tokens; one input at a time.
+        points: sizes of the input; weights do not matter.
         cache: a JSON file; one of another machine, version or model is replaced.
     """
     key = machine_key(config)
     table = _cached(cache, key)
-    dense = None
+    dense: dict[int, bytes] = {}  # by batch
     for done, shape in enumerate(shapes):
-        missing = [tokens for tokens in lengths if table.find(shape, tokens) is None]
+        missing = [point for point in points if table.find(shape, point.tokens, point.batch) is None]
+        for point in missing:
+            if point.batch not in dense:
+                dense[point.batch] = _block(config, widest(config), point.batch)
+        blocks = {batch: _block(config, shape, batch) for batch in dict.fromkeys(point.batch for point in missing)}
+        timings = []
+        for point in missing:
+            feeds = layer_feeds(config, point.tokens, point.batch)
+            comparison = compare(dense[point.batch], blocks[point.batch], feeds, calls)
+            timings.append(Timing(Shape.of(shape), point.tokens, comparison, batch=point.batch))
         if missing:
-            dense = dense or _block(config, widest(config))
-            block = _block(config, shape)
-            found = [(n, compare(dense, block, layer_feeds(config, n), calls)) for n in missing]
-            timings = [Timing(Shape.of(shape), n, comparison) for n, comparison in found]
             table = msgspec.structs.replace(table, timings=(*table.timings, *timings))
             if cache is not None:
                 table.write(cache)
@@ -94,74 +103,94 @@ def measure_layers(
 def measure_times(
     model: Head,
     grid: Grid,
-    tokens: int,
+    points: Sequence[Point],
     *,
     cache: Path | None = None,
     calls: int = 60,
     on_shape: Callable[[int, int], None] = lambda done, shapes: None,
-) -> tuple[Costs, float]:
-    """Return the times of a layer's options, and of embeddings and task head, in units of a dense layer.
+) -> list[Times]:
+    """Return the times of a layer's options, and of embeddings and task head, at each operating point.
 
     The halves of a layer run one after the other, so each option is measured beside the other half's original, and half
     of the dense layer's time is assigned to each.
     """
     config = model.transformer.config
     shapes = grid.beside(widest(config)).all()
-    table = measure_layers(config, shapes, [tokens], cache=cache, calls=calls, on_shape=on_shape)
-    times = _costs(table, config, grid, tokens)
-    rest = table.find_rest(tokens)
-    if rest is None:
-        found = measure_models(model, without_layers(model), feeds_of(config, tokens), calls)
-        share = 1 / found.ratio  # of the whole model's time
-        layers = time_of(config.layers, grid, times, rest=0.0)
-        rest = Rest(tokens, found.milliseconds, layers * share / (1 - share))
-        if cache is not None:
-            msgspec.structs.replace(table, rest=(*table.rest, rest)).write(cache)
-    return times, rest.dense_layers
+    table = measure_layers(config, shapes, points, cache=cache, calls=calls, on_shape=on_shape)
+    for point in points:
+        if table.find_rest(point.tokens, point.batch) is None:
+            feeds = feeds_of(config, point.tokens, point.batch)
+            found = measure_models(model, without_layers(model), feeds, calls)
+            share = 1 / found.ratio  # of the whole model's time
+            layers = _layers(table, config, grid, point)
+            whole = Times(grid, layers, 0.0).of(config.layers)
+            rest = Rest(point.tokens, found.milliseconds, whole * share / (1 - share), batch=point.batch)
+            table = msgspec.structs.replace(table, rest=(*table.rest, rest))
+            if cache is not None:
+                table.write(cache)
+    return [_times(table, config, grid, point) for point in points]
 
 
 def table_times(
-    table: LatencyTable, config: TransformerConfig, grid: Grid, tokens: int, subject: str
-) -> tuple[Costs, float]:
+    table: LatencyTable, config: TransformerConfig, grid: Grid, points: Sequence[Point], subject: str
+) -> list[Times]:
     """Return the same as :func:`measure_times`, from a device's table; ``subject`` names the table in errors.
 
     Raises:
-        UsageError: the table is of another model, lacks shapes or the length, or has timings of a device that
+        UsageError: the table is of another model, lacks shapes or an operating point, or has timings of a device that
             throttled.
     """
     fix = "Write the shapes of this model with 'fewheads shapes', and time them with 'fewheads profile'."
     check_key(subject, table.key, model_key(config), fix)
     shapes = [Shape.of(shape) for shape in grid.beside(widest(config)).all()]
-    missing = [shape.name for shape in shapes if table.find(shape, tokens) is None]
-    rest = table.find_rest(tokens)
+    for point in points:
+        _check_point(table, shapes, point, subject)
+    return [_times(table, config, grid, point) for point in points]
+
+
+def _check_point(table: LatencyTable, shapes: Sequence[Shape], point: Point, subject: str) -> None:
+    subject, tokens = f"{subject} at {point.name}", point.tokens
+    missing = [shape.name for shape in shapes if table.find(shape, tokens, point.batch) is None]
+    rest = table.find_rest(tokens, point.batch)
     if missing or rest is None:
-        lengths = sorted({timing.tokens for timing in table.timings})
         names = missing if rest else [*missing, "rest"]
+        lengths = sorted({timing.tokens for timing in table.timings if timing.batch == point.batch})
         raise UsageError(
-            f"{subject} at {tokens} tokens",
+            subject,
             given=Whole(f"no timing of {', '.join(names[:4])}{f' and {len(names) - 4} more' if names[4:] else ''}"),
-            expected=f"timings of {len(shapes)} shapes; it has the lengths {', '.join(map(str, lengths)) or 'none'}",
-            fix=f"On the device: fewheads profile SHAPES --lengths {tokens} --out {subject.rpartition(' ')[2]}, with "
-            f"SHAPES from 'fewheads shapes --lengths {tokens}'; or give --tokens of a length that the table has.",
+            expected=f"timings of {len(shapes)} shapes; for batch {point.batch} it has the lengths "
+            f"{', '.join(map(str, lengths)) or 'none'}",
+            fix=f"On the device: fewheads profile SHAPES --lengths {tokens} --out TABLE, with SHAPES from 'fewheads "
+            f"shapes --lengths {tokens}', which times batch 1; or give --tokens and --batch that the table has.",
         )
-    wanted = set(shapes)
-    throttled = [t.shape.name for t in table.timings if t.throttled and t.tokens == tokens and t.shape in wanted]
+    throttled = [
+        t.shape.name
+        for t in table.timings
+        if t.throttled and (t.tokens, t.batch) == (tokens, point.batch) and t.shape in shapes
+    ]
     if throttled or rest.throttled:
         given = Literally(f"{len(throttled) + rest.throttled} timings of a device that throttled")
         fix = "Cool the device, and give the same 'fewheads profile' again: it repeats these timings alone."
-        raise UsageError(f"{subject} at {tokens} tokens", given=given, expected="steady clocks", fix=fix)
-    return _costs(table, config, grid, tokens), rest.dense_layers
+        raise UsageError(subject, given=given, expected="steady clocks", fix=fix)
 
 
-def _costs(table: LatencyTable, config: TransformerConfig, grid: Grid, tokens: int) -> Costs:
-    """Return the times of the options; half of the dense layer's time is assigned to each half."""
+def _times(table: LatencyTable, config: TransformerConfig, grid: Grid, point: Point) -> Times:
+    """Return the milliseconds at a point of a complete table."""
+    dense, rest = table.find(widest(config), point.tokens, point.batch), table.find_rest(point.tokens, point.batch)
+    assert dense is not None
+    assert rest is not None
+    layer_ms = dense.dense_milliseconds - dense.floor_milliseconds
+    return Times(grid, _layers(table, config, grid, point) * layer_ms, rest.dense_layers * layer_ms)
 
-    def times(options: Sequence[LayerShape]) -> list[float]:
-        found = [table.find(shape, tokens) for shape in options]
-        return [1 / comparison.ratio - 0.5 for comparison in found if comparison]
 
-    beside = grid.beside(widest(config))
-    return Costs(times(beside.attention), times(beside.feed_forward))
+def _layers(table: LatencyTable, config: TransformerConfig, grid: Grid, point: Point) -> Array:
+    """Return the times of all pairs of options in units of the dense layer, half of which is assigned to each half."""
+    halves = []
+    for options in grid.beside(widest(config)):
+        found = [table.find(shape, point.tokens, point.batch) for shape in options]
+        halves.append(np.array([1 / comparison.ratio - 0.5 for comparison in found if comparison]))
+    layers: Array = np.maximum(np.add.outer(*halves), _LEAST_TIME)
+    return layers
 
 
 def without_layers(model: Head) -> Head:
@@ -196,17 +225,17 @@ def model_key(config: TransformerConfig) -> dict[str, str]:
     }
 
 
-def _block(config: TransformerConfig, shape: LayerShape) -> bytes:
-    inputs = {name: torch.from_numpy(array) for name, array in layer_feeds(config, 16).items()}
+def _block(config: TransformerConfig, shape: LayerShape, batch: int) -> bytes:
+    inputs = {name: torch.from_numpy(array) for name, array in layer_feeds(config, 16, batch).items()}
     return to_onnx(Layer(config, shape), inputs, ["y"], {name: {1: "tokens"} for name in inputs})
 
 
-def layer_feeds(config: TransformerConfig, tokens: int) -> dict[str, Array]:
-    """Return one input of a layer: x [1, tokens, dim], and except for images its mask [1, tokens]."""
-    x = np.random.default_rng(0).standard_normal((1, tokens, config.dim)).astype(np.float32)
+def layer_feeds(config: TransformerConfig, tokens: int, batch: int = 1) -> dict[str, Array]:
+    """Return an input of a layer: x [batch, tokens, dim], and except for images its mask [batch, tokens]."""
+    x = np.random.default_rng(0).standard_normal((batch, tokens, config.dim)).astype(np.float32)
     if config.architecture == "vit":
         return {"x": x}
-    return {"x": x, "mask": np.ones((1, tokens), dtype=np.int64)}
+    return {"x": x, "mask": np.ones((batch, tokens), dtype=np.int64)}
 
 
 def _cached(cache: Path | None, key: dict[str, str]) -> LatencyTable:

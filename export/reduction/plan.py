@@ -35,20 +35,26 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         dim: d, the width of a token.
+        layers: None is left out, with its normalisations.
     """
 
     dim: int
     dense: tuple[LayerShape, ...]
-    layers: tuple[LayerPlan, ...]
+    layers: tuple[LayerPlan | None, ...]
 
-    @classmethod
-    def between(cls, dense: TransformerConfig, reduced: TransformerConfig) -> Plan:
-        """Return the plan of a model that is reduced already; its heads and neurons that stayed are unknown."""
-        return cls(dense.dim, dense.layers, tuple(LayerPlan(shape) for shape in reduced.layers))
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The numbers of the original layers that stay, from 0."""
+        return tuple(number for number, layer in enumerate(self.layers) if layer)
+
+    @property
+    def shapes(self) -> tuple[LayerShape, ...]:
+        """The shapes of the layers that stay."""
+        return tuple(layer.shape for layer in self.layers if layer)
 
     def macs(self, tokens: int) -> int:
         """Return the multiplications of all layers for one input of ``tokens`` tokens."""
-        return tokens * sum(macs_per_token(self.dim, layer.shape, tokens) for layer in self.layers)
+        return tokens * sum(macs_per_token(self.dim, shape, tokens) for shape in self.shapes)
 
     def dense_macs(self, tokens: int) -> int:
         """Return those of the original layers."""
@@ -95,9 +101,9 @@ def check_speedup(plan: Plan, tokens: int, speedup: float, tolerance: float = TO
     return bound
 
 
-def plan_of(config: TransformerConfig, shapes: Sequence[LayerShape]) -> Plan:
-    """Return the plan with a shape for each layer of a model."""
-    plan = Plan(config.dim, config.layers, tuple(LayerPlan(shape) for shape in shapes))
+def plan_of(config: TransformerConfig, shapes: Sequence[LayerShape | None]) -> Plan:
+    """Return the plan with a shape for each layer of a model, or None for one that is left out."""
+    plan = Plan(config.dim, config.layers, tuple(LayerPlan(shape) if shape else None for shape in shapes))
     check_plan(plan, config, "plan")
     return plan
 
@@ -110,7 +116,11 @@ def check_plan(plan: Plan, config: TransformerConfig, subject: str) -> None:
     if len(plan.layers) != len(plan.dense):
         expected = f"{len(plan.dense)} layers"
         raise PlanError(subject, given=Literally(f"{len(plan.layers)} layers"), expected=expected, fix=_FIX)
+    if not plan.kept:
+        raise PlanError(subject, given=Literally("no layer"), expected="one layer at least", fix=_FIX)
     for number, (layer, dense) in enumerate(zip(plan.layers, plan.dense, strict=True)):
+        if layer is None:
+            continue
         place, new = f"{subject} layer {number}", layer.shape
         _check_at_most(place, "num_heads", new.num_heads, 0, dense.num_heads)
         _check_at_most(place, "head_dim", new.head_dim, 1 if new.num_heads else 0, dense.head_dim)

@@ -12,25 +12,41 @@ from edge.cli.output import json_option, print_json, print_table
 from export.loading import loading_torch
 from export.options import DIRECTORY, imported_data_option, replace_option, run_data_dir_option
 from export.outputs import check_file
-from export.reduction.options import calibration_option, reduction_progress, target_option, tokens_option
+from export.points import THIS, points_of
+from export.reduction.options import (
+    calibration_option,
+    check_precision,
+    parse_target,
+    point_rows,
+    points_options,
+    reduction_progress,
+    target_option,
+)
 from export.runs import recorded
 from export.tasks import data_inputs, needed_data
 
 if TYPE_CHECKING:
     from export.reduction.comparison import PlanComparison
+    from export.transformer import LayerShape
 
 
 @click.command()
 @click.argument("run", type=DIRECTORY)
 @click.option(
+    "--for",
+    "names",
+    multiple=True,
+    help="A Jetson, such as orin-nano-super:15W, by prediction, or `this` machine, repeatable.  [default: this]",
+)
+@click.option(
     "--latency-table",
     "tables",
     multiple=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Table of `fewheads profile` or `fewheads estimate --shapes`, repeatable.",
+    help="Table of `fewheads profile` on another device, repeatable.",
 )
 @target_option
-@tokens_option
+@points_options
 @calibration_option
 @run_data_dir_option
 @imported_data_option
@@ -39,9 +55,12 @@ if TYPE_CHECKING:
 @json_option
 def plan(
     run: Path,
+    names: tuple[str, ...],
     tables: tuple[Path, ...],
     target_speedup: float,
-    tokens: int,
+    tokens: str,
+    batches: str,
+    precision: str | None,
     examples: int,
     data_dir: Path | None,
     data: Path | None,
@@ -49,11 +68,13 @@ def plan(
     replace: bool,
     as_json: bool,
 ) -> None:
-    """Show the plans of `fewheads reduce` for this processor and for the devices of latency tables, side by side.
+    """Show the plans of `fewheads reduce` for several devices, side by side.
 
     It does not reduce the model. Timings and losses are kept beside RUN, in .RUN.reduction, where `fewheads reduce`
     finds them.
     """
+    targets = [*dict.fromkeys(map(parse_target, names or [THIS])), *tables]
+    points, precision = points_of(tokens, batches), check_precision(precision, targets)
     config = recorded(run)
     data_dir = needed_data(config, data_dir, data)
     if plot:
@@ -66,9 +87,10 @@ def plan(
             run,
             data_dir,
             target_speedup,
-            tables,
-            tokens=tokens,
+            targets,
+            points=points,
             examples=examples,
+            precision=precision,
             on_shape=on_shape,
             on_progress=on_progress,
         )
@@ -89,14 +111,21 @@ def _print(compared: PlanComparison) -> None:
     shapes = [
         (
             layer,
-            *(f"{s.num_heads} x {s.head_dim}, {s.ffn_dim}" for s in (plan.layers[layer] for plan in compared.plans)),
+            *(_words(plan.layers[layer]) for plan in compared.plans),
         )
         for layer in range(len(compared.plans[0].layers))
     ]
-    title = f"Heads x width, hidden units, for {compared.target_speedup:g} times at {compared.tokens} tokens"
+    sizes = " and ".join(point.name for point in compared.plans[0].points)
+    title = f"Heads x width, hidden units, for {compared.target_speedup:g} times at {sizes}"
     print_table(title, ("layer", *(f"plan {n}" for n in numbers)), shapes)
     rows = [
         (n, *(round(speedup, 2) for speedup in plan.speedups), plan.loss)
         for n, plan in zip(numbers, compared.plans, strict=True)
     ]
     print_table("Speed of each plan", ("plan", *(f"on device {n}" for n in numbers), "loss"), rows)
+    for n, plan in zip(numbers, compared.plans, strict=True):
+        print_table(f"Plan {n} on {plan.device}: {plan.label}", *point_rows(plan.points))
+
+
+def _words(shape: LayerShape | None) -> str:
+    return f"{shape.num_heads} x {shape.head_dim}, {shape.ffn_dim}" if shape else "left out"

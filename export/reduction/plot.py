@@ -37,7 +37,8 @@ def draw(reduced: Reduced, path: str | Path) -> None:
     shares = {
         name: [value / most for value in values] for (name, values), most in zip(numbers.items(), whole, strict=True)
     }
-    _bars(kept, shares, list(numbers.values()))
+    original = [layer.number for layer in layers]
+    _bars(kept, shares, list(numbers.values()), original)
     kept.set(title="size", ylabel="share of the original", ylim=(0, 1.15))
     _bars(
         errors,
@@ -46,11 +47,13 @@ def draw(reduced: Reduced, path: str | Path) -> None:
             "attention's output": [layer.measured_attention_error for layer in layers],
             "feed-forward's output": [layer.measured_feed_forward_error for layer in layers],
         },
+        layers=original,
     )
     errors.set(title="error", ylabel="mean square of the error over the variance")
+    sizes = " and ".join(point.name for point in reduced.planned.points)
     figure.suptitle(
-        f"{Path(reduced.directory).name}: {reduced.measured.ratio:.2f} times faster at {reduced.tokens} tokens, "
-        f"{reduced.bound:.2f} by the saved multiplications alone"
+        f"{Path(reduced.directory).name}: {reduced.measured_speedup:.2f} times faster here, planned for "
+        f"{reduced.planned.target_speedup:g} on {reduced.planned.device} at {sizes}"
     )
     write_figure(figure, path)
 
@@ -62,26 +65,34 @@ def draw_plans(compared: PlanComparison, path: str | Path) -> None:
     attention, units = figure.subplots(1, 2)
     whole = dense.num_heads * dense.head_dim
     names = [f"{plan.device} ({plan.label})" for plan in compared.plans]
-    heads = [[shape.num_heads * shape.head_dim / whole for shape in plan.layers] for plan in compared.plans]
-    hidden = [[shape.ffn_dim / dense.ffn_dim for shape in plan.layers] for plan in compared.plans]
+    layers = [plan.layers for plan in compared.plans]
+    heads = [[shape.num_heads * shape.head_dim / whole if shape else 0.0 for shape in shapes] for shapes in layers]
+    hidden = [[shape.ffn_dim / dense.ffn_dim if shape else 0.0 for shape in shapes] for shapes in layers]
     for axes, shares, title in ((attention, heads, "attention"), (units, hidden, "hidden units")):
         _bars(axes, dict(zip(names, shares, strict=True)))
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=1, fontsize=8)
         axes.set(title=title, ylabel="share of the original", ylim=(0, 1.15))
     run = Path(compared.run).name
-    figure.suptitle(f"{run}: plans for {compared.target_speedup:g} times at {compared.tokens} tokens")
+    sizes = " and ".join(point.name for point in compared.plans[0].points)
+    figure.suptitle(f"{run}: plans for {compared.target_speedup:g} times at {sizes}")
     write_figure(figure, path)
 
 
-def _bars(axes: Axes, series: Mapping[str, Sequence[float]], numbers: Sequence[Sequence[int]] = ()) -> None:
+def _bars(
+    axes: Axes,
+    series: Mapping[str, Sequence[float]],
+    numbers: Sequence[Sequence[int]] = (),
+    layers: Sequence[int] | None = None,
+) -> None:
     width = min(_BAR, 0.81 / len(series))
     for index, (name, values) in enumerate(series.items()):
-        places = [layer + (index - (len(series) - 1) / 2) * width for layer in range(len(values))]
-        bars = axes.bar(places, values, width, label=name)
+        middles = [layer + (index - (len(series) - 1) / 2) * width for layer in range(len(values))]
+        bars = axes.bar(middles, values, width, label=name)
         if numbers:
             axes.bar_label(bars, [str(number) for number in numbers[index]], fontsize=7)
     axes.set_xlabel("layer")
-    axes.set_xticks(range(len(next(iter(series.values())))))
+    places = range(len(next(iter(series.values()))))
+    axes.set_xticks(places, [str(number) for number in layers or places])
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3, fontsize=8)

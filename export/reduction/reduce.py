@@ -16,15 +16,16 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from edge.errors import Literally
 from export.errors import ReductionError
 from export.reduction.calibration import attention_statistics, check_calibration, feed_forward_statistics
 from export.reduction.controls import chosen, first_layers, uniform_shapes
+from export.reduction.grid import Grid, Times
 from export.reduction.plan import LayerPlan, Plan, check_plan, plan_of
 from export.reduction.refit import refitted, sums
-from export.reduction.search import Costs, Grid, LossMeter, choose_shapes, time_of
+from export.reduction.search import Losses, LossMeter, choose_shapes
 from export.reduction.states import (
     Padded,
     after_attention,
@@ -46,7 +47,7 @@ from export.reduction.sublayers import (
 from export.tasks.objectives import Head, imitation_loss, outputs_of
 from export.tasks.tokens import Batch, Rows, sorted_batches
 from export.training.state import fingerprint, load_state, save_state
-from export.transformer import Layer
+from export.transformer import Layer, LayerShape
 
 _BATCH = 32
 #: About how many tokens the losses of the options are measured on, in units of the widest layer's features: losses take
@@ -66,6 +67,7 @@ class LayerReport(msgspec.Struct, frozen=True):
         measured_attention_error: of the attention's output, from all causes, on the calibration inputs.
         feed_forward_error: of the feed-forward's output; predicted.
         measured_feed_forward_error: of the feed-forward's output, on the calibration inputs.
+        number: of the original layer, from 0.
     """
 
     plan: LayerPlan
@@ -74,6 +76,7 @@ class LayerReport(msgspec.Struct, frozen=True):
     measured_attention_error: float
     feed_forward_error: float
     measured_feed_forward_error: float
+    number: int = 0
 
 
 class Wanted(NamedTuple):
@@ -151,7 +154,8 @@ class ReducedModel(NamedTuple):
 
     Attributes:
         model: in evaluation mode; its configuration has the new shapes.
-        plan: with the heads and hidden units that stay.
+        plan: with the layers, heads and hidden units that stay.
+        reports: of the layers that stay.
         expected_speedup: by the sum of the layers' times, not measured on the whole model.
     """
 
@@ -166,9 +170,7 @@ def reduce_model(
     calibration: Rows,
     target_speedup: float,
     *,
-    grid: Grid,
-    times: Costs,
-    rest: float = 0.0,
+    times: Times,
     strategy: Strategy = "search",
     seed: int = 0,
     asymmetric: bool = False,
@@ -180,8 +182,7 @@ def reduce_model(
     Args:
         model: the original, with the head of its task; it is not changed.
         calibration: real inputs of the task. Only the strategy ``gradient`` reads their targets.
-        times: of the options, in units of a dense layer, from :func:`export.reduction.latency.measure_times`.
-        rest: the time of embeddings and task head, in the same unit.
+        times: of the options, such as :attr:`export.reduction.device.Device.mean`.
         strategy: see :data:`export.reduction.strategy.Strategy`.
         seed: of a random choice.
         asymmetric: whether a layer makes up for the reduced ones before it; only the search and ``uniform`` can.
@@ -195,24 +196,24 @@ def reduce_model(
     config = model.transformer.config
     if strategy == "first-layers":
         shorter = copy.deepcopy(model).eval()
-        plan = first_layers(shorter, grid, times, rest, target_speedup)
-        shapes = [layer.shape for layer in plan.layers]
-        reduced, reports = shorter, tuple(LayerReport(layer, 0.0, 0.0, 0.0, 0.0, 0.0) for layer in plan.layers)
+        plan = first_layers(shorter, times, target_speedup)
+        kept = enumerate(plan.layers)
+        reports = tuple(LayerReport(layer, 0.0, 0.0, 0.0, 0.0, 0.0, number) for number, layer in kept if layer)
+        reduced = shorter
     else:
-        losses = measure_losses(model, calibration, grid, state=state, on_progress=on_progress)
+        losses = measure_losses(model, calibration, times.grid, state=state, on_progress=on_progress)
         if strategy == "uniform":
-            shapes = uniform_shapes(config, grid, losses, times, rest, target_speedup)
+            shapes: list[LayerShape | None] = [*uniform_shapes(config, losses, times, target_speedup)]
         else:
-            shapes = choose_shapes(config.layers, grid, losses, times, rest, target_speedup)
+            shapes = choose_shapes(config.layers, losses, times, target_speedup)
         batches = calibration_batches(model, calibration)
         plan, method = chosen(strategy, plan_of(config, shapes), model, batches, seed)
         reduced, reports = apply_plan(
             model, calibration, plan, state=state, on_progress=on_progress, method=method, asymmetric=asymmetric
         )
-        plan = msgspec.structs.replace(plan, layers=tuple(report.plan for report in reports))
-    return ReducedModel(
-        reduced, plan, reports, time_of(config.layers, grid, times, rest) / time_of(shapes, grid, times, rest)
-    )
+        carried_out = {report.number: report.plan for report in reports}
+        plan = msgspec.structs.replace(plan, layers=tuple(map(carried_out.get, range(len(plan.layers)))))
+    return ReducedModel(reduced, plan, reports, times.of(config.layers) / times.of(plan.shapes))
 
 
 def measure_losses(
@@ -222,11 +223,11 @@ def measure_losses(
     *,
     state: Path | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
-) -> list[Costs]:
+) -> list[Losses]:
     """Return the loss of each option for each layer; arguments and errors as :func:`reduce_model`."""
     batches = calibration_batches(model, calibration, share=_loss_share(model, calibration))
-    saved = _Saved(state, "losses", model, calibration, f"{grid} {_LOSS_TOKENS}")
-    losses = [Costs(*pair) for pair in saved.value.get("losses", [])]
+    saved = _Saved(state, "losses", model, calibration, f"{grid} and none {_LOSS_TOKENS}")
+    losses = [Losses(*values) for values in saved.value.get("losses", [])]
     layers = len(model.transformer.layers)
     if len(losses) == layers:
         return losses
@@ -272,27 +273,29 @@ def apply_plan(
     reports = msgspec.json.decode(saved.value.get("reports", "[]"), type=list[LayerReport])
     reduced = copy.deepcopy(model).eval()
     transformer = reduced.transformer
-    config = msgspec.structs.replace(transformer.config, layers=tuple(layer.shape for layer in plan.layers))
+    config = msgspec.structs.replace(transformer.config, layers=plan.shapes)
     states = embedded(transformer, batches)
-    originals = states
-    for number, layer in enumerate(layers_of(transformer)):
+    originals, kept = states, list[Layer]()
+    for number, (layer, wish) in enumerate(zip(layers_of(transformer), plan.layers, strict=True)):
         wanted = None
         if asymmetric:
             wanted, originals = _wanted(layer, originals, batches)
-        if number < len(weights):
-            new = Layer(config, config.layers[number])
-            new.load_state_dict(weights[number])
+        if wish is None:
+            continue
+        if len(kept) < len(weights):
+            new = Layer(config, wish.shape)
+            new.load_state_dict(weights[len(kept)])
             new.eval().to(layer.attention_norm.weight)
             halfway = after_attention(new, states, batches)
         else:
-            new, halfway, report = reduced_layer(layer, plan.layers[number], states, batches, wanted, method)
-            reports.append(report)
+            new, halfway, report = reduced_layer(layer, wish, states, batches, wanted, method)
+            reports.append(msgspec.structs.replace(report, number=number))
             weights.append(new.state_dict())
             saved.save({"weights": weights, "reports": msgspec.json.encode(reports).decode()})
             on_progress(Progress("layers", number + 1, len(plan.layers)))
-        transformer.layers[number] = new
+        kept.append(new)
         states = after_feed_forward(new, halfway)
-    transformer.config = config
+    transformer.layers, transformer.config = nn.ModuleList(kept), config
     return reduced, tuple(reports)
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from edge.profiling.table import Comparison, LatencyTable, Shape
+from edge.profiling.table import Shape
 from export.errors import PlanError
+from export.points import Planned, Point, PointTimes
 from export.provenance import provenance
-from export.reduction.latency import feeds_of, machine_key, measure_models, measure_times, table_times
-from export.reduction.options import LATENCIES
+from export.reduction.device import check_points, devices_of
+from export.reduction.grid import grid_of, widest
+from export.reduction.latency import feeds_of, measure_models
+from export.reduction.options import Target
 from export.reduction.plan import check_speedup
 from export.reduction.reduce import (
     LAYERS,
@@ -25,7 +28,6 @@ from export.reduction.reduce import (
     divergence,
     reduce_model,
 )
-from export.reduction.search import Costs, Grid, grid_of, widest
 from export.reduction.strategy import Strategy
 from export.runs import RunMetrics, Speedup
 from export.tasks.models import Architecture, open_model
@@ -34,7 +36,7 @@ from export.tasks.registry import task_of
 from export.tasks.run import predict_splits, prepare, save_run
 from export.tasks.task import Data, Reader, Task
 from export.training.trainer import Trained
-from export.transformer import LayerShape, TransformerConfig
+from export.transformer import LayerShape
 
 #: Calls of each model to measure the speed-up: a ratio that other work has spoilt is measured again, and longer.
 _CALLS = (60, 120, 240)
@@ -51,58 +53,22 @@ class Reduced(msgspec.Struct, frozen=True):
     """Result of a reduction.
 
     Attributes:
+        expected_speedup: of the mean time, by the sum of the layers' times on the device of ``latency_key``.
+        measured_speedup: of the mean time of both models in turns, on ONNX Runtime, one thread.
+        planned: the target, its device, and both speeds at each operating point.
+        layers: those that are left.
         divergence: much larger on the hold-out if there are too few examples for the calibration.
-        expected_speedup: by the sum of the layers' times, on the device of ``latency_key``.
-        measured: both models in turns, on ONNX Runtime, one thread.
-        bound: the largest speed-up that the removed multiplications allow, without the tolerance of
-            :func:`export.reduction.plan.check_speedup`.
-        latency_label: whether that table is measured or a prediction.
     """
 
     directory: str
-    tokens: int
     expected_speedup: float
-    measured: Comparison
-    bound: float
+    measured_speedup: float
+    planned: Planned
     dense: LayerShape
     layers: tuple[LayerReport, ...]
     metrics: RunMetrics
     divergence: Divergence
     latency_key: dict[str, str]
-    latency_label: str
-
-
-class Device(NamedTuple):
-    """Times of the parts of a model on a device.
-
-    Attributes:
-        label: ``measured``, or that it is a prediction.
-        times: of the options of a layer, in units of the dense one.
-    """
-
-    name: str
-    label: str
-    key: dict[str, str]
-    times: Costs
-    rest: float
-
-
-def measured_device(model: Head, grid: Grid, tokens: int, state: Path, on_shape: Callable[[int, int], None]) -> Device:
-    """Measure this machine's processor; the measurements are kept in the directory ``state``."""
-    times, rest = measure_times(model, grid, tokens, cache=state / LATENCIES, on_shape=on_shape)
-    table = LatencyTable(key=machine_key(model.transformer.config))
-    return Device(table.name, table.label, table.key, times, rest)
-
-
-def tabled_device(path: Path, config: TransformerConfig, grid: Grid, tokens: int) -> Device:
-    """Read a device from its latency table.
-
-    Raises:
-        UsageError: the table cannot be read, is of another model, or lacks shapes or the length.
-    """
-    table = LatencyTable.read(path)
-    times, rest = table_times(table, config, grid, tokens, f"latency table {path}")
-    return Device(table.name, table.label, table.key, times, rest)
 
 
 def reduce_run(
@@ -111,9 +77,10 @@ def reduce_run(
     directory: str | Path,
     target_speedup: float,
     *,
-    tokens: int,
+    points: Sequence[Point],
     examples: int,
-    table_path: Path | None = None,
+    target: Target = "this",
+    precision: str = "fp16",
     strategy: Strategy = "search",
     seed: int = 0,
     asymmetric: bool = False,
@@ -128,13 +95,16 @@ def reduce_run(
     Args:
         directory: path of the new run; an earlier run there is replaced when this one is done.
         examples: of the training set, for calibration.
-        table_path: a latency table of the device to plan for; None measures this machine.
+        points: the sizes of runs whose mean time is to fall.
+        target: the device to plan for.
+        precision: of a prediction, see :func:`export.reduction.device.devices_of`.
         strategy: see :data:`export.reduction.strategy.Strategy`.
         seed: of a random choice.
         asymmetric: see :func:`export.reduction.reduce.reduce_model`.
 
     Raises:
-        UsageError: the source is not a run on a task, or the latency table is of another model or lacks entries.
+        UsageError: the source is not a run on a task or does not take an operating point, or the latency table is of
+            another model or lacks entries.
         ReductionError: there are too few examples.
         PlanError: no plan is that fast, or a measured speed-up is more than the plan can explain.
     """
@@ -143,28 +113,30 @@ def reduce_run(
     task, model, architecture, reader, data = open_source(source, data_dir, examples)
     state = state_of(source, directory)
     config = model.transformer.config
-    tokens = tokens_of(config, tokens)
-    grid = grid_of(config)
-    if table_path is None:
-        device = measured_device(model, grid, tokens, state, on_shape)
-    else:
-        device = tabled_device(table_path, config, grid, tokens)
+    points, grid = check_points(config, points), grid_of(config)
+    (device,) = devices_of([target], model, grid, points, state, precision=precision, on_shape=on_shape)
     reduced = reduce_model(
         model,
         data.train,
         target_speedup,
-        grid=grid,
-        times=device.times,
-        rest=device.rest,
+        times=device.mean,
         strategy=strategy,
         seed=seed,
         asymmetric=asymmetric,
         state=state,
         on_progress=on_progress,
     )
-    measured, bound = _measured(model, reduced, tokens)
+    planned = Planned(
+        target_speedup,
+        device.target,
+        device.label,
+        tuple(_measured(model, reduced, point) for point in device.at_points(config.layers, reduced.plan.shapes)),
+        reduced.plan.kept,
+        len(config.layers),
+    )
+    sizes = " and ".join(point.name for point in points)
     how = (
-        f"reduced from {source.name} by {strategy} for {target_speedup:g}x at {tokens} tokens on {device.name} "
+        f"reduced from {source.name} by {strategy} for {target_speedup:g}x at {sizes} on {device.name} "
         f"({device.label}), calibrated with {examples} examples"
     )
     metrics = save_run(
@@ -177,22 +149,21 @@ def reduce_run(
         record=provenance(trainer=how, data=task.origin, seed=None),
         tuned=Trained((), (), 0, 0, time.perf_counter() - started),  # no training
         data_dir=data_dir,
-        speedup=Speedup(measured.ratio, tokens, tuple(map(Shape.of, config.layers))),
+        speedup=Speedup(planned.measured_speedup, points[0].tokens, tuple(map(Shape.of, config.layers))),
+        planned=planned,
     )
     for unfinished in state.glob(f"{LAYERS}-*.state"):
         unfinished.unlink()
     return Reduced(
         str(directory),
-        tokens,
         reduced.expected_speedup,
-        measured,
-        bound,
+        planned.measured_speedup,
+        planned,
         widest(config),
         reduced.reports,
         metrics,
         Divergence(*(divergence(model, reduced.model, rows) for rows in (data.train, data.holdout))),
         device.key,
-        device.label,
     )
 
 
@@ -223,28 +194,26 @@ def open_source(source: Path, data_dir: str | Path, examples: int) -> OpenedSour
     return OpenedSource(task, found.head, found.architecture, reader, data)
 
 
-def tokens_of(config: TransformerConfig, tokens: int) -> int:
-    """Return the tokens of the input to plan for: the given number, except for images, which have a fixed one."""
-    return config.max_positions if config.architecture == "vit" else tokens
-
-
 def state_of(source: Path, directory: Path) -> Path:
     """Return the directory with the state of a reduction of ``source`` to ``directory``."""
     return directory.parent / f".{source.name}.reduction"
 
 
-def _measured(model: Head, reduced: ReducedModel, tokens: int) -> tuple[Comparison, float]:
-    """Return the speed-up of the reduced model and its bound; a busy machine needs several measurements.
+def _measured(model: Head, reduced: ReducedModel, point: PointTimes) -> PointTimes:
+    """Add both models' times on this machine and the bound of the speed-up; a busy machine needs several measurements.
 
     Raises:
         PlanError: every measured speed-up is more than the plan can explain.
     """
     refused: PlanError | None = None
+    feeds = feeds_of(model.transformer.config, point.tokens, point.batch)
     for calls in _CALLS:
-        measured = measure_models(model, reduced.model, feeds_of(model.transformer.config, tokens), calls)
+        measured = measure_models(model, reduced.model, feeds, calls)
         try:
-            return measured, check_speedup(reduced.plan, tokens, measured.ratio)
+            bound = check_speedup(reduced.plan, point.tokens, measured.ratio)
         except PlanError as error:
             refused = error
+        else:
+            return msgspec.structs.replace(point, measured=measured, bound=bound)
     assert refused is not None
     raise refused

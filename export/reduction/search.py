@@ -1,14 +1,16 @@
 """The plan with the least loss among those that are fast enough.
 
 The loss of a layer is the change of the model's outputs when only that layer is reduced. Losses are assumed to add up
-over layers and over the two halves of a layer, and so are times. Dynamic programming over time then finds the least
-sum, as in SPDY and ZipLM (arXiv 2302.04089).
+over layers and over the two halves of a layer; times are those of whole layers, and add up over these. A layer may also
+be left out, with its normalisations. Dynamic programming over time then finds the least sum, as in SPDY and ZipLM
+(arXiv 2302.04089).
 """
 
 from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,92 +22,29 @@ from edge.datatypes import Array
 from edge.errors import Literally
 from export.errors import PlanError
 from export.reduction.calibration import attention_statistics, feed_forward_statistics
+from export.reduction.grid import Grid, Times
 from export.reduction.states import after_attention, after_feed_forward, layers_of
 from export.reduction.sublayers import AttentionReducer, FeedForwardReducer, with_attention, with_feed_forward
 from export.tasks.objectives import Head, imitation_loss, outputs_of
 from export.tasks.tokens import Batch
-from export.transformer import LayerShape, TransformerConfig
+from export.transformer import LayerShape
 
-#: Widths of heads that TensorRT fuses in FP16 and in INT8.
-_RANKS = (16, 32, 64)
-#: Hidden units come in multiples of this.
-_UNITS = 64
-_HEAD_STEPS, _UNIT_STEPS = 6, 12
 _BINS = 4000
-#: The least time of a layer, in units of a dense one: without heads and units, its normalisations remain.
-_LEAST_TIME = 0.01
 
 
-class Grid(NamedTuple):
-    """Options for the shape of a layer.
-
-    Attributes:
-        attention: heads and their width, h and r; (0, 0) is none. The widest comes first.
-        feed_forward: hidden units, f. The widest comes first.
-    """
-
-    attention: tuple[tuple[int, int], ...]
-    feed_forward: tuple[int, ...]
-
-    def shape(self, attention: int, feed_forward: int, original: LayerShape) -> LayerShape:
-        """Return the shape of two options, by their indices, of a layer with this original shape."""
-        heads, rank = self.attention[attention]
-        scale = original.scale if rank == original.head_dim else None  # W_Q of a new width is made for the usual scale
-        return LayerShape(heads, rank, self.feed_forward[feed_forward], scale)
-
-    def find(self, shape: LayerShape) -> tuple[int, int]:
-        """Return the indices of the options of a shape."""
-        return self.attention.index((shape.num_heads, shape.head_dim)), self.feed_forward.index(shape.ffn_dim)
-
-    def beside(self, dense: LayerShape) -> Beside:
-        """Return the shape of each option beside the dense other half of the layer."""
-        return Beside(
-            [self.shape(option, 0, dense) for option in range(len(self.attention))],
-            [self.shape(0, option, dense) for option in range(len(self.feed_forward))],
-        )
-
-
-class Beside(NamedTuple):
-    """Shapes of the options of a grid, each beside the dense other half of the layer."""
-
-    attention: list[LayerShape]
-    feed_forward: list[LayerShape]
-
-    def all(self) -> list[LayerShape]:
-        """Return each distinct shape once, the dense one first."""
-        return list(dict.fromkeys([*self.attention, *self.feed_forward]))
-
-
-class Costs(NamedTuple):
-    """A quantity that adds up over the halves of a layer, loss or time: its value for each option of the grid."""
+class Losses(NamedTuple):
+    """Losses of each option for the halves of a layer, which add up, and of leaving the layer out."""
 
     attention: list[float]
     feed_forward: list[float]
+    layer: float = math.inf
 
-
-def widest(config: TransformerConfig) -> LayerShape:
-    """Return the shape that all layers of a model fit into: that of every layer, unless the model is reduced."""
-    layers = config.layers
-    if len(set(layers)) == 1:
-        return layers[0]
-    rank, units = max(layer.head_dim for layer in layers), max(layer.ffn_dim for layer in layers)
-    return LayerShape(max(layer.num_heads for layer in layers), rank, units)
-
-
-def grid_of(config: TransformerConfig) -> Grid:
-    """Return the options for a layer: sixths of the heads, widths that TensorRT fuses, and twelfths of the units.
-
-    Of a reduced model they are those of its widest layer, and the shapes of all layers.
-    """
-    dense = widest(config)
-    heads = {round(dense.num_heads * step / _HEAD_STEPS) for step in range(1, _HEAD_STEPS + 1)} - {0}
-    ranks = {dense.head_dim, *(rank for rank in _RANKS if rank < dense.head_dim)}
-    units = {-(-dense.ffn_dim * step // (_UNIT_STEPS * _UNITS)) * _UNITS for step in range(_UNIT_STEPS)}
-    attention = {(h, r) for h in heads for r in ranks} | {
-        (s.num_heads, s.head_dim) for s in config.layers if s.num_heads
-    }
-    feed_forward = {unit for unit in units if unit < dense.ffn_dim} | {layer.ffn_dim for layer in config.layers}
-    return Grid((*sorted(attention, reverse=True), (0, 0)), tuple(sorted(feed_forward, reverse=True)))
+    def of(self, grid: Grid, shape: LayerShape | None) -> float:
+        """Return the loss of a shape; None leaves the layer out."""
+        if shape is None:
+            return self.layer
+        attention, feed_forward = grid.find(shape)
+        return self.attention[attention] + self.feed_forward[feed_forward]
 
 
 class LossMeter:
@@ -124,7 +63,7 @@ class LossMeter:
         self._known = _Known()
         self._tail = copy.deepcopy(model).eval()
 
-    def measure(self, number: int) -> Costs:
+    def measure(self, number: int) -> Losses:
         """Return the losses of each option for layer ``number``, and advance the states to the next layer.
 
         The loss of a shape that the layer does not fit into is infinite.
@@ -151,8 +90,9 @@ class LossMeter:
                 if units < shape.ffn_dim:
                     smaller = with_feed_forward(layer, feed_forward.reduced(units))
                     feed_forward_losses[option] = self._loss(after_feed_forward(smaller, after))
+        left_out = self._loss(self._states)
         self._states = after_feed_forward(layer, after)
-        return Costs(attention_losses, feed_forward_losses)
+        return Losses(attention_losses, feed_forward_losses, left_out)
 
     def skip(self, number: int) -> None:
         """Advance the states beyond layer ``number`` without measuring it."""
@@ -181,46 +121,64 @@ class _Known(nn.Module):
 
 def choose_shapes(
     originals: Sequence[LayerShape],
-    grid: Grid,
-    losses: Sequence[Costs],
-    times: Costs,
-    rest: float,
+    losses: Sequence[Losses],
+    times: Times,
     target_speedup: float,
     subject: str = "target speed-up",
-) -> list[LayerShape]:
-    """Return the best shape of each layer.
+) -> list[LayerShape | None]:
+    """Return the best shape of each layer; None leaves it out, but at least one stays.
 
     Args:
         originals: the shape of each layer before the reduction.
-        rest: the time of embeddings and task head, in units of a dense layer, like ``times``.
+        times: of the options.
+        subject: of the error.
 
     Raises:
         PlanError: no plan is that fast; the message has the fastest one and its speed-up.
     """
-    options = [(a, f) for a in range(len(grid.attention)) for f in range(len(grid.feed_forward))]
-    time = np.array([max(times.attention[a] + times.feed_forward[f], _LEAST_TIME) for a, f in options])
-    table = np.array([[layer.attention[a] + layer.feed_forward[f] for a, f in options] for layer in losses])
-    before = time_of(originals, grid, times, rest)
-    fastest = [int(np.where(np.isfinite(row), time, np.inf).argmin()) for row in table]
-    most = before / (rest + time[fastest].sum())
+    grid = times.grid
+    pairs = [(a, f) for a in range(len(grid.attention)) for f in range(len(grid.feed_forward))]
+    time = np.append(times.layers.flatten(), 0.0)
+    table = np.array([[*(one.attention[a] + one.feed_forward[f] for a, f in pairs), one.layer] for one in losses])
+
+    def shapes_of(chosen: Sequence[int]) -> list[LayerShape | None]:
+        return [
+            grid.shape(*pairs[option], layer) if option < len(pairs) else None
+            for option, layer in zip(chosen, originals, strict=True)
+        ]
+
+    before = times.of(originals)
+    fastest = _fastest(table, time)
+    most = before / times.of(shapes_of(fastest))
     if target_speedup > most:
-        shapes = [grid.shape(*options[index], layer) for index, layer in zip(fastest, originals, strict=True)]
         given = Literally(f"{target_speedup:g}x")
-        expected = f"at most {most:.2f}x, with {len(losses)} layers of {_words(shapes[0])}"
+        expected = f"at most {most:.2f}x, with {words_of(shapes_of(fastest))}"
         raise PlanError(subject, given=given, expected=expected, fix="Ask for less, or start from less.")
-    chosen = least_loss(table, time, before / target_speedup - rest) or fastest
-    return [grid.shape(*options[index], layer) for index, layer in zip(chosen, originals, strict=True)]
+    return shapes_of(_chosen(table, time, before / target_speedup - times.rest) or fastest)
 
 
-def time_of(shapes: Sequence[LayerShape], grid: Grid, times: Costs, rest: float) -> float:
-    """Return the time of a whole model whose layers have these shapes; see :func:`choose_shapes`.
+def _fastest(table: Array, time: Array) -> list[int]:
+    """Return the fastest possible option of each layer; one layer stays, where that costs the least time."""
+    possible = np.where(np.isfinite(table), time, np.inf)
+    chosen = possible.argmin(axis=1)
+    if (chosen == len(time) - 1).all():
+        layer, option = np.unravel_index(possible[:, :-1].argmin(), possible[:, :-1].shape)
+        chosen[layer] = option
+    return [int(option) for option in chosen]
 
-    Between two numbers of hidden units of the grid, the time is interpolated.
-    """
-    attention = [times.attention[grid.attention.index((shape.num_heads, shape.head_dim))] for shape in shapes]
-    units = [shape.ffn_dim for shape in shapes]
-    feed_forward = np.interp(units, grid.feed_forward[::-1], times.feed_forward[::-1])
-    return rest + float(np.maximum(attention + feed_forward, _LEAST_TIME).sum())
+
+def _chosen(table: Array, time: Array, budget: float) -> list[int] | None:
+    """Return :func:`least_loss`, of the plans with a layer at least."""
+    left_out = len(time) - 1
+    chosen = least_loss(table, time, budget)
+    if chosen is None or any(option != left_out for option in chosen):
+        return chosen
+    kept = []
+    for layer in range(len(table)):
+        one = table.copy()
+        one[layer, left_out] = np.inf
+        kept.append(least_loss(one, time, budget))
+    return min(filter(None, kept), key=lambda plan: sum(table[range(len(plan)), plan]), default=None)
 
 
 def least_loss(losses: Array, times: Array, budget: float, bins: int = _BINS) -> list[int] | None:
@@ -231,7 +189,7 @@ def least_loss(losses: Array, times: Array, budget: float, bins: int = _BINS) ->
     Args:
         losses: [layers, options].
         times: [options], the same for every layer.
-        budget: at least layers times the least time.
+        budget: at least the sum of the least times.
         bins: resolution of the budget; times are rounded up to a bin.
     """
     layers, options = losses.shape
@@ -254,5 +212,13 @@ def least_loss(losses: Array, times: Array, budget: float, bins: int = _BINS) ->
     return chosen[::-1]
 
 
-def _words(shape: LayerShape) -> str:
-    return f"{shape.num_heads} heads of {shape.head_dim} and {shape.ffn_dim} hidden units"
+def words_of(shapes: Sequence[LayerShape | None]) -> str:
+    """Return a plan in words, equal shapes together."""
+    counts = Counter(shapes)
+    return ", ".join(f"{number} layer{'s' * (number > 1)} {_words(shape)}" for shape, number in counts.items())
+
+
+def _words(shape: LayerShape | None) -> str:
+    if shape is None:
+        return "left out"
+    return f"of {shape.num_heads} heads of {shape.head_dim} and {shape.ffn_dim} hidden units"

@@ -20,8 +20,8 @@ from export.convert import golden_of
 from export.exported import FULL, RUNTIMES, int8_tier
 from export.heads import SequenceClassifier
 from export.provenance import provenance
+from export.reduction.grid import grid_of, widest
 from export.reduction.latency import feeds_of, layer_feeds, model_key, without_layers
-from export.reduction.search import grid_of, widest
 from export.runtimes import export_tier, files_of
 from export.tasks.models import open_model
 from export.transformer import Layer

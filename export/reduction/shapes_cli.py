@@ -36,7 +36,7 @@ def shapes(
 ) -> None:
     """Write every layer shape that `fewheads reduce` may choose for MODEL, a run or a Hugging Face directory.
 
-    `fewheads profile` times them on a device without torch; `fewheads estimate --shapes` predicts an Orin's times.
+    `fewheads profile` times them on a device without torch, for `fewheads reduce --latency-table`.
     """
     with loading_torch():
         from export.reduction.shapes import write_shapes

@@ -20,7 +20,7 @@ from export.routing.diagnose import Diagnosis, Judged, auc, choose, diagnose, ju
 from export.routing.linear import Linear, fit, pooled_embeddings
 from export.routing.policies import Items, Policy
 from export.runs import read_config
-from export.targets import speed_name
+from export.targets import reduced_name
 from export.tasks.examples import Examples, held_out
 from export.tasks.models import Architecture, open_model, open_tuned
 from export.tasks.predictions import Predictions, read_matching
@@ -174,7 +174,7 @@ def route_run(full: str | Path, lean: str | Path, data_dir: str | Path, cost_rat
 
 def _lean_name(full: Path, lean: Path) -> str:
     """Return the name that ``fewheads export`` gives to the lean tier, or else the name of its directory."""
-    return speed_name(read_config(full), read_config(lean)) or lean.name.lower()
+    return reduced_name(read_config(full), read_config(lean)) or lean.name.lower()
 
 
 def _classifier(run: Path) -> tuple[SequenceClassifier, Architecture, SentenceTask]:

@@ -12,6 +12,7 @@ from edge.bundles.manifest import Provenance
 from edge.errors import Literally, UsageError
 from export.checkpoint import save
 from export.errors import DataError
+from export.points import Planned
 from export.processor import processor
 from export.provenance import provenance
 from export.quantization.training import round_products
@@ -134,6 +135,7 @@ def finetune_run(
         tuned=tuned,
         data_dir=data_dir,
         speedup=found.config.speedup if found.config else None,  # training leaves the shape as it is
+        planned=found.config.planned if found.config else None,
         precision=recipe.precision,
         trained_on=len(data.train.targets),
         further=files.finished(),
@@ -159,6 +161,7 @@ def save_run(
     tuned: Trained,
     data_dir: str | Path | None = None,
     speedup: Speedup | None = None,
+    planned: Planned | None = None,
     precision: Precision | None = None,
     trained_on: int | None = None,
     further: Mapping[str, bytes] | None = None,
@@ -183,7 +186,7 @@ def save_run(
         contents[TOKENIZER] = reader.to_str().encode()
     place = str(Path(data_dir).resolve()) if data_dir and data_directory(task.name, Path(data_dir)) else None
     arguments = msgspec.to_builtins(architecture)
-    config = RunConfig(MODEL, arguments, record, place, speedup, precision, processor(), task.own_data)
+    config = RunConfig(MODEL, arguments, record, place, speedup, precision, processor(), task.own_data, planned)
     save(directory, model, config, metrics, contents)
     return metrics
 

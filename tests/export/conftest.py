@@ -10,7 +10,7 @@ from export.calculator import data
 from export.calculator.train import train_run
 from export.cli import train as train_command
 from export.experiments.attention.records import MeasuredCosts, SharedInputs
-from export.reduction.search import grid_of
+from export.reduction.grid import grid_of
 from export.reduction.shapes_cli import shapes
 from export.tasks.cli import finetune
 from tests.support.calculators import export_untrained
@@ -71,7 +71,7 @@ def shared(tmp_path_factory):
     """The inputs of a comparison of attention mechanisms; a layer without attention costs half."""
     dense = model(heads=4, head_dim=16, ffn_dim=64)
     config = dense.transformer.config
-    costs = MeasuredCosts(CostCurve((0.0, 1.0), (0.5, 1.0)), mac_times(config, grid_of(config), 8), rest=0.1)
+    costs = MeasuredCosts(CostCurve((0.0, 1.0), (0.5, 1.0)), mac_times(config, grid_of(config), 8, rest=0.1))
     return SharedInputs(dense, 0.5, inputs(rows=64), 0, 0.5, 1.05, 8, costs, tmp_path_factory.mktemp("state"))
 
 

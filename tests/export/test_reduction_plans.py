@@ -1,3 +1,4 @@
+import copy
 import sys
 from functools import partial
 from itertools import product
@@ -11,12 +12,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from edge.errors import UsageError
 from edge.profiling.table import Comparison, LatencyTable, Shape
 from export.errors import PlanError
+from export.points import Planned, Point, PointTimes, points_of
+from export.reduction.grid import Grid, Times, grid_of
 from export.reduction.latency import feeds_of, machine_key, measure_layers, measure_times
 from export.reduction.plan import LayerPlan, amdahl_bound, check_plan, check_speedup, macs_per_token, plan_of
 from export.reduction.plot import draw
 from export.reduction.reduce import LayerReport
 from export.reduction.run import Divergence, Reduced
-from export.reduction.search import Costs, Grid, LossMeter, choose_shapes, grid_of, least_loss, time_of
+from export.reduction.search import Losses, LossMeter, choose_shapes, least_loss
 from export.reduction.states import embedded
 from export.runs import RunMetrics
 from export.transformer import Layer, LayerShape, TransformerConfig
@@ -101,23 +104,81 @@ def test_options_of_bert_base():
     assert grid_of(config()) == Grid(((4, 8), (3, 8), (2, 8), (1, 8), (0, 0)), (48, 0))
 
 
+HALVES = [Losses([0, 1, 2, 9], [0, 1, 9]), Losses([0, 0.1, 0.2, 0.3], [0, 5, 9]), Losses([0, 5, 9, 9], [0, 0.1, 0.2])]
+
+
 def test_target_within_reach_is_met():
-    settings = config(layers=3)
-    losses = [Costs([0, 1, 2, 9], [0, 1, 9]), Costs([0, 0.1, 0.2, 0.3], [0, 5, 9]), Costs([0, 5, 9, 9], [0, 0.1, 0.2])]
-    times = mac_times(settings, GRID, 8)
-    assert times.attention[0] + times.feed_forward[0] == pytest.approx(1)
-    shapes = choose_shapes([DENSE] * 3, GRID, losses, times, 0.5, 1.5)
-    assert 1.5 <= time_of([DENSE] * 3, GRID, times, 0.5) / time_of(shapes, GRID, times, 0.5) < 2
+    times = mac_times(config(layers=3), GRID, 8, rest=0.5)
+    assert times.layers[0, 0] == pytest.approx(1)
+    shapes = choose_shapes([DENSE] * 3, HALVES, times, 1.5)
+    assert 1.5 <= times.of([DENSE] * 3) / times.of(shapes) < 2
     assert shapes[1].num_heads == 0  # where it costs least
     assert shapes[2].ffn_dim == 0
-    assert choose_shapes([DENSE] * 3, GRID, losses, times, 0.5, 0.99) == [DENSE] * 3
+    assert choose_shapes([DENSE] * 3, HALVES, times, 0.99) == [DENSE] * 3
+
+
+def test_a_whole_layer_goes_where_that_costs_less_than_its_halves():
+    times = mac_times(config(layers=3), GRID, 8, rest=0.5)
+    losses = [layer._replace(layer=loss) for layer, loss in zip(HALVES, (0.2, 8, 8), strict=True)]
+    shapes = choose_shapes([DENSE] * 3, losses, times, 1.4)
+    assert shapes == [None, DENSE, DENSE]
+    assert times.of([DENSE] * 3) / times.of(shapes) == pytest.approx(1.4)  # a layer that is left out takes no time
+
+
+def test_one_layer_stays_though_none_would_lose_least():
+    times = mac_times(config(layers=3), GRID, 8, rest=0.5)
+    losses = [Losses([0, 5, 5, 5], [0, 5, 5], layer) for layer in (0.1, 0.3, 0.2)]
+    assert choose_shapes([DENSE] * 3, losses, times, 2) == [None, DENSE, None]
+
+
+def test_structures_have_times_of_their_own():
+    """Kernels go with a whole half: alone neither half pays, together they do, and no width of a head does."""
+    layers = np.array([[1, 1, 0.9], [1, 1, 0.9], [1, 1, 0.9], [0.9, 0.9, 0.1]])
+    times, losses = Times(GRID, layers, 0.0), [Losses([0, 1, 2, 3], [0, 1, 3], 9)] * 3
+    assert choose_shapes([DENSE] * 3, losses, times, 1.3).count(LayerShape(0, 0, 0)) == 1
+    # Between numbers of units of the grid the time is interpolated, but not down to none.
+    assert times.of([LayerShape(4, 8, 1)]) == times.of([LayerShape(4, 8, 24)]) == 1.0
+
+
+def test_points_are_weighted_by_their_shares_of_runs():
+    short, long = (Times(GRID, np.full((4, 3), milliseconds), milliseconds / 2) for milliseconds in (1.0, 5.0))
+    assert Times.mean([short, long], [3, 1]).of([DENSE] * 2) == pytest.approx(2.5 * (0.75 * 1 + 0.25 * 5))
+    assert points_of("32:3,128", "1,8:0.5") == (
+        Point(32, 1, 3.0),
+        Point(32, 8, 1.5),
+        Point(128, 1, 1.0),
+        Point(128, 8, 0.5),
+    )
+
+
+@pytest.mark.parametrize("text", ["", "0", "32,", "32,32", "1.5", "32:0", "32:-1", "32:nan", "513", "32:inf"])
+def test_sizes_that_are_none_are_rejected(text):
+    with pytest.raises(
+        UsageError, match=r"--tokens: got '.*', expected different whole numbers up to 512 .* 32:3,128:1"
+    ):
+        points_of(text, "1")
+    with pytest.raises(UsageError, match=r"--batch: got '33', expected .* up to 32 .* 1:3,8:1"):
+        points_of("1", "33")
 
 
 def test_a_target_out_of_reach_is_rejected_with_the_fastest_plan():
-    losses = [Costs([0] * 4, [0] * 3)] * 3
+    losses, times = [Losses([0] * 4, [0] * 3)] * 3, mac_times(config(layers=3), GRID, 8, rest=0.5)
     message = "target speed-up: got 8x, expected at most 6.60x, with 3 layers of 0 heads of 0 and 0 hidden units"
     with pytest.raises(PlanError, match=message):
-        choose_shapes([DENSE] * 3, GRID, losses, mac_times(config(layers=3), GRID, 8), 0.5, 8)
+        choose_shapes([DENSE] * 3, losses, times, 8)
+    with pytest.raises(
+        PlanError, match=r"at most 6\.86x, with 1 layer of 0 heads of 0 and 0 .*units, 2 layers left out"
+    ):
+        choose_shapes([DENSE] * 3, [one._replace(layer=1.0) for one in losses], times, 8)
+
+
+def divergence_without(classifier, data, number):
+    """Return the mean divergence of a copy without a layer."""
+    shorter = copy.deepcopy(classifier)
+    del shorter.transformer.layers[number]
+    with torch.no_grad():
+        wanted, found = (torch.cat([one(*b[:3]).log_softmax(dim=-1) for b in data]) for one in (classifier, shorter))
+    return float((wanted.exp() * (wanted - found)).sum(dim=1).mean())
 
 
 def test_losses_are_those_of_the_model_with_that_layer_reduced():
@@ -128,6 +189,7 @@ def test_losses_are_those_of_the_model_with_that_layer_reduced():
         assert losses.attention[0] == losses.feed_forward[0] == 0
         assert 0 < losses.attention[1] < losses.attention[3]
         assert 0 < losses.feed_forward[1] < losses.feed_forward[2]
+    assert first.layer == pytest.approx(divergence_without(classifier, data, 0), rel=1e-3)
     again = LossMeter(classifier, data, embedded(classifier.transformer, data), GRID)
     again.skip(0)
     assert again.measure(1) == second
@@ -157,34 +219,38 @@ def test_smaller_layers_are_faster_and_kept_in_a_cache_of_this_machine(tmp_path)
     cache = tmp_path / "latency" / "table.json"
     seen = []
     options = {"cache": cache, "calls": 20, "on_shape": lambda *n: seen.append(n)}
-    table = measure_layers(SETTINGS, [WIDE, QUARTER], [16, 64], **options)
+    table = measure_layers(SETTINGS, [WIDE, QUARTER], [Point(16), Point(64), Point(16, 2)], **options)
     assert seen == [(1, 2), (2, 2)]
     for tokens in (16, 64):
         quarter = table.find(QUARTER, tokens)
         assert quarter.calls == 20
         assert quarter.milliseconds < quarter.dense_milliseconds
     assert table.find(QUARTER, 17) is None
-    assert measure_layers(SETTINGS, [QUARTER], [64], cache=cache) == table
+    assert measure_layers(SETTINGS, [QUARTER], [Point(64)], cache=cache) == table
     for broken in (LatencyTable(key={**machine_key(SETTINGS), "device": "another"}), None):
         broken.write(cache) if broken else cache.write_text("{")
-        table = measure_layers(SETTINGS, [QUARTER], [8], cache=cache, calls=3)
+        table = measure_layers(SETTINGS, [QUARTER], [Point(8)], cache=cache, calls=3)
         assert ([timing.shape for timing in table.timings], LatencyTable.read(cache)) == ([Shape.of(QUARTER)], table)
 
 
 def test_times_add_up_to_those_of_a_model(tmp_path):
-    once = partial(
-        measure_times, model(), Grid(((4, 8), (0, 0)), (48, 0)), 16, calls=20, cache=tmp_path / "latency.json"
-    )
-    times, rest = once()
-    assert once() == (times, rest)  # from the cache, so that a repetition makes the same plan
-    assert times.attention[0] + times.feed_forward[0] == pytest.approx(1, abs=0.3)
-    assert times.attention[1] < times.attention[0]
-    assert rest > 0
+    grid, points = Grid(((4, 8), (0, 0)), (48, 0)), [Point(16), Point(16, 8)]
+    once = partial(measure_times, model(), grid, points, calls=20, cache=tmp_path / "latency.json")
+    one, eight = once()
+    for times, again in zip((one, eight), once(), strict=True):  # from the cache
+        assert np.array_equal(times.layers, again.layers)
+        assert times.rest == again.rest
+    for times in (one, eight):
+        assert times.layers[1, 0] < times.layers[0, 0]
+        assert times.rest > 0
+    dense = LatencyTable.read(tmp_path / "latency.json").find(LayerShape(4, 8, 48), 16).dense_milliseconds
+    assert one.layers[0, 0] == pytest.approx(dense, rel=0.3)
+    assert eight.of(config().layers) > one.of(config().layers)
 
 
 def test_images_have_no_mask():
     settings = msgspec.structs.replace(SETTINGS, architecture="vit", image_size=8, patch_size=2, channels=3)
-    assert measure_layers(settings, [QUARTER], [17], calls=3).find(QUARTER, 17)
+    assert measure_layers(settings, [QUARTER], [Point(17)], calls=3).find(QUARTER, 17)
     assert feeds_of(settings, 17)["inputs"].shape == (1, 3, 8, 8)
 
 
@@ -193,9 +259,12 @@ def reduced():
     """What a reduction of two layers returns, the second without attention."""
     pytest.importorskip("matplotlib")
     shapes, dense = (LayerShape(9, 16, 1152), LayerShape(0, 0, 64)), LayerShape(12, 32, 1536)
-    layers = tuple(LayerReport(LayerPlan(shape), 0.01, 0.1, 0.12, 0.2, 0.22) for shape in shapes)
+    errors = 0.01, 0.1, 0.12, 0.2, 0.22
+    layers = tuple(LayerReport(LayerPlan(shape), *errors, number) for shape, number in zip(shapes, (0, 3), strict=True))
     metrics, measured = RunMetrics(1000, 0, 0, 1.0, ()), Comparison(1.0, 1.9, 1.9, 60)
-    return Reduced("runs/half", 32, 2.0, measured, 2.3, dense, layers, metrics, Divergence(0.01, 0.02), {}, "measured")
+    point = PointTimes(32, dense_ms=2.0, milliseconds=1.0, measured=measured, bound=2.3)
+    planned = Planned(2.0, "this", "measured", (point,), (0, 3), 4)
+    return Reduced("runs/half", 2.0, 1.9, planned, dense, layers, metrics, Divergence(0.01, 0.02), {})
 
 
 def test_the_figure_shows_sizes_and_errors(reduced, tmp_path):
@@ -204,7 +273,8 @@ def test_the_figure_shows_sizes_and_errors(reduced, tmp_path):
     drawn = (tmp_path / "half.svg").read_text()
     for text in ("heads of 12", "width of 32", "units of 1536", "1152", "16", "9", "64", "attention's output"):
         assert f"<!-- {text} -->" in drawn, text
-    assert "half: 1.90 times faster at 32 tokens, 2.30 by the saved multiplications alone" in drawn
+    assert "<!-- 3 -->" in drawn  # the original number of the second layer
+    assert "half: 1.90 times faster here, planned for 2 on this at 32 tokens, batch 1" in drawn
 
 
 def test_figures_that_cannot_be_written_are_rejected(reduced, tmp_path, monkeypatch):

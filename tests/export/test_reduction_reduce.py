@@ -7,9 +7,9 @@ import torch
 
 from export.errors import CheckpointError, PlanError, ReductionError
 from export.heads import SequenceClassifier
+from export.reduction.grid import Grid
 from export.reduction.plan import plan_of
 from export.reduction.reduce import apply_plan, reduce_model
-from export.reduction.search import Grid
 from export.reduction.strategy import Strategy
 from export.transformer import LayerShape, Transformer
 from tests.support.reduction_data import config, inputs, mac_times, model
@@ -21,7 +21,7 @@ TARGET = 1.7
 
 def reduced(classifier, **options):
     settings = classifier.transformer.config
-    return reduce_model(classifier, inputs(), TARGET, grid=GRID, times=mac_times(settings, GRID, 10), **options)
+    return reduce_model(classifier, inputs(), TARGET, times=mac_times(settings, GRID, 10), **options)
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +147,35 @@ def test_a_layer_makes_up_for_those_before_it(result):
     assert error_of(asymmetric) < 0.9 * error_of(symmetric)
 
 
+def test_a_layer_that_is_left_out_is_gone_with_its_normalisations(tmp_path):
+    """Of three layers the middle one goes; the last one is reduced on the outputs of the first."""
+    original = model(layers=3)
+    dense, small = LayerShape(4, 8, 48), LayerShape(2, 8, 24)
+    plan = plan_of(original.transformer.config, [dense, None, small])
+
+    def interrupt(progress):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        apply_plan(original, inputs(), plan, state=tmp_path, on_progress=interrupt)
+    resumed, reports = apply_plan(original, inputs(), plan, state=tmp_path)
+    assert [report.number for report in reports] == [0, 2]
+    assert resumed.transformer.config.layers == (dense, small)
+    shorter = model(layers=3)
+    del shorter.transformer.layers[1]
+    shorter.transformer.config = msgspec.structs.replace(shorter.transformer.config, layers=(dense, dense))
+    expected, _ = apply_plan(shorter, inputs(), plan_of(shorter.transformer.config, [dense, small]))
+    assert same(resumed, expected)
+    with pytest.raises(PlanError, match="got no layer, expected one layer at least"):
+        plan_of(original.transformer.config, [None] * 3)
+
+
+def test_a_layer_makes_up_for_one_that_is_left_out():
+    plan = plan_of(config(layers=3), [LayerShape(4, 8, 48), None, LayerShape(4, 8, 48)])
+    asymmetric, symmetric = (apply_plan(model(layers=3), inputs(), plan, asymmetric=way)[0] for way in (True, False))
+    assert error_of(asymmetric) < 0.9 * error_of(symmetric)
+
+
 def error_of(found):
     """The squared error of a model's outputs for inputs that no calibration has, relative to their variance."""
     batch = inputs(seed=1).batch(np.arange(48))
@@ -160,7 +189,7 @@ def test_controls_reach_the_speed_of_the_search(result, strategy):
     control = reduced(model(layers=3), strategy=strategy)
     shapes = control.model.transformer.config.layers
     assert control.expected_speedup == pytest.approx(TARGET, rel=0.25)
-    assert tuple(layer.shape for layer in control.plan.layers) == shapes
+    assert control.plan.shapes == shapes
     if strategy == "uniform":
         assert len(set(shapes)) == 1
         assert control.expected_speedup >= TARGET
@@ -168,7 +197,7 @@ def test_controls_reach_the_speed_of_the_search(result, strategy):
         assert shapes == (LayerShape(4, 8, 48),) * 2
         assert same(control.model.transformer.layers[1], model(layers=3).transformer.layers[1])
     else:
-        assert shapes == tuple(layer.shape for layer in result.plan.layers)
+        assert shapes == result.plan.shapes
         assert error_of(control.model) > error_of(result.model)
 
 
@@ -176,7 +205,7 @@ def test_a_speed_that_one_shape_for_all_layers_does_not_reach_is_rejected():
     settings = config(layers=3)
     times = mac_times(settings, GRID, 10)
     with pytest.raises(PlanError, match=r"target speed-up: got 90x, expected what one shape for all layers reaches"):
-        reduce_model(model(layers=3), inputs(), 90, grid=GRID, times=times, strategy="uniform")
+        reduce_model(model(layers=3), inputs(), 90, times=times, strategy="uniform")
 
 
 def test_one_shape_fits_into_every_layer_of_a_reduced_model():

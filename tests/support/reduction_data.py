@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from export.heads import SequenceClassifier
+from export.reduction.grid import Times
 from export.reduction.plan import macs_per_token
-from export.reduction.search import Costs
 from export.tasks.tokens import Encoded
 from export.transformer import LayerShape, Transformer, TransformerConfig
 
@@ -49,9 +49,11 @@ def batches(rows=48, seed=0):
     return [encoded.batch(np.arange(start, min(start + 16, rows))) for start in range(0, rows, 16)]
 
 
-def mac_times(settings, grid, tokens):
-    """Return the times of a layer's options as if every multiplication took the same time."""
+def mac_times(settings, grid, tokens, rest=0.0):
+    """Return the times of a layer's options as if every multiplication took the same time, a dense layer one ms."""
     whole = macs_per_token(settings.dim, settings.layers[0], tokens)
-    attention = [LayerShape(heads, rank, 0) for heads, rank in grid.attention]
-    shapes = (attention, [LayerShape(0, 0, units) for units in grid.feed_forward])
-    return Costs(*([macs_per_token(settings.dim, shape, tokens) / whole for shape in half] for half in shapes))
+    layers = [
+        [macs_per_token(settings.dim, LayerShape(*heads, units), tokens) / whole for units in grid.feed_forward]
+        for heads in grid.attention
+    ]
+    return Times(grid, np.maximum(layers, 0.01), rest)

@@ -14,8 +14,9 @@ from export.adaptive.budget import measured_curve
 from export.experiments.attention.mechanisms import Mechanism
 from export.experiments.attention.records import MeasuredCosts, Settings, SharedInputs
 from export.heads import SequenceClassifier
+from export.points import Point
+from export.reduction.grid import grid_of
 from export.reduction.latency import measure_times
-from export.reduction.search import grid_of
 from export.runs import WEIGHTS
 from export.tasks.models import open_model
 from export.tasks.registry import task_of
@@ -83,7 +84,8 @@ def measure_costs(
     if not any(mechanism.by_time for mechanism in mechanisms):
         return MeasuredCosts(curve)
     cache = directory / ".reduction" / "latency.json"
-    return MeasuredCosts(curve, *measure_times(dense, grid_of(config), tokens, cache=cache, on_shape=on_shape))
+    (times,) = measure_times(dense, grid_of(config), [Point(tokens)], cache=cache, on_shape=on_shape)
+    return MeasuredCosts(curve, times)
 
 
 def shared_inputs(inputs: Inputs, settings: Settings, costs: MeasuredCosts, seed: int, directory: Path) -> SharedInputs:

@@ -17,8 +17,8 @@ from export.errors import CheckpointError
 from export.experiments.attention.stopwatch import Speed, Timed
 from export.heads import SequenceClassifier
 from export.processor import Processor
+from export.reduction.grid import Times
 from export.reduction.options import CALIBRATION_EXAMPLES
-from export.reduction.search import Costs
 from export.runs import PREDICTIONS
 from export.tasks.recipe import Recipe
 from export.tasks.tokens import Batch, Encoded, sorted_batches
@@ -30,17 +30,15 @@ _BATCH = 32
 
 
 class MeasuredCosts(NamedTuple):
-    """Costs of a layer in units of the dense one.
+    """Costs of a layer.
 
     Attributes:
-        curve: by the share of its heads' coordinates.
+        curve: in units of the dense one, by the share of its heads' coordinates.
         times: of each option of a reduction; None where no mechanism needs them.
-        rest: of the embeddings and the task head.
     """
 
     curve: CostCurve
-    times: Costs | None = None
-    rest: float = 0.0
+    times: Times | None = None
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,13 @@ from export.adaptive.use import rows_of
 from export.experiments.attention.records import ChangedModel, Kept, SharedInputs
 from export.heads import SequenceClassifier
 from export.reduction.calibration import attention_statistics
+from export.reduction.grid import Grid, grid_of
 from export.reduction.plan import plan_of
 from export.reduction.reduce import LayerReport, apply_plan, measure_losses, reduce_model
-from export.reduction.search import Grid, grid_of, least_loss
+from export.reduction.search import least_loss
 from export.reduction.states import after_feed_forward, embedded, gradient_importance, layers_of
 from export.reduction.sublayers import AttentionReducer
+from export.transformer import TransformerConfig
 
 
 def pruned_by_gradient(shared: SharedInputs) -> ChangedModel:
@@ -67,29 +69,27 @@ def attention_plan(shared: SharedInputs) -> ChangedModel:
     plan = plan_of(config, [grid.shape(option, 0, dense) for option in chosen])
     model, reports = apply_plan(shared.dense, shared.calibration, plan, state=shared.state / "attention")
     assert isinstance(model, SequenceClassifier)
-    return ChangedModel(model, _kept(reports, dense.num_heads, dense.head_dim))
+    return ChangedModel(model, _kept(reports, config))
 
 
 def whole_plan(shared: SharedInputs) -> ChangedModel:
     """Return the calibrated reduction of heads and hidden units at the target speed-up."""
     config = shared.dense.transformer.config
-    dense, grid = config.layers[0], grid_of(config)
     assert shared.costs.times is not None
     reduced = reduce_model(
         shared.dense,
         shared.calibration,
         shared.target_speedup,
-        grid=grid,
         times=shared.costs.times,
-        rest=shared.costs.rest,
         state=shared.state / "whole",
     )
     assert isinstance(reduced.model, SequenceClassifier)
-    return ChangedModel(reduced.model, _kept(reduced.reports, dense.num_heads, dense.head_dim))
+    return ChangedModel(reduced.model, _kept(reduced.reports, config))
 
 
-def _kept(reports: Sequence[LayerReport], heads: int, width: int) -> Kept:
-    kept = torch.zeros(len(reports), heads)
-    for row, report in zip(kept, reports, strict=True):
-        row[list(report.plan.heads or ())] = report.plan.shape.head_dim / width
+def _kept(reports: Sequence[LayerReport], original: TransformerConfig) -> Kept:
+    dense = original.layers[0]
+    kept = torch.zeros(len(original.layers), dense.num_heads)
+    for report in reports:
+        kept[report.number, list(report.plan.heads or ())] = report.plan.shape.head_dim / dense.head_dim
     return rows_of(kept)

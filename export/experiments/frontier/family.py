@@ -26,10 +26,11 @@ from export.experiments.frontier.settings import (
     control_name,
 )
 from export.heads import SequenceClassifier
+from export.points import Point
+from export.reduction.grid import grid_of
 from export.reduction.latency import measure_times
 from export.reduction.options import LATENCIES
 from export.reduction.run import reduce_run
-from export.reduction.search import grid_of
 from export.reduction.strategy import Strategy
 from export.runs import PREDICTIONS, WEIGHTS
 from export.tasks.glue import TASKS
@@ -72,7 +73,7 @@ def time_shapes(model: Path, out: Path, tokens: int, on_shape: Callable[[int, in
         if LatencyTable.read(out / LATENCIES).find_rest(tokens):  # timed last
             return
     head = SequenceClassifier(open_model(model).transformer, labels=2).eval()
-    measure_times(head, grid_of(head.transformer.config), tokens, cache=out / LATENCIES, on_shape=on_shape)
+    measure_times(head, grid_of(head.transformer.config), [Point(tokens)], cache=out / LATENCIES, on_shape=on_shape)
 
 
 def family_directory(out: Path, task: str, seed: int) -> Path:
@@ -178,9 +179,9 @@ def _reduce(family: FamilySettings, inputs: FamilyInputs, directory: Path, run: 
         inputs.data_dir,
         reduced,
         run.speedup,
-        tokens=family.frontier.tokens,
+        points=[Point(family.frontier.tokens)],
         examples=family.own.calibration,
-        table_path=directory.parent / LATENCIES,
+        target=directory.parent / LATENCIES,
         strategy=run.strategy,
         seed=family.seed,
         on_progress=lambda progress: watch.on_part(progress.stage, progress.done, progress.layers),

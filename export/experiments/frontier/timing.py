@@ -70,7 +70,8 @@ def time_files(
         {key: float(np.median(times[dense] / times[key])) for key in keys} for times in (seconds, fixed)
     )
     for run, precision in keys:
-        layers = tuple(LayerPlan(shape) for shape in answered.layers[run])
+        left_out = [None] * (len(answered.layers[DENSE]) - len(answered.layers[run]))
+        layers = (*(LayerPlan(shape) for shape in answered.layers[run]), *left_out)
         plan = Plan(answered.dim, answered.layers[DENSE], layers)
         for tokens, found in ((round(answered.mean_tokens), speedups), (FIXED_TOKENS, fixed_speedups)):
             check_speedup(plan, tokens, found[run, precision] / found[DENSE, precision])

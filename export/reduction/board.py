@@ -1,0 +1,225 @@
+"""Times of the options of a layer on a Jetson, predicted: kernels by the structure of the graph, work by the sizes.
+
+A half that shrinks keeps its kernels, and one that goes saves them. So the kernels of four structures are counted, each
+behind a dense layer, in an engine or else in the graph, and the work of each shape follows from its sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from torch import nn
+
+from edge.bundles.manifest import Profile
+from edge.files import sha256, write_whole
+from export.convert import golden_of
+from export.estimate.devices import BoardMode
+from export.estimate.model import RUNTIME, how_counted, kernels
+from export.estimate.operations import work_of
+from export.estimate.roofline import Prediction, Regime, predict, summed
+from export.estimate.work import ITEM_BYTES, Kernel, Work
+from export.points import MAX_BATCH_SIZE, Point
+from export.quantization.ranges import Scheme
+from export.reduction.grid import Grid, Times, widest
+from export.reduction.latency import feeds_of, without_layers
+from export.runtimes import export_tier
+from export.tasks.objectives import Head
+from export.transformer import Layer, LayerShape, TransformerConfig
+
+
+class Structure(NamedTuple):
+    """Which halves a layer has."""
+
+    attention: bool
+    feed_forward: bool
+
+    @classmethod
+    def of(cls, shape: LayerShape) -> Structure:
+        """Return that of a shape."""
+        return cls(shape.num_heads > 0, shape.ffn_dim > 0)
+
+    @property
+    def name(self) -> str:
+        """The halves in a word."""
+        return "-".join(half for half, there in zip(self._fields, self, strict=True) if there) or "none"
+
+    def of_dense(self, dense: LayerShape) -> LayerShape:
+        """Return a layer's shape without the missing halves."""
+        heads, rank = (dense.num_heads, dense.head_dim) if self.attention else (0, 0)
+        return LayerShape(heads, rank, dense.ffn_dim if self.feed_forward else 0)
+
+
+_DENSE = Structure(attention=True, feed_forward=True)
+_STRUCTURES = [Structure(attention, feed_forward) for attention in (True, False) for feed_forward in (True, False)]
+
+
+class Counted(NamedTuple):
+    """Kernels of a model.
+
+    Attributes:
+        layers: of a layer of each structure, after another one.
+        rest: of the embeddings and the task head.
+        rest_model: their ONNX file.
+        how: how they were counted, for people.
+    """
+
+    precision: str
+    layers: dict[Structure, int]
+    rest: int
+    rest_model: bytes
+    how: str
+
+
+def count_kernels(model: Head, precision: str = "fp16", cache: Path | None = None) -> Counted:
+    """Count the kernels of a model's structures: in engines for its embeddings and head with one and two layers.
+
+    Args:
+        model: with layers of its sizes; their weights are not used.
+        precision: ``fp16`` or ``int8``.
+        cache: a JSON file of counts; those of other graphs or another TensorRT-RTX are replaced.
+    """
+    config = model.transformer.config
+    dense = widest(config)
+    rest_model, one_layer = _file(model, (), precision), _file(model, [dense], precision)
+    key = sha256(one_layer + how_counted(True).encode())
+    found = _read(cache, key)
+    if found is None:
+        one, in_engine = _count(one_layer, config)
+        pairs = {each.name: _file(model, [dense, each.of_dense(dense)], precision) for each in _STRUCTURES}
+        found = _Found(key, one, {name: _count(file, config)[0] for name, file in pairs.items()}, in_engine)
+        if cache and in_engine:
+            write_whole(cache, msgspec.json.encode(found))
+    layers = {structure: found.two_layers[structure.name] - found.one_layer for structure in _STRUCTURES}
+    return Counted(precision, layers, found.one_layer - layers[_DENSE], rest_model, how_counted(found.in_engine))
+
+
+def _count(model: bytes, config: TransformerConfig) -> tuple[int, bool]:
+    """Return the number of kernels, and whether they were counted in an engine."""
+    names = kernels(model, _profile(config))
+    if names is not None:
+        return len(names), True
+    shapes = {name: array.shape for name, array in feeds_of(config, min(32, config.max_positions)).items()}
+    work = work_of(model, shapes, "layers")
+    return len(work.kernels) + work.others, False
+
+
+class _Found(msgspec.Struct, frozen=True):
+    """Kernels of one layer, and of two by the structure of the second, with embeddings and head."""
+
+    key: str
+    one_layer: int
+    two_layers: dict[str, int]
+    in_engine: bool
+
+
+def _read(cache: Path | None, key: str) -> _Found | None:
+    with suppress(OSError, msgspec.DecodeError):
+        if cache and (found := msgspec.json.decode(cache.read_bytes(), type=_Found)).key == key:
+            return found
+    return None
+
+
+class Predicted(NamedTuple):
+    """The parts of predicted times at an operating point, which add up.
+
+    Attributes:
+        qualities: regimes of the error band besides what binds a run.
+    """
+
+    launch: Times
+    compute: Times
+    memory: Times
+    qualities: tuple[Regime, ...]
+
+    @property
+    def times(self) -> Times:
+        """Their sum."""
+        launch, compute, memory = self.launch, self.compute, self.memory
+        layers, rest = launch.layers + compute.layers + memory.layers, launch.rest + compute.rest + memory.rest
+        return Times(launch.grid, layers, rest)
+
+    def of(self, shapes: Sequence[LayerShape | None]) -> Prediction:
+        """Return the prediction of a model with layers of these shapes, without operations and kernels."""
+        launch_ms, compute_ms, memory_ms = (part.of(shapes) for part in (self.launch, self.compute, self.memory))
+        return summed(launch_ms, compute_ms, memory_ms, 0.0, 0, self.qualities)
+
+
+def predict_times(
+    counted: Counted, config: TransformerConfig, grid: Grid, points: Sequence[Point], target: BoardMode
+) -> list[Predicted]:
+    """Predict the times of a layer's options, and of embeddings and task head, at each operating point."""
+    return [_predicted(counted, config, grid, point, target) for point in points]
+
+
+def _predicted(counted: Counted, config: TransformerConfig, grid: Grid, point: Point, target: BoardMode) -> Predicted:
+    def layer(heads: int, rank: int, units: int) -> Prediction:
+        shape = LayerShape(heads, rank, units)
+        work = layer_work(config, shape, point, counted.precision)
+        return predict(work, counted.layers[Structure.of(shape)], target.mode)
+
+    layers = [[layer(*option, units) for units in grid.feed_forward] for option in grid.attention]
+    shapes = {name: array.shape for name, array in feeds_of(config, point.tokens, point.batch).items()}
+    rest = predict(work_of(counted.rest_model, shapes, "embeddings and head"), counted.rest, target.mode)
+
+    def part(name: Literal["launch_ms", "compute_ms", "memory_ms"]) -> Times:
+        return Times(grid, np.array([[getattr(one, name) for one in row] for row in layers]), getattr(rest, name))
+
+    qualities = tuple(regime for regime in layers[0][0].regimes if regime in ("int8", "batch", "narrow"))
+    return Predicted(part("launch_ms"), part("compute_ms"), part("memory_ms"), qualities)
+
+
+def layer_work(config: TransformerConfig, shape: LayerShape, point: Point, precision: str) -> Work:
+    """Return the work of one layer, as in its graph for TensorRT."""
+    rows, dim = point.batch * point.tokens, config.dim
+    # fewest_kernels adds a head of zeros to a single one.
+    width = max(shape.num_heads, 2) * shape.head_dim
+    fp16 = Scheme().fp16 if precision == "int8" else ()
+
+    def product(name: str, inner: int, outer: int) -> Kernel:
+        own = "fp16" if name in fp16 else precision
+        return Kernel(
+            "product",
+            gflop=2e-9 * rows * inner * outer,
+            precision=own,
+            rows=rows,
+            inner=inner,
+            weight_bytes=inner * outer * ITEM_BYTES[own],
+            activation_bytes=rows * (inner + outer) * ITEM_BYTES[own],
+        )
+
+    found = []
+    if shape.num_heads:
+        gflop = 4e-9 * rows * point.tokens * width
+        found += [product("q_proj", dim, 3 * width), product("output_proj", width, dim)]
+        found.append(Kernel("attention", gflop, "fp16", inner=min(shape.head_dim, point.tokens)))
+    if shape.ffn_dim:
+        found += [product("up", dim, shape.ffn_dim), product("down", shape.ffn_dim, dim)]
+    return Work(tuple(found), others=0, batch=point.batch)
+
+
+def _file(model: Head, shapes: Sequence[LayerShape], precision: str) -> bytes:
+    """Return the file that an export makes for TensorRT of a model's embeddings and head around new layers."""
+    new = without_layers(model)
+    config = model.transformer.config
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # so that the same graph is the same file
+        new.transformer.layers = nn.ModuleList(Layer(config, shape) for shape in shapes)
+    feeds = feeds_of(config, min(16, config.max_positions), 2)
+    golden = golden_of(new, feeds, model.outputs)
+    own = precision if shapes else "fp16"  # INT8 is of layers alone
+    (made,) = export_tier(new, golden, [feeds], runtimes=[RUNTIME], precisions=[own])
+    return made.data
+
+
+def _profile(config: TransformerConfig) -> dict[str, Profile]:
+    low, usual, high = (
+        {name: array.shape for name, array in feeds_of(config, tokens, batch).items()}
+        for tokens, batch in ((1, 1), (min(32, config.max_positions), 1), (config.max_positions, MAX_BATCH_SIZE))
+    )
+    return {name: Profile(min=low[name], opt=usual[name], max=high[name]) for name in low}

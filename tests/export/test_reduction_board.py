@@ -1,0 +1,127 @@
+from operator import attrgetter
+
+import msgspec
+import pytest
+
+from edge.errors import UsageError
+from export.estimate.devices import board_mode
+from export.estimate.model import kernels
+from export.estimate.operations import work_of
+from export.estimate.roofline import predict
+from export.points import Point
+from export.reduction import board
+from export.reduction.board import Structure, count_kernels, layer_work, predict_times
+from export.reduction.device import check_points, devices_of
+from export.reduction.grid import Grid, grid_of
+from export.reduction.options import check_precision, parse_target
+from export.transformer import LayerShape
+from tests.support.reduction_data import config, model
+
+ORIN = board_mode("orin-nano-super:15W")
+DENSE = LayerShape(4, 16, 128)
+SIZES = {"dim": 64, "head_dim": 16, "ffn_dim": 128}
+POINTS = (Point(16), Point(32, 8))
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    return model(**SIZES)
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory):
+    return tmp_path_factory.mktemp("state")
+
+
+@pytest.fixture(scope="module")
+def counted(classifier, state):
+    return count_kernels(classifier, cache=state / "kernels-fp16.json")
+
+
+@pytest.mark.parametrize("shape", [DENSE, LayerShape(2, 16, 64), LayerShape(0, 0, 128), LayerShape(4, 16, 0)])
+def test_the_work_of_a_layer_is_that_of_its_graph(classifier, shape):
+    shapes = {"inputs": (8, 32), "mask": (8, 32)}
+    whole, rest = (work_of(board._file(classifier, layers, "fp16"), shapes, "a model") for layers in ([shape], []))
+    found = list(whole.kernels)
+    for kernel in rest.kernels:
+        found.remove(kernel)
+    own = layer_work(classifier.transformer.config, shape, Point(32, 8), "fp16")
+    order = attrgetter("kind", "gflop", "inner")
+    for ours, theirs in zip(sorted(own.kernels, key=order), sorted(found, key=order), strict=True):
+        assert msgspec.structs.replace(ours, gflop=0.0) == msgspec.structs.replace(theirs, gflop=0.0)
+        assert ours.gflop == pytest.approx(theirs.gflop)
+
+
+def test_the_sum_of_layers_is_the_prediction_of_the_whole_model(classifier, counted):
+    """Three layers, one dense, one without attention and one smaller: by the parts, and by an engine of all of them."""
+    pytest.importorskip("tensorrt_rtx")
+    settings = classifier.transformer.config
+    shapes = (DENSE, LayerShape(0, 0, 64), LayerShape(2, 16, 64))
+    grid = grid_of(settings)
+    file = board._file(classifier, shapes, "fp16")
+    names = kernels(file, board._profile(settings))
+    for point, found in zip(POINTS, predict_times(counted, settings, grid, POINTS, ORIN), strict=True):
+        sizes = {"inputs": (point.batch, point.tokens), "mask": (point.batch, point.tokens)}
+        whole, parts = predict(work_of(file, sizes, "a model"), len(names), ORIN.mode), found.of(shapes)
+        assert parts.milliseconds == pytest.approx(found.times.of(shapes))
+        assert parts.milliseconds == pytest.approx(whole.milliseconds, rel=0.02)
+        assert (parts.regimes, parts.bound_by) == (whole.regimes, whole.bound_by)
+        assert parts.high_ms == pytest.approx(whole.high_ms, rel=0.02)
+
+
+def test_a_half_that_goes_saves_kernels_and_one_that_shrinks_does_not(classifier, counted):
+    assert counted.layers[Structure(True, True)] > counted.layers[Structure(True, False)]
+    assert counted.layers[Structure(True, False)] > counted.layers[Structure(False, True)]
+    found, _ = predict_times(counted, classifier.transformer.config, grid_of(config(**SIZES)), POINTS, ORIN)
+    dense, small, halved = (found.times.of([one]) for one in (DENSE, LayerShape(1, 16, 64), LayerShape(0, 0, 128)))
+    assert dense < 1.1 * small
+    assert dense > 1.3 * halved
+    assert found.times.of([None]) == found.times.rest < halved
+
+
+def test_without_an_engine_the_kernels_of_the_graph_count(classifier, monkeypatch):
+    pytest.importorskip("tensorrt_rtx")
+    file, settings = board._file(classifier, [DENSE], "fp16"), classifier.transformer.config
+    in_engine, _ = board._count(file, settings)
+    monkeypatch.setattr(board, "kernels", lambda model, profile: None)
+    structural, compiled = board._count(file, settings)
+    assert not compiled
+    assert structural == pytest.approx(in_engine, abs=5)
+
+
+def test_int8_counts_the_products_that_stay_in_fp16(classifier):
+    file = board._file(classifier, [DENSE], "int8")
+    whole = work_of(file, {"inputs": (1, 32), "mask": (1, 32)}, "a model")
+    own = layer_work(classifier.transformer.config, DENSE, Point(32), "int8")
+    assert own.gflop["int8"] == pytest.approx(whole.gflop["int8"])
+
+
+def test_devices_say_what_their_times_are(classifier, counted, state):
+    grid = Grid(((4, 16), (0, 0)), (128, 0))
+    (orin,) = devices_of([ORIN], classifier, grid, POINTS, state)
+    assert orin.label.startswith("prediction")
+    assert (orin.key["device"], orin.key["power_mode"], orin.key["precision"]) == (
+        "Jetson Orin Nano Super",
+        "15W",
+        "fp16",
+    )
+    dense = (DENSE, DENSE)
+    for point, size in zip(orin.at_points(dense, [DENSE, None]), POINTS, strict=True):
+        assert (point.tokens, point.batch) == (size.tokens, size.batch)
+        assert point.low_ms < point.milliseconds < point.high_ms
+        assert 1 < point.speedup < 2
+
+
+def test_sizes_and_devices_that_do_not_exist_are_rejected():
+    with pytest.raises(UsageError, match=r"--tokens: got 64, expected at most 32, the positions of the model"):
+        check_points(config(), [Point(32), Point(64)])
+    images = check_points(config("vit"), [Point(32, 1, 2.0), Point(16, 1, 1.0), Point(32, 8)])
+    assert images == (Point(32, 1, 3.0), Point(32, 8))  # an image has as many tokens whatever --tokens says
+    for text in ("orin", "orin-nano-super:9W", "This"):
+        with pytest.raises(
+            UsageError, match=r"--for: got '.*', expected this, .* orin-nano-super:MAXN_SUPER.*, orin-nano:7W"
+        ):
+            parse_target(text)
+    with pytest.raises(UsageError, match=r"--precision: got 'int8', expected nothing without --for a Jetson"):
+        check_precision("int8", ["this"])
+    assert check_precision(None, ["this", ORIN]) == "fp16"
