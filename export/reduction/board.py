@@ -165,7 +165,12 @@ def _predicted(counted: Counted, config: TransformerConfig, grid: Grid, point: P
 
     layers = [[layer(*option, units) for units in grid.feed_forward] for option in grid.attention]
     shapes = {name: array.shape for name, array in feeds_of(config, point.tokens, point.batch).items()}
-    rest = predict(work_of(counted.rest_model, shapes, "embeddings and head"), counted.rest, target.mode)
+    rest_work = work_of(counted.rest_model, shapes, "embeddings and head")
+    # What surrounds the layers reads and writes the states of all tokens, as they do.
+    other = layer_work(config, widest(config), point, counted.precision).other
+    others = (other,) * max(counted.rest - len(rest_work.kernels), 0)
+    rest_work = msgspec.structs.replace(rest_work, kernels=(*rest_work.kernels, *others), others=0)
+    rest = predict(rest_work, None, target.mode)
 
     def part(name: Literal["launch_ms", "compute_ms", "memory_ms"]) -> Times:
         return Times(grid, np.array([[getattr(one, name) for one in row] for row in layers]), getattr(rest, name))
