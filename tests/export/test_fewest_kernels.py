@@ -12,6 +12,7 @@ from edge.bundles.manifest import Profile
 from export.convert import dynamic_of, outputs_of, to_onnx
 from export.estimate.model import kernels
 from export.estimate.operations import Halves, halves_of
+from export.estimate.structure import structure_of
 from export.fewest_kernels import fewest_kernels
 from export.heads import Embedding, SentenceEmbedder, SequenceClassifier, TokenClassifier
 from export.precision import half
@@ -145,8 +146,12 @@ def test_every_head_computes_the_same(head):
 def test_the_kernels_around_the_layers(head, precision):
     make, around = HEADS[head]
     plain, feeds = exported("bert", (DENSE,), head=make)
-    names = listed(in_precision(plain, feeds, precision), feeds)
-    assert len(names) == around + SHAPES["dense"][1 + (precision == "int8")]
+    model = in_precision(plain, feeds, precision)
+    expected = around + SHAPES["dense"][1 + (precision == "int8")]
+    assert len(listed(model, feeds)) == expected
+    graph = onnx.load_from_string(model).graph
+    found = structure_of(graph.node, [tensor.name for tensor in graph.initializer])
+    assert len(found.products) + len(found.attentions) + found.others == expected
 
 
 @with_rtx
