@@ -54,16 +54,11 @@ class DecoderBuffers:
         step = Entries(self._new, rows, 1)
         indices = [aligned(count * _INDEX.itemsize) for count in (rows * self.most_tokens, rows, rows, rows, rows)]
         logits_bytes = rows * vocabulary * _NUMBER.itemsize
-        allocated: list[Memory] = []
-        try:
-            allocated.append(shared.device.allocate(aligned(logits_bytes) + step.size_bytes))
-            allocated.append(shared.device.allocate_host(sum(indices), mapped=True))
-            allocated.append(shared.device.allocate_host(logits_bytes))
-            memory, mapped, host = map(model.own, allocated)
-        except BaseException:
-            for one in allocated:
-                one.free()
-            raise
+        memory, mapped, host = model.own_all(
+            lambda: shared.device.allocate(aligned(logits_bytes) + step.size_bytes),
+            lambda: shared.device.allocate_host(sum(indices), mapped=True),
+            lambda: shared.device.allocate_host(logits_bytes),
+        )
         self._logits, self.new = memory.address, step.at(memory.address + aligned(logits_bytes))
         ends = np.cumsum(indices).tolist()
         starts = [0, *ends[:-1]]

@@ -42,17 +42,14 @@ class LoopBuffers:
         self.row_bytes = self.tokens * self.token_bytes
         self.column_bytes = aligned(self.rows * _NUMBER.itemsize)
         sizes = [aligned(self.rows * self.row_bytes)] * 3 + [aligned(self.rows * _INDEX.itemsize)]
-        memory = device.allocate(sum(sizes) + 2 * self.column_bytes)
-        try:
-            self._host = model.own(device.allocate_host(sizes[-1] + steps * 2 * self.column_bytes))
-        except BaseException:
-            memory.free()
-            raise
-        self._memory = model.own(memory)
+        memory, pinned = model.own_all(
+            lambda: device.allocate(sum(sizes) + 2 * self.column_bytes),
+            lambda: device.allocate_host(sizes[-1] + steps * 2 * self.column_bytes),
+        )
         starts = [memory.address + sum(sizes[:count]) for count in range(len(sizes) + 1)]
         self.states, self.prompt, self.last, self.results = starts[:2], *starts[2:]
         self.cleared_bytes = sum(sizes)
-        host = self._host.bytes
+        host = pinned.bytes
         self.host_last: Array = host[: sizes[-1]].view(_INDEX)[: self.rows]
         self.host_results: Array = host[sizes[-1] :].reshape(steps, 2 * self.column_bytes)
         self.done = device.event()

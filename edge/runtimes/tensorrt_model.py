@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
 from traceback import clear_frames
@@ -169,8 +169,21 @@ class TensorRtModel:
         self._memory.add(memory)
         return memory
 
+    def own_all(self, *allocate: Callable[[], Memory]) -> list[Memory]:
+        """Allocate memory that :meth:`close` frees. After an error nothing stays allocated."""
+        allocated: list[Memory] = []
+        try:
+            for one in allocate:
+                allocated.append(one())  # noqa: PERF401 # what was allocated before an error is needed
+        except BaseException:
+            for memory in allocated:
+                memory.free()
+            raise
+        self._memory.update(allocated)
+        return allocated
+
     def disown(self, memory: Memory) -> None:
-        """Free memory of :meth:`own`, which no work uses."""
+        """Free memory that :meth:`close` would free, which no work uses."""
         self._memory.discard(memory)
         memory.free()
 

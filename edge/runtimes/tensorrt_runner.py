@@ -142,7 +142,7 @@ class TensorRtRunner(TensorRtModel):
         self._mapped = mapped_bytes
         if not self._preallocates:
             sizes = dict.fromkeys(sizes, 0)
-        self._slots = [Slot(shared.device, sizes, mapped_bytes, self.own) for _ in range(SLOTS)]
+        self._slots = [Slot(self, shared.device, sizes, mapped_bytes) for _ in range(SLOTS)]
         self._loops: list[LoopBuffers] = []
         self._decoders: list[DecoderBuffers] = []
         self._held = (self._slots, self._loops, self._decoders)
@@ -238,7 +238,7 @@ class TensorRtRunner(TensorRtModel):
         sizes = {spec.name: byte_size(spec.datatype, shape) for spec, shape in shapes.items()}
         if all(size <= slot.sizes[name] for name, size in sizes.items()):
             return slot
-        larger = Slot(shared.device, sizes, self._mapped, self.own)
+        larger = Slot(self, shared.device, sizes, self._mapped)
         shared.compute.synchronize()
         self._slots[self._slots.index(slot)] = larger
         for memory in slot.memory:

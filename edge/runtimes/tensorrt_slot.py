@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from typing import NamedTuple
 
 from edge.datatypes import NUMPY_TYPES, Array, TensorSpec, byte_size
-from edge.runtimes.cuda import Device, Memory
+from edge.runtimes.cuda import Device
 from edge.runtimes.tensorrt_engine import Enqueued, Shape, TensorRtError, aligned
+from edge.runtimes.tensorrt_model import TensorRtModel
 
 #: The most layouts that a slot remembers.
 _LAYOUTS = 256
@@ -37,26 +38,28 @@ class Slot:
     Args:
         sizes: bytes of the largest tensor of each name.
         mapped_bytes: the largest tensor that the device uses in the host's memory. The others are copied.
-        own: registers memory that the model frees.
+
+    Raises:
+        pycuda.driver.MemoryError: the device has too little memory. Nothing stays allocated.
     """
 
-    def __init__(
-        self, device: Device, sizes: Mapping[str, int], mapped_bytes: int, own: Callable[[Memory], Memory]
-    ) -> None:
+    def __init__(self, model: TensorRtModel, device: Device, sizes: Mapping[str, int], mapped_bytes: int) -> None:
+        self.uploaded = device.event()  # after a copy that is not part of the run
+        self.done = device.event()  # after the run
+        self.busy = False
         self.sizes = sizes
         self._is_mapped = {name: size <= mapped_bytes for name, size in sizes.items()}
         mapped_bytes, copied_bytes = (
             sum(aligned(size) for name, size in sizes.items() if self._is_mapped[name] == mapped)
             for mapped in (True, False)
         )
-        self._mapped = own(device.allocate_host(mapped_bytes, mapped=True))
-        self._host, self._device = own(device.allocate_host(copied_bytes)), own(device.allocate(copied_bytes))
-        self.memory = self._mapped, self._host, self._device
+        self.memory = self._mapped, self._host, self._device = model.own_all(
+            lambda: device.allocate_host(mapped_bytes, mapped=True),
+            lambda: device.allocate_host(copied_bytes),
+            lambda: device.allocate(copied_bytes),
+        )
         #: By whatever tells runs apart; at most :data:`_LAYOUTS`.
         self.layouts: dict[Hashable, Layout] = {}
-        self.uploaded = device.event()  # after a copy that is not part of the run
-        self.done = device.event()  # after the run
-        self.busy = False
 
     def lay_out(
         self,

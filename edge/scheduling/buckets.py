@@ -8,7 +8,7 @@ from edge.scheduling.latency import LatencyTable
 _SHARE = 0.1
 #: Runs of a size before its time counts. The first ones of a shape are slow, because its graph is captured.
 _LEAST_RUNS = 32
-#: The times are compared again after so many runs.
+#: The times are compared again after so many runs, one of which is not padded further: no other run shows its time.
 _REVIEWED_RUNS = 64
 _SHORTEST = 8
 
@@ -44,10 +44,11 @@ class Buckets:
         Args:
             tokens: of the longest row, or whatever else the size of a row of fixed length is, which then stays.
         """
+        width = min(next_length(tokens), self._longest) if self._longest else tokens
         self._runs += 1
         if self._runs % _REVIEWED_RUNS == 0:
             self._found.clear()
-        width = min(next_length(tokens), self._longest) if self._longest else tokens
+            return rows, width
         found = self._found.get((rows, width))
         if found is None:
             more = self._more(rows, width)

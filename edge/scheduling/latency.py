@@ -11,6 +11,7 @@ from typing import NamedTuple
 #: Weights of a new sample in the mean and in the mean deviation, as TCP estimates round trips (RFC 6298).
 _MEAN_WEIGHT, _DEVIATION_WEIGHT = 1 / 8, 1 / 4
 _MEDIAN_STEP = 1 / 16
+_FIRST_RUNS = 8
 #: A bucket of sizes spans a fourth root of 2, so the runs in it differ by at most 19 %.
 _BUCKETS_PER_OCTAVE = 4
 #: About twice the time to wake a worker and return from it.
@@ -68,17 +69,21 @@ class LatencyTable:
         bucket = _bucket(size)
         mean = self._means.get(bucket)
         if mean is None:
-            self._deviations[bucket] = seconds / 8
-            self._means[bucket] = self._medians[bucket] = seconds
+            self._runs[bucket], self._deviations[bucket], self._medians[bucket] = 1, seconds / 8, seconds
+            self._means[bucket] = seconds  # last: other threads look here for what is known
             insort(self._buckets, bucket)
-            self._runs[bucket] = 1
             return
         self._runs[bucket] += 1
         error = seconds - mean
         self._means[bucket] = mean + _MEAN_WEIGHT * error
         self._deviations[bucket] += _DEVIATION_WEIGHT * (abs(error) - self._deviations[bucket])
-        # Steps of equal size towards each sample converge where half of the samples are on either side.
-        self._medians[bucket] *= 1 + _MEDIAN_STEP if seconds > self._medians[bucket] else 1 - _MEDIAN_STEP
+        # Steps of equal size towards each sample converge where half of the samples are on either side. From the first
+        # runs, which may take a hundred times as long as later ones, that would take too many.
+        median = self._medians[bucket]
+        if self._runs[bucket] <= _FIRST_RUNS and seconds < median / 2:
+            self._medians[bucket] = seconds
+        else:
+            self._medians[bucket] = median * (1 + _MEDIAN_STEP if seconds > median else 1 - _MEDIAN_STEP)
 
     def seconds(self, size: int, deviations: float = 0.0) -> float | None:
         """Predict a run, plus some mean deviations for a bound that is seldom exceeded; None without runs."""

@@ -187,7 +187,8 @@ class Runs:
         seconds = (computed_ns - begun_ns) / 1e9
         self._samples[worker].append(partial(executor.latency.observe, flight.size, seconds, computed.repeats))
         if jobs[0].statistics:
-            jobs[0].statistics.executed(total, infer_ns, tier=executor.tier, requests=len(jobs), size=flight.size)
+            size = flight.size * total // (total + flight.added)
+            jobs[0].statistics.executed(total, infer_ns, tier=executor.tier, requests=len(jobs), size=size)
         return True
 
     def fail(self, error: BaseException, jobs: Sequence[Job]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -30,7 +32,7 @@ def test_runs_of_many_shapes_get_few_graphs_and_the_answers_of_runs_without_padd
         if measured:  # a device whose launches take all the time
             for size in [rows * tokens for rows in range(1, most_rows + 1) for tokens in (8, 12, 16)] * 32:
                 table.observe(size, 1e-3)
-        sizes = set()
+        sizes = Counter[int]()
         for _ in range(120):
             lengths = random.integers(1, 17, int(random.integers(1, 5)))
             counts = random.integers(1, 3, len(lengths))
@@ -40,7 +42,7 @@ def test_runs_of_many_shapes_get_few_graphs_and_the_answers_of_runs_without_padd
                 jobs.append(Job(executor, {"input_ids": ids, "attention_mask": mask}, int(count)))
             flight = runs.start(jobs, 0)
             assert flight
-            sizes.add(flight.size)
+            sizes[flight.size] += 1
             assert runs.finish(flight, 0) == []
             for job in jobs:
                 assert job.answer, job.error
@@ -50,7 +52,8 @@ def test_runs_of_many_shapes_get_few_graphs_and_the_answers_of_runs_without_padd
                     np.testing.assert_allclose(outputs[name], array, rtol=1e-5, atol=1e-6)
         graphs = shared_device().counts["captures"]
         if measured:
-            assert sizes == {16, 32, 64, 128}  # 1, 2, 4 or 8 rows of 16 tokens
+            # All but one, which shows its own time, have 1, 2, 4 or 8 rows of 16 tokens.
+            assert sum(sizes[size] for size in (16, 32, 64, 128)) >= 119
             assert graphs == 4
         else:
             assert len(sizes) > 10 < graphs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 import threading
@@ -478,6 +479,22 @@ def test_out_of_memory_in_any_call_of_a_run_fails_only_that_run(
         "cuGraphInstantiateWithFlags", "cuStreamBeginCapture", "cuStreamEndCapture", "cuMemAlloc",
     }  # fmt: skip
     assert "runs without CUDA graphs" in caplog.text
+
+
+def test_buffers_that_cannot_grow_leave_nothing_behind(software: SoftwareDriver) -> None:
+    right, small, large = reference(affine()), {"x": some(1)}, {"x": some(4)}
+    with running(affine(), rows(1, 2, 4), preallocates=False) as runner:
+        assert close_to(runner.infer(small), right(small))
+        before = software.live()
+        for function, nth in (("cuMemAlloc", 1), ("cuMemHostAlloc", 1), ("cuMemHostAlloc", 2)):
+            software.fail(function, 2, nth, times=2)
+            with pytest.raises(RunnerError, match="got a device out of memory"):
+                runner.infer(large)
+            gc.collect()
+            assert software.live() == before, function
+            software.clear()
+        for feeds in (small, large, small):
+            assert close_to(runner.infer(feeds), right(feeds))
 
 
 def test_sticky_error_in_any_call_of_a_run_means_that_the_device_is_lost(

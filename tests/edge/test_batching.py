@@ -106,6 +106,15 @@ def test_texts_of_any_lengths_get_the_same_answers_as_alone(
         assert (now.execution_count, list(now.batches)) == (1, [sum(short)])
 
 
+def test_rows_that_padding_adds_are_in_no_statistic(scheduler: Scheduler, text_model: Model) -> None:
+    executor, statistics = text_model.executors["full"], ModelStatistics()
+    submitted(scheduler, Awaited(executor, ids(3, 5), 3, statistics=statistics)).result(WAIT)
+    padded = executor.assembler.join([ids(3, 5)])["input_ids"].shape
+    runs = statistics.runs()["full"]
+    assert (runs.requests, runs.rows, runs.tokens) == (1, 3, 3 * padded[1] if executor.assembler.pads_alone else 15)
+    assert [*statistics.snapshot().batches] == [3]
+
+
 @pytest.mark.parametrize(
     ("culprit", "kind"),
     [(ids(1, 2, value=999), InvalidRequest), (ids(1, 3, mask=2, value=1), RunnerError)],

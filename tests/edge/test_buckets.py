@@ -65,7 +65,7 @@ def test_padding_costs_at_most_a_tenth_of_the_time() -> None:
             # Sizes within a fourth root of two are timed as one.
             assert seconds(padded[0] * padded[1]) <= 1.15 * seconds(least)
             used.add(padded)
-    assert len(used) < 0.6 * MOST_ROWS * 9
+    assert len(used) - MOST_ROWS * LONGEST // 64 < 0.6 * MOST_ROWS * 9  # without the runs that show their own times
 
 
 def test_buckets_follow_times_that_change() -> None:
@@ -73,4 +73,21 @@ def test_buckets_follow_times_that_change() -> None:
     buckets = Buckets(LONGEST, MOST_ROWS, table)
     assert buckets.shape(1, 8) == (1, 48)
     learn(table, lambda size: 1e-4 * size, runs=200)
-    assert (1, 8) in [buckets.shape(1, 8) for _ in range(64)]
+    assert [buckets.shape(1, 8) for _ in range(64)][-1] == buckets.shape(1, 8) == (1, 8)
+
+
+def test_padding_ends_when_only_shorter_runs_become_faster() -> None:
+    """A padded size is not run any more, so some runs stay as they are and show its time."""
+    buckets = Buckets(LONGEST, MOST_ROWS, table := learnt(lambda size: 1e-3))
+    for _ in range(64 * 20):
+        rows, tokens = buckets.shape(1, 8)
+        table.observe(rows * tokens, 1e-5 * rows * tokens)
+    assert buckets.shape(1, 8) == (1, 8)
+
+
+def test_slow_first_runs_do_not_make_a_size_share_a_bucket() -> None:
+    table = LatencyTable()
+    for run in range(32):
+        table.observe(8, 1e-3 if run else 0.1)  # the first one loads the device's code
+        table.observe(12, 1.5e-3)
+    assert Buckets(12, latency=table).shape(1, 8) == (1, 8)

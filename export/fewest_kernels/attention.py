@@ -1,0 +1,149 @@
+"""The attentions of a graph."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from onnx import NodeProto
+from onnx.helper import get_attribute_value
+
+from edge.datatypes import Array
+from export.fewest_kernels.graph import Graph
+
+#: The axes of [N, T, heads, head_dim] in queries and values, and in keys.
+HEADS, TRANSPOSED_HEADS = [0, 2, 1, 3], [0, 2, 3, 1]
+_ROUNDING = ("Mul", "QuantizeLinear", "DequantizeLinear")
+
+
+class Weight(NamedTuple):
+    """Weights [features, outputs], in INT8 with a scale for each output."""
+
+    values: Array
+    scales: Array | None = None
+
+    def padded(self, rows: int, outputs: int) -> Weight:
+        """Return the weights with further rows and outputs of zeros."""
+        scales = None if self.scales is None else np.pad(self.scales, (0, outputs), constant_values=1)
+        return Weight(np.pad(self.values, ((0, rows), (0, outputs))), scales)
+
+
+class Projection(NamedTuple):
+    """A product with weights; ``factor`` multiplies its sum with the bias, [outputs]."""
+
+    product: NodeProto
+    weight: Weight
+    bias: Array
+    factor: float
+
+    def padded(self, outputs: int) -> Projection:
+        """Return the projection with further outputs, of zero."""
+        return self._replace(weight=self.weight.padded(0, outputs), bias=np.pad(self.bias, (0, outputs)))
+
+
+class Attention(NamedTuple):
+    """The nodes of an attention.
+
+    Attributes:
+        logits, weighted: the products of queries with keys, and of attention weights with values.
+        merged: the Reshape that puts the heads of a token side by side.
+        output, added: the output projection and its bias.
+    """
+
+    heads: int
+    head_dim: int
+    projections: tuple[Projection, Projection, Projection]
+    logits: NodeProto
+    weighted: NodeProto
+    merged: NodeProto
+    output: NodeProto
+    added: NodeProto
+
+
+def attention_of(graph: Graph, softmax: NodeProto) -> Attention | None:
+    """Return the attention around a softmax, or None where the graph has another form."""
+    logits = graph.maker(softmax.input[0], "MatMul", "Add")
+    if logits is not None and logits.op_type == "Add":  # of a mask
+        logits = next((node for name in logits.input if (node := graph.maker(name, "MatMul"))), None)
+    weighted = graph.reader(softmax.output[0], "MatMul")
+    turned = graph.reader(weighted.output[0], "Transpose") if weighted else None
+    merged = graph.reader(turned.output[0], "Reshape") if turned else None
+    if not (logits and weighted and turned and merged) or order_of(turned) != HEADS:
+        return None
+    output = graph.reader(merged.output[0], "MatMul", *_ROUNDING)
+    while output is not None and output.op_type != "MatMul":
+        output = graph.reader(output.output[0], "MatMul", *_ROUNDING)
+    added = graph.reader(output.output[0], "Add") if output else None
+    sides = (logits.input[0], HEADS), (logits.input[1], TRANSPOSED_HEADS), (weighted.input[1], HEADS)
+    found = [_projection_of(graph, *side) for side in sides]
+    q, k, v = found
+    if not (q and k and v and output and added) or bias_of(graph, added) is None:
+        return None
+    shapes = {(sizes, one.product.input[0], one.weight.values.shape) for one, sizes in (q, k, v)}
+    (heads, head_dim), read, _ = next(iter(shapes))
+    if len(shapes) > 1 or graph.rank(read) != 3:
+        return None
+    projections = (q[0], k[0], v[0])
+    return Attention(heads, head_dim, projections, logits, weighted, merged, output, added)
+
+
+def _projection_of(graph: Graph, name: str, order: list[int]) -> tuple[Projection, tuple[int, int]] | None:
+    """Return what makes an operand of attention, whose axes have this order after the split, and (heads, head_dim)."""
+    factor, sizes, found = 1.0, None, [0, 1, 2, 3]
+    bias: Array | None = None
+    while len(graph.readers.get(name, ())) == 1 and not graph.is_output(name):
+        node = graph.maker(name, "Transpose", "Reshape", "Mul", "Div", "Add", "MatMul")
+        if node is None:
+            return None
+        if node.op_type == "MatMul":
+            weight = weight_of(graph, node.input[1])
+            if weight is None or sizes is None or found != order or np.prod(sizes) != weight.values.shape[1]:
+                return None
+            zeros = np.zeros(weight.values.shape[1], np.float32)
+            return Projection(node, weight, zeros if bias is None else bias, factor), sizes
+        if node.op_type == "Transpose" and sizes is None:
+            found = [order_of(node)[axis] for axis in found]
+        elif node.op_type == "Reshape" and sizes is None:
+            sizes = _last_two(graph, node.input[1])
+        elif node.op_type in ("Mul", "Div") and bias is None and (number := graph.array(node.input[1])) is not None:
+            if number.size != 1:
+                return None
+            factor *= float(number.item()) ** (1 if node.op_type == "Mul" else -1)
+        elif node.op_type == "Add" and bias is None and sizes is not None:
+            bias = bias_of(graph, node)
+            if bias is None:
+                return None
+        else:
+            return None
+        constants = [name for name in node.input if graph.array(name) is not None]
+        name = next(one for one in node.input if one not in constants)
+    return None
+
+
+def order_of(transpose: NodeProto) -> list[int]:
+    """Return the axes of a Transpose."""
+    return list(get_attribute_value(transpose.attribute[0]))
+
+
+def _last_two(graph: Graph, shape: str) -> tuple[int, int] | None:
+    """Return the last two sizes of a shape of four, if they are constant."""
+    concat = graph.maker(shape, "Concat")
+    parts = [graph.array(name) for name in (concat.input if concat else [shape])]
+    sizes = [size for part in parts for size in ([-1] if part is None else part.tolist())]
+    return (sizes[2], sizes[3]) if len(sizes) == 4 and min(sizes[2:]) > 0 else None
+
+
+def bias_of(graph: Graph, add: NodeProto) -> Array | None:
+    """Return the constant that a sum adds to each token, or None."""
+    found = [array for name in add.input if (array := graph.array(name)) is not None and array.ndim == 1]
+    return found[0] if len(found) == 1 else None
+
+
+def weight_of(graph: Graph, name: str) -> Weight | None:
+    """Return the second operand of a product if it is constant, rounded or not, and None otherwise."""
+    array = graph.array(name)
+    if array is not None:
+        return Weight(array) if array.ndim == 2 else None
+    rounded = graph.maker(name, "DequantizeLinear")
+    values, scales = (graph.array(one) for one in rounded.input[:2]) if rounded else (None, None)
+    return Weight(values, scales) if values is not None and scales is not None and scales.ndim == 1 else None

@@ -1,0 +1,89 @@
+"""Queries, keys and values without biases."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import NodeProto
+
+from edge.datatypes import Array
+from export.fewest_kernels.attention import HEADS, TRANSPOSED_HEADS, Attention, Weight, bias_of
+from export.fewest_kernels.graph import Graph
+from export.fewest_kernels.heads import set_weight, to_heads
+
+#: Multiples of a normalisation's factors by which its tokens may be shifted.
+_SHIFTS = (0.0, 0.25, -0.25, 0.5, -0.5, 1.0, -1.0)
+#: The rounding error that biases in weights may cause, as a multiple of that of the products without them.
+_MOST_NOISE = 2.0
+
+
+def remove_biases(graph: Graph, found: Attention, output: Array) -> None:
+    """Leave queries, keys and values without biases and factors."""
+    weights = [one.factor * one.weight.values.astype(np.float64) for one in found.projections]
+    q, _, v = found.projections
+    bias, moved = q.factor * q.bias.astype(np.float64), v.factor * v.bias.astype(np.float64)
+    output_bias = bias_of(graph, found.added)
+    assert output_bias is not None
+    output_bias = output_bias + moved @ output
+    if bias.any() and (shift := _shift_of(graph, found)) is not None:
+        norm, factors, shifts, residual = shift
+        if (absorbed := _absorbed(factors, shifts, weights, bias)) is not None:
+            delta, weights, bias = absorbed[0], absorbed[1], np.zeros_like(bias)
+            norm.input[2] = graph.constant(f"{norm.name}.shifts", (shifts + delta).astype(np.float32))
+            if residual:
+                output_bias = output_bias - delta
+    operands = []
+    for one, weight, order in zip(found.projections, weights, (HEADS, TRANSPOSED_HEADS, HEADS), strict=True):
+        set_weight(graph, one.product, Weight(weight.astype(np.float32)))
+        name = one.product.output[0]
+        operands.append(to_heads(graph, found.logits, name, found.heads, found.head_dim, order))
+    if bias.any():
+        name = operands[0]
+        array = bias.astype(np.float32).reshape(1, found.heads, 1, found.head_dim)
+        operands[0] = graph.insert(found.logits, "Add", [name, graph.constant(f"{name}.bias", array)], f"{name}.sum")
+    found.logits.input[:] = operands[:2]
+    found.weighted.input[1] = operands[2]
+    added = graph.constant(f"{found.output.name}.sum", output_bias.astype(np.float32))
+    found.added.input[:] = [found.output.output[0], added]
+
+
+def _shift_of(graph: Graph, found: Attention) -> tuple[NodeProto, Array, Array, bool] | None:
+    """Return the normalisation before attention, its factors and shifts, and whether its output is the residual, too.
+
+    None where something else reads its output.
+    """
+    read = found.projections[0].product.input[0]
+    norm = graph.maker(read, "LayerNormalization")
+    if norm is None or len(norm.input) != 3 or graph.is_output(read):
+        return None
+    factors, shifts = graph.array(norm.input[1]), graph.array(norm.input[2])
+    products = {one.product.output[0] for one in found.projections}
+    others = [node for node in graph.readers[read] if node.output[0] not in products]
+    residual = [node for node in others if node.op_type == "Add" and found.added.output[0] in node.input]
+    if factors is None or shifts is None or factors.ndim != 1 or others != residual:
+        return None
+    return norm, factors.astype(np.float64), shifts.astype(np.float64), bool(residual)
+
+
+def _absorbed(factors: Array, shifts: Array, weights: list[Array], bias: Array) -> tuple[Array, list[Array]] | None:
+    """Return a shift of the tokens, and weights that undo it and add the queries' bias; None if they are too inexact.
+
+    Rounding errors grow with the tokens' and the weights' squares; a token's mean square is factors² + shifts².
+    """
+    if not factors.all():
+        return None
+    best, least = None, _MOST_NOISE
+    for multiple in _SHIFTS:
+        delta = multiple * factors
+        total = ((shifts + delta) / factors).sum()
+        if not total:
+            continue
+        u = 1 / (factors * total)
+        wanted = [bias, np.zeros_like(bias), np.zeros_like(bias)]
+        found = [weight + np.outer(u, add - delta @ weight) for weight, add in zip(weights, wanted, strict=True)]
+        before, after = (factors**2 + (shifts + moved) ** 2 for moved in (0.0, delta))
+        noise = max(
+            np.sqrt((after @ new**2).sum() / (before @ old**2).sum()) for old, new in zip(weights, found, strict=True)
+        )
+        if noise < least:
+            best, least = (delta, found), noise
+    return best
