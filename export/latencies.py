@@ -10,13 +10,16 @@ import msgspec
 import numpy as np
 
 from edge.bundles import golden
+from edge.bundles.fields import Role
 from edge.bundles.latency import Latency, MeasuredLatency, PredictedLatency
 from edge.bundles.manifest import Artifact, Manifest
 from edge.profiling.conditions import cpu_name
 from edge.profiling.timing import WARM_UP, compared, times_in_turns
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.estimate.devices import DEFAULT_BOARD, DEVICES
-from export.estimate.sizes import check_sizes, input_shapes, predict_usual_sizes
+from export.estimate.parts import Shapes, parts_of, predict_file, tier_files
+from export.estimate.roofline import Prediction
+from export.estimate.sizes import USUAL_BATCHES, check_sizes, input_shapes
 
 _HERE, _BOARD = "onnxruntime", "tensorrt"
 #: For the calls of all tiers at one length.
@@ -25,19 +28,26 @@ _SECONDS = 1.2
 _LEAST_CALLS, _MOST_CALLS = 5, 30
 
 
-def with_latencies(manifest: Manifest, files: Mapping[str, bytes], *, measure: bool) -> Manifest:
-    """Return the manifest of a model without parts, with the latencies of every tier.
+def with_latencies(
+    manifest: Manifest, files: Mapping[str, bytes], *, measure: bool = False, loops: Mapping[str, float] | None = None
+) -> Manifest:
+    """Return the manifest with the latencies of every tier.
 
-    ONNX Runtime runs the files in turns, for one row on one thread, for three seconds at most; the prediction is for
-    TensorRT on :data:`export.estimate.devices.DEFAULT_BOARD`. Without a file for a runtime, there is none of it.
+    The prediction is for TensorRT on :data:`export.estimate.devices.DEFAULT_BOARD`, of each part of a request, with the
+    kernels of the graphs' structures. To measure, ONNX Runtime runs the files in turns, for one row on one thread, for
+    three seconds at most. Without a file for a runtime, there is none of it.
 
     Args:
         files: of the bundle, by name.
-        measure: whether to measure, too; the prediction takes no time.
+        measure: whether to measure a model whose request is one run.
+        loops: mean of a request to each tier of a looped model, where they are known.
+
+    Raises:
+        BundleError: the work of a file cannot be counted, see :func:`export.estimate.operations.work_of`.
     """
     tiers = []
     measured = _measured(manifest, files) if measure else {}
-    predicted = _predicted(manifest, files)
+    predicted = _predicted(manifest, files, loops or {})
     for tier in manifest.tiers:
         latencies = (*measured.get(tier.name, ()), *predicted.get(tier.name, ()))
         tiers.append(msgspec.structs.replace(tier, latencies=latencies))
@@ -45,7 +55,7 @@ def with_latencies(manifest: Manifest, files: Mapping[str, bytes], *, measure: b
 
 
 def _measured(manifest: Manifest, files: Mapping[str, bytes]) -> dict[str, list[Latency]]:
-    artifacts = _artifacts(manifest, _HERE)
+    artifacts = {tier: found["model"] for tier, found in _artifacts(manifest, _HERE).items()}
     first = manifest.tiers[0].name
     found: dict[str, list[Latency]] = {tier: [] for tier in artifacts}
     if not artifacts:
@@ -58,7 +68,7 @@ def _measured(manifest: Manifest, files: Mapping[str, bytes]) -> dict[str, list[
             runners[tier] = OnnxRuntimeRunner(files[artifact.file], subject=artifact.file)
             stack.callback(runners[tier].close)
         for _, tokens in sizes:
-            shapes = input_shapes(manifest.inputs, manifest.max_batch_size, 1, tokens)
+            shapes = input_shapes(manifest.inputs, manifest.profile, manifest.max_batch_size, 1, tokens)
             feeds = {name: np.resize(rows[name], shape) for name, shape in shapes.items()}
             started = time.perf_counter()
             for runner in runners.values():
@@ -84,24 +94,30 @@ def _measured(manifest: Manifest, files: Mapping[str, bytes]) -> dict[str, list[
     return found
 
 
-def _predicted(manifest: Manifest, files: Mapping[str, bytes]) -> dict[str, list[Latency]]:
+def _predicted(manifest: Manifest, files: Mapping[str, bytes], loops: Mapping[str, float]) -> dict[str, list[Latency]]:
     target = DEFAULT_BOARD
-    first: dict[tuple[int, int | None], float] = {}  # milliseconds by rows and tokens
+    batches = [batch for batch in USUAL_BATCHES if batch <= max(manifest.max_batch_size, 1)]
+    first: dict[tuple[str, int, int | None], float] = {}  # milliseconds
     found: dict[str, list[Latency]] = {}
-    for tier, artifact in _artifacts(manifest, _BOARD).items():
+    for tier, artifacts in _artifacts(manifest, _BOARD).items():
         found[tier] = []
-        for rows, tokens, one in predict_usual_sizes(
-            files[artifact.file], manifest.inputs, manifest.profile, manifest.max_batch_size, target, artifact.file
-        ):
-            faster = first.setdefault((rows, tokens), one.milliseconds) / one.milliseconds
+
+        def run(role: Role, shapes: Shapes, artifacts: Mapping[Role, Artifact] = artifacts) -> Prediction:
+            file = artifacts[role].file
+            return predict_file(files[file], shapes, target.mode, file)
+
+        for part in parts_of(manifest, artifacts, files.__getitem__, batches=batches, loops=loops.get(tier)):
+            one = part.predict(run)
+            faster = first.setdefault(part.key, one.milliseconds) / one.milliseconds
             found[tier].append(
                 PredictedLatency(
                     device=DEVICES[target.board].name,
                     power_mode=target.power_mode,
                     runtime=_BOARD,
-                    precision=artifact.precision,
-                    rows=rows,
-                    tokens=tokens,
+                    precision=artifacts[manifest.roles[-1]].precision,
+                    part=part.name or None,
+                    rows=part.rows,
+                    tokens=part.tokens,
                     milliseconds=one.milliseconds,
                     low_ms=one.low_ms,
                     high_ms=one.high_ms,
@@ -111,12 +127,7 @@ def _predicted(manifest: Manifest, files: Mapping[str, bytes]) -> dict[str, list
     return found
 
 
-def _artifacts(manifest: Manifest, runtime: str) -> dict[str, Artifact]:
-    """Return each tier's file for a runtime; none if the first tier, with which they are compared, has none."""
-    found = {
-        tier.name: artifact
-        for tier in manifest.tiers
-        for artifact in tier.artifacts
-        if artifact.runtime in (runtime, "any")
-    }
-    return found if manifest.tiers[0].name in found else {}
+def _artifacts(manifest: Manifest, runtime: str) -> dict[str, dict[Role, Artifact]]:
+    """Return each tier's files for a runtime; none if the first tier, with which they are compared, has none."""
+    found = {tier.name: tier_files(tier, runtime, manifest.roles) for tier in manifest.tiers}
+    return {tier: files for tier, files in found.items() if files} if found[manifest.tiers[0].name] else {}

@@ -163,15 +163,25 @@ def test_the_measured_table_of_the_readme_is_that_of_the_report() -> None:
     assert f"| model |{table}\n" in README
 
 
-def test_the_speeds_of_the_published_tiers_on_an_orin_are_those_of_the_record() -> None:
+def test_the_speeds_on_an_orin_are_those_of_the_record() -> None:
     place = ROOT / "export/experiments/frontier/boards/orin-nano-super-15W.json"
     plans = msgspec.json.decode(place.read_bytes(), type=BoardPlans)
     assert place.with_suffix(".md").read_text() == table_of(plans)
-    points = next(row.points for row in plans.rows if row.name == "third-uniform")
-    fastest = {point.tokens: point.speedup for point in points if point.batch == 1}
-    page = " ".join((REDUCTION / "LIMITS.md").read_text().split())
-    assert f"is {fastest[32]:.2f} times as fast at 32 tokens and {fastest[128]:.2f} times at 128" in page
-    assert f"to reach {fastest[32]:.1f}× at 32 tokens" in " ".join(README.split())
+    speeds = {row.name: {(point.tokens, point.batch): point.speedup for point in row.points} for row in plans.rows}
+    tiers = ("half", "third", "quarter")
+    published = [speeds[tier][32, 1] for tier in tiers]
+    planned = [speeds[f"{tier}, planned for 32 tokens, batch 1"][32, 1] for tier in tiers]
+    uniform, first = speeds["third-uniform"], speeds["third-first-layers"][32, 1]
+    limits, readme = (" ".join(page.split()) for page in ((REDUCTION / "LIMITS.md").read_text(), README))
+    assert f"is {uniform[32, 1]:.2f} times as fast at 32 tokens and {uniform[128, 1]:.2f} times at 128" in limits
+    third = speeds["third"]
+    assert f"the searched third {third[32, 1]:.2f} and {third[128, 1]:.2f} times" in limits
+    for tier, here, there in zip(tiers, published, planned, strict=True):
+        assert f"| {tier} | {here:.2f} | {there:.2f} |" in limits
+    assert f"are predicted to be {first:.2f} times as fast" in limits
+    for found, text in ((published, "predicted to reach {}, {} and {}×."), (planned, "to reach {}, {} and {}× there")):
+        assert text.format(*(f"{speed:.1f}" for speed in found)) in readme
+    assert f"The first two of six layers are predicted to reach {first:.1f}×" in readme
 
 
 def test_the_tables_of_the_limits_agree_with_their_records() -> None:

@@ -36,7 +36,7 @@ def check(manifest: Manifest, subject: str) -> None:
     for tier in manifest.tiers:
         _check_roles(manifest, tier, subject)
         for latency in tier.latencies:
-            check_latency(latency, f"{subject} tier {tier.name!r}")
+            check_latency(latency, manifest.roles == ("model",), f"{subject} tier {tier.name!r}")
     _check_preprocess(manifest, subject)
     _check_postprocess(manifest, subject)
     check_program(manifest, subject)

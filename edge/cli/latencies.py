@@ -14,18 +14,18 @@ def print_latencies(bundle: str, tiers: Mapping[str, Sequence[Latency]]) -> None
     found = [(tier, latency) for tier, latencies in tiers.items() for latency in latencies]
     if not found:
         return
-    columns = ("tier", "source", "device", "runtime", "precision", "rows", "tokens", "ms", "from", "to", "times faster")
+    parts = any(latency.part for _, latency in found)
+    columns = ("source", "device", "runtime", "precision", "rows", "tokens", "ms", "from", "to", "times faster")
     print_table(
         f"{bundle}, latency of a run: measured, or a {PREDICTION}",
-        columns,
-        [_cells(tier, latency) for tier, latency in found],
+        ("tier", *(("part",) if parts else ()), *columns),
+        [(tier, *((latency.part,) if parts else ()), *_cells(latency)) for tier, latency in found],
     )
 
 
-def _cells(tier: str, one: Latency) -> tuple[object, ...]:
+def _cells(one: Latency) -> tuple[object, ...]:
     predicted = one if isinstance(one, PredictedLatency) else None
     return (
-        tier,
         "prediction" if predicted else "measured",
         f"{one.device} at {predicted.power_mode}" if predicted else one.device,
         one.runtime,

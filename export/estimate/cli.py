@@ -10,7 +10,7 @@ import click
 from edge.cli.output import json_option, print_json, print_table, progress
 from edge.cli.profile import parse_lengths
 from edge.profiling.table import PREDICTION
-from export.estimate.devices import DEVICES
+from export.estimate.devices import DEFAULT_BOARD, DEVICES
 from export.estimate.roofline import Regime
 from export.options import DIRECTORY
 
@@ -31,8 +31,8 @@ _MODES = "; ".join(f"{', '.join(device.modes)} of {name}" for name, device in DE
 
 @click.command()
 @click.argument("bundle", type=DIRECTORY)
-@click.option("--device", default="orin-nano-super", show_default=True, help=f"Board: {' or '.join(DEVICES)}.")
-@click.option("--mode", default="25W", show_default=True, help=f"Its power mode: {_MODES}.")
+@click.option("--device", default=DEFAULT_BOARD.board, show_default=True, help=f"Board: {' or '.join(DEVICES)}.")
+@click.option("--mode", default=DEFAULT_BOARD.power_mode, show_default=True, help=f"Its power mode: {_MODES}.")
 @click.option("--lengths", callback=parse_lengths, help="Tokens, such as 32,128.  [default: 32,128]")
 @click.option("--batch", "batches", callback=parse_lengths, help="Rows of a run, such as 1,8.  [default: 1]")
 @click.option("--loops", type=click.FloatRange(1), help="Of a looped model.  [default: mean of its golden prompts]")

@@ -9,12 +9,11 @@ from typing import NamedTuple
 import msgspec
 
 from edge.bundles.bundle import Bundle
-from edge.bundles.programs import LoopProgram
 from edge.profiling.table import PREDICTION, LatencyTable, Shape, check_key
 from export.estimate.devices import DEVICES, mode_of
-from export.estimate.loop import check_options, loop_rows
 from export.estimate.model import RUNTIME, TierModel, how_counted
 from export.estimate.operations import Halves
+from export.estimate.part_rows import check_options, part_rows
 from export.estimate.roofline import ERRORS, Errors, Regime
 from export.estimate.rows import Row
 from export.estimate.sizes import check_sizes, input_shapes
@@ -135,11 +134,10 @@ def estimate_bundle(
     bundle = Bundle.open(path)
     manifest = bundle.manifest
     check_options(bundle, lengths=lengths, table=table, loops=loops)
+    if manifest.roles != ("model",):
+        found_rows = part_rows(bundle, mode, batches=batches, lengths=lengths, loops=loops, on_tier=on_tier)
+        return _estimate(path, device, power_mode, found_rows)
     sizes = check_sizes(manifest.inputs, manifest.profile, manifest.max_batch_size, lengths, batches)
-    if isinstance(manifest.program, LoopProgram):
-        return _estimate(
-            path, device, power_mode, loop_rows(bundle, mode, batches=batches, loops=loops, on_tier=on_tier)
-        )
     measured = MeasuredTable.read(table, device, power_mode) if table else None
     rows: list[Row] = []
     dense: dict[tuple[int, int | None, str], float] = {}  # by batch, tokens and label
@@ -147,7 +145,7 @@ def estimate_bundle(
     for done, tier in enumerate(manifest.tiers):
         model = TierModel(bundle, tier)
         for batch, tokens in sizes:
-            shapes = input_shapes(manifest.inputs, manifest.max_batch_size, batch, tokens)
+            shapes = input_shapes(manifest.inputs, manifest.profile, manifest.max_batch_size, batch, tokens)
             found = model.predict(shapes, mode)
             milliseconds, label = found.milliseconds, PREDICTION
             faster = dense.setdefault((batch, tokens, label), milliseconds) / milliseconds
@@ -171,7 +169,7 @@ def estimate_bundle(
 
 
 def _estimate(path: Path, device: str, power_mode: str, rows: Sequence[Row]) -> Estimate:
-    tier_name, reason = _recommended([row for row in rows if row.loops or not row.part])
+    tier_name, reason = _recommended([row for row in rows if row.loops] or rows)
     return Estimate(
         str(path),
         DEVICES[device].name,

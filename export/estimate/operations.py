@@ -120,7 +120,8 @@ def _add_computed_shapes(model: ModelProto) -> None:
         for value in model.graph.input
     }
     try:
-        found = ReferenceEvaluator(model).run(None, feeds, intermediate=True)
+        with np.errstate(all="ignore"):  # zeros may divide zeros
+            found = ReferenceEvaluator(model).run(None, feeds, intermediate=True)
     except Exception:  # it raises whatever its operators do; what is missing is reported where it is needed
         return
     del model.graph.value_info[:]

@@ -11,7 +11,8 @@ README.md beside this file has every measurement with its prediction, and the er
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, get_args
 
 import msgspec
 
@@ -143,6 +144,17 @@ def summed(
     return Prediction(
         total, total / band, total * band, launch_ms, compute_ms, memory_ms, gflop, kernels, bound_by, regimes
     )
+
+
+def total(runs: Sequence[tuple[float, Prediction]]) -> Prediction:
+    """Return the prediction of runs in turn, each so many times."""
+    if len(runs) == 1 and runs[0][0] == 1:
+        return runs[0][1]
+    names = ("launch_ms", "compute_ms", "memory_ms", "gflop", "kernels")
+    launch, compute, memory, gflop, kernels = (sum(n * getattr(one, name) for n, one in runs) for name in names)
+    bounds = get_args(BoundBy)
+    qualities = dict.fromkeys(regime for _, one in runs for regime in one.regimes if regime not in bounds)
+    return summed(launch, compute, memory, gflop, round(kernels), tuple(qualities))
 
 
 def _times(kernel: Kernel, mode: Mode, constants: Constants) -> tuple[float, float]:

@@ -25,6 +25,7 @@ from export.language.decoder_artifacts import MAX_BATCH_SIZE, decoders_of
 from export.language.decoding import end_tokens
 from export.language.golden_texts import clearest, golden_of_texts, greedy_of_file, greedy_of_model
 from export.language.parts import left_parameters
+from export.latencies import with_latencies
 from export.provenance import provenance
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ def export_language_model(
         preprocess=tokenize,
         program=program,
     )
+    manifest = with_latencies(manifest, files)
     written = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
     return Exported.of(written, decoders.differences)
 

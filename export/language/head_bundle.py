@@ -23,6 +23,7 @@ from export.exported import FULL, Exported
 from export.language.base import BaseIdentity
 from export.language.bundle import is_origin, origin_of
 from export.language.folding import Folded, FoldedHead
+from export.latencies import with_latencies
 from export.runtimes import allowed_tolerance, worst_tolerance
 
 _LOGITS, _KEYS, _VALUES, _TEMPERATURES, _ALPHA, _MOVED = "logits", "keys", "values", "temperatures", "alpha", "moved"
@@ -79,34 +80,32 @@ def export_head(
         tolerance=allowed_tolerance(part, "fp32", difference), inputs=_specs(), profile=_profiles(most, vocabulary),
         outputs=(TensorSpec(_MOVED, "FP32", (-1, -1)),),
     )  # fmt: skip
-    written = write_bundle(
-        Path(repository) / f"{name}-{version}",
-        Manifest(
-            name=name,
-            version=version,
-            description=f"Head of backward attention for {manifest.name} {manifest.version}",
-            inputs=tensors,
-            outputs=(TensorSpec(_MOVED, "FP32", (-1, vocabulary)),),
-            max_batch_size=most,
-            profile={
-                spec.name: Profile(min=(1, spec.shape[1]), opt=(1, spec.shape[1]), max=(most, spec.shape[1]))
-                for spec in tensors
-            },
-            tiers=(Tier(name=FULL, artifacts=(artifact,)),),
-            golden=_GOLDEN,
-            files={},
-            provenance=provenance,
-            program=program,
-            measures=tuple(measures),
-        ),
-        {
-            _FILE: data,
-            _TENSORS: encode_npz(_arrays(layers)),
-            _GOLDEN: _golden(program, data, layers, vocabulary).encode(),
-            _PART_GOLDEN: part.encode(),
+    made = Manifest(
+        name=name,
+        version=version,
+        description=f"Head of backward attention for {manifest.name} {manifest.version}",
+        inputs=tensors,
+        outputs=(TensorSpec(_MOVED, "FP32", (-1, vocabulary)),),
+        max_batch_size=most,
+        profile={
+            spec.name: Profile(min=(1, spec.shape[1]), opt=(1, spec.shape[1]), max=(most, spec.shape[1]))
+            for spec in tensors
         },
-        replace=replace,
+        tiers=(Tier(name=FULL, artifacts=(artifact,)),),
+        golden=_GOLDEN,
+        files={},
+        provenance=provenance,
+        program=program,
+        measures=tuple(measures),
     )
+    files = {
+        _FILE: data,
+        _TENSORS: encode_npz(_arrays(layers)),
+        _GOLDEN: _golden(program, data, layers, vocabulary).encode(),
+        _PART_GOLDEN: part.encode(),
+    }
+    path = Path(repository) / f"{name}-{version}"
+    written = write_bundle(path, with_latencies(made, files), files, replace=replace)
     return Exported.of(written, {_FILE: difference})
 
 

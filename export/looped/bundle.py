@@ -13,6 +13,7 @@ from edge.datatypes import TensorSpec
 from edge.errors import Literally, UsageError
 from export.checkpoint import load
 from export.exported import FULL, Exported
+from export.latencies import with_latencies
 from export.looped import MODEL, PREFIX
 from export.looped.tier import MAX_BATCH_SIZE, PROGRAM, TierFiles, client_inputs, numbers, tier_files
 from export.looped.train import create
@@ -73,5 +74,6 @@ def export_looped(
         measures=tuple(measures),
     )
     files = {file: data for one in made for file, data in one.files.items()}
+    manifest = with_latencies(manifest, files, loops={one.tier.name: one.loops for one in made})
     written = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
     return Exported.of(written, {file: value for one in made for file, value in one.differences.items()})

@@ -61,11 +61,15 @@ _LARGEST_INT8_LOSS = 1.1
 
 
 class TierFiles(NamedTuple):
-    """A tier, its files by name, and the largest absolute difference of each ONNX file's outputs to torch's."""
+    """A tier, its files by name, and the largest absolute difference of each ONNX file's outputs to torch's.
+
+    ``loops`` are the mean of the golden prompts on ONNX Runtime, within the program's limits.
+    """
 
     tier: Tier
     files: dict[str, bytes]
     differences: dict[str, float]
+    loops: float
 
 
 class Quality(NamedTuple):
@@ -203,7 +207,9 @@ def _files(model: PromptTransformer, function: str, name: str, embed: bytes, ste
                 profile=_step_profile(config), golden=f"{name}.step.golden.npz",
             )
         )  # fmt: skip
-    return TierFiles(Tier(name=name, artifacts=tuple(artifacts), golden=f"{name}.golden.npz"), files, differences)
+    loops = float(_loop(embed, steps[0].data, inputs, TOLERANCE)["loops"].mean())
+    tier = Tier(name=name, artifacts=tuple(artifacts), golden=f"{name}.golden.npz")
+    return TierFiles(tier, files, differences, loops)
 
 
 def _golden(model: PromptTransformer, function: str) -> tuple[dict[str, Array], Golden]:

@@ -12,9 +12,10 @@ from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, ImagePreprocess, Manifest, Profile, Provenance, Tier
 from edge.datatypes import Array
-from edge.errors import UsageError
+from edge.errors import BundleError, UsageError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.exported import FULL
+from export.latencies import with_latencies
 from export.outputs import check_bundle, check_name
 from export.pack.golden import check_repeatable, check_rows_independent, golden_outputs, tolerance_of
 from export.pack.images import image_step, read_images
@@ -129,7 +130,7 @@ def pack_model(
     begin("writing")
     files = {given.file: model.data, manifest.golden: golden.encode()}
     files |= {variant.artifact.file: variant.data for variant in variants}
-    written = write_bundle(target, manifest, files, replace=replace)
+    written = write_bundle(target, _with_latencies(manifest, files, model), files, replace=replace)
     return Packed(
         str(written.path),
         max_batch_size,
@@ -142,6 +143,16 @@ def pack_model(
         ],
         calibration_items,
     )
+
+
+def _with_latencies(manifest: Manifest, files: dict[str, bytes], model: OnnxModel) -> Manifest:
+    """Return the manifest with predicted latencies, unless the work of the graph does not follow from its nodes."""
+    if model.operators.control_flow:
+        return manifest
+    try:
+        return with_latencies(manifest, files)
+    except BundleError:
+        return manifest
 
 
 def _golden(

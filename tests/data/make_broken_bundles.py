@@ -251,6 +251,7 @@ def broken_only_in_version_2(good: Good) -> dict[str, Tree]:
         "image-cut-from-less": good.with_field("preprocess", {**IMAGE, "shorter_side": 7}),
         "tolerance-of-no-output": good.with_field("tiers.0.artifacts.0.tolerance.outputs", {"x": 0.5}),
         "latency-outside-its-band": good.with_field("tiers.0.latencies", [{**PREDICTION, "milliseconds": 0.2}]),
+        "latency-of-a-part-of-one-run": good.with_field("tiers.0.latencies", [{**PREDICTION, "part": "step"}]),
         "latency-of-no-source": good.with_field("tiers.0.latencies", [{**PREDICTION, "source": "guess"}]),
         "latency-without-its-band": good.with_field(
             "tiers.0.latencies", [{k: v for k, v in PREDICTION.items() if k != "high_ms"}]

@@ -16,11 +16,10 @@ from edge.profiling.timing import compared_above
 from export.calculator.networks import create
 from export.convert import to_onnx
 from export.estimate.cli import estimate
-from export.estimate.devices import board_mode
 from export.estimate.estimate import estimate_bundle
 from export.estimate.model import kernels, parse_layers
 from export.estimate.operations import Halves, halves_of, work_of
-from export.estimate.sizes import predict_usual_sizes
+from export.estimate.sizes import check_sizes, input_shapes
 from export.heads import SequenceClassifier
 from export.precision import half
 from export.quantization.ranges import LARGEST, input_ranges
@@ -178,20 +177,21 @@ def test_wrong_options_and_foreign_operators_are_rejected(layer_shapes):
         work_of(model.SerializeToString(), {"x": (1,)}, "model")
 
 
-def test_a_file_is_predicted_for_the_usual_sizes_that_it_takes():
-    model, feeds = exported("bert", (LAYER,), rows=2)
-    inputs = [TensorSpec(name, "INT64", (-1, -1)) for name in feeds]
-    profile = {name: Profile(min=(1, 8), opt=(4, 32), max=(8, 512)) for name in feeds}
-    target = board_mode("orin-nano-super:15W")
-    found = predict_usual_sizes(half(model), inputs, profile, 8, target)
-    assert [(each.rows, each.tokens) for each in found] == [(1, 32), (8, 32), (1, 128), (8, 128)]
-    shapes = {name: (8, 128) for name in feeds}
-    assert found[3].prediction.gflop == pytest.approx(sum(work_of(half(model), shapes, "model").gflop.values()))
-    short = {name: Profile(min=(1, 8), opt=(1, 16), max=(1, 64)) for name in feeds}
-    assert [each[:2] for each in predict_usual_sizes(half(model), inputs, short, 1, target)] == [(1, 32)]
-    images, feeds = exported("vit", (LAYER,))
-    pixels = [TensorSpec(name, "FP32", (-1, *array.shape[1:])) for name, array in feeds.items()]
-    assert [each[:2] for each in predict_usual_sizes(half(images), pixels, {}, 1, target)] == [(1, None)]
+def test_sizes_are_the_usual_ones_that_a_model_takes_and_else_those_that_it_is_tuned_for():
+    inputs = [TensorSpec(name, "INT64", (-1, -1)) for name in ("ids", "mask")]
+    profile = {name: Profile(min=(1, 8), opt=(4, 32), max=(8, 512)) for name in ("ids", "mask")}
+    assert check_sizes(inputs, profile, 8, (), (1, 8)) == [(1, 32), (8, 32), (1, 128), (8, 128)]
+    assert input_shapes(inputs, profile, 8, 8, 128) == {"ids": (8, 128), "mask": (8, 128)}
+    short = {name: Profile(min=(1, 8), opt=(1, 16), max=(1, 20)) for name in ("ids", "mask")}
+    assert check_sizes(inputs, short, 1, (), (1,)) == [(1, 16)]
+    images = [TensorSpec("pixels", "FP32", (-1, 3, -1, -1)), TensorSpec("weights", "FP32", (-1, 4))]
+    free = {"pixels": Profile(min=(1, 3, 8, 8), opt=(1, 3, 64, 48), max=(8, 3, 512, 512))}
+    free["weights"] = Profile(min=(1, 4), opt=(1, 4), max=(8, 4))
+    assert check_sizes(images, free, 8, (), (8,)) == [(8, None)]
+    assert input_shapes(images, free, 8, 8, None) == {"pixels": (8, 3, 64, 48), "weights": (8, 4)}
+    other = profile | {"mask": Profile(min=(1, 8), opt=(4, 16), max=(8, 16))}
+    assert check_sizes(inputs, other, 8, (), (1,)) == [(1, None)]
+    assert input_shapes(inputs, other, 8, 1, None) == {"ids": (1, 32), "mask": (1, 16)}
 
 
 def test_a_shape_that_depends_on_weights_is_found_by_a_run():

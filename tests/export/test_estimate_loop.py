@@ -1,16 +1,22 @@
 """``fewheads estimate`` on a looped model: the sum of its files."""
 
 import json
+import sys
 
 import pytest
+from msgspec.structs import replace
 
 from edge.bundles.bundle import Bundle
-from edge.errors import UsageError
+from edge.bundles.rules import check
+from edge.errors import BundleError, UsageError
 from edge.programs.tier_program import golden_loops, load_tier
 from export.estimate.cli import estimate
+from export.estimate.devices import DEFAULT_BOARD
+from export.estimate.estimate import estimate_bundle
 from export.looped.bundle import export_looped
 from export.looped.recipes import plan_of
 from export.looped.train import train_run
+from tests.support.commands import shown
 from tests.support.task_data import invoke
 
 
@@ -38,6 +44,23 @@ def test_a_request_is_an_embedding_and_its_loops(bundle, tmp_path):
             assert 0 < embed["prediction"]["gflop"] < step["prediction"]["gflop"]
         assert rows[4]["prediction"]["gflop"] == pytest.approx(8 * rows[1]["prediction"]["gflop"])
     assert "the mean of the golden prompts" in invoke(estimate, bundle.path)
+
+
+def test_the_manifest_has_the_predictions_of_estimate(bundle, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)  # so that nobody counts the kernels of an engine
+    rows = estimate_bundle(bundle.path, *DEFAULT_BOARD, batches=(1, 8)).rows
+    found = bundle.manifest.tiers[0].latencies
+    assert [(one.part, one.rows, one.tokens, one.milliseconds, one.high_ms) for one in found] == [
+        (row.part, row.rows, row.tokens, row.milliseconds, row.prediction.high_ms) for row in rows
+    ]
+    assert len(found) == 6
+    assert {one.precision for one in found} == {"fp16"}
+    lines = shown("info", bundle.path).splitlines()
+    for one in found:
+        assert any(f" {one.part} " in line and "prediction" in line for line in lines), one
+    tier, nameless = bundle.manifest.tiers[0], replace(found[0], part=None)
+    with pytest.raises(BundleError, match="latency part: got none, expected the part of a request, which has several"):
+        check(replace(bundle.manifest, tiers=(replace(tier, latencies=(nameless,)),)), "manifest")
 
 
 def test_options_of_other_models_are_refused(bundle):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -27,6 +28,9 @@ from edge.programs.program import Options
 from edge.programs.sampling import Sampling
 from edge.programs.session import Joining
 from edge.runtimes.build import load_runner
+from export.estimate.devices import DEFAULT_BOARD
+from export.estimate.estimate import estimate_bundle
+from export.estimate.parts import predict_file
 from export.exported import FULL
 from export.language.backward import BackwardHead
 from export.language.base import BaseIdentity, identity_of
@@ -142,6 +146,29 @@ def test_the_file_for_tensorrt_has_its_cache_in_fp16_and_profiles_for_prompts_an
     manifest = msgspec.structs.replace(bundle.manifest, tiers=(mixed,))
     with pytest.raises(BundleError, match=r"input 'past\.0\.key': got .*'FP16'.*, expected FP32 or FP16 .*as 'new"):
         check(manifest, "manifest")
+
+
+def test_prompts_tokens_and_heads_have_predicted_latencies(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)  # so that nobody counts the kernels of an engine
+    full, int8 = Bundle.open(repository / "letters-1").manifest.tiers
+    assert int8.latencies == ()  # it has no file for TensorRT
+    found = {(one.part, one.rows, one.tokens): one.milliseconds for one in full.latencies}
+    decode = "decode, 64 cached"  # the cache's places of a model with 64 positions
+    assert list(found) == [("prefill", 1, 32), ("prefill", 8, 32), (decode, 1, 1), (decode, 8, 1)]
+    assert found[decode, 1, 1] < found["prefill", 1, 32] < found["prefill", 8, 32]
+    (head,) = Bundle.open(repository / "head-1-1").manifest.tiers
+    assert [(one.part, one.rows, one.tokens, one.times_faster) for one in head.latencies] == [
+        ("head", 1, None, 1),
+        ("head", 8, None, 1),
+    ]
+    for name, tier in (("letters-1", full), ("head-1-1", head)):
+        rows = estimate_bundle(repository / name, *DEFAULT_BOARD, batches=(1, 8)).rows
+        assert [row.milliseconds for row in rows] == [one.milliseconds for one in tier.latencies]
+    graph = Bundle.open(repository / "head-1-1").read("head.onnx")
+    arrays = np.load(repository / "head-1-1" / "tensors.npz")
+    shapes = {name: arrays[f"0/{name}"].shape for name in ("keys", "values", "temperatures")}
+    layer = predict_file(graph, {"logits": (1, 27), "alpha": (1, 1), **shapes}, DEFAULT_BOARD.mode, "head")
+    assert head.latencies[0].milliseconds == pytest.approx(2 * layer.milliseconds)
 
 
 def test_golden_texts_are_clear_and_of_one_length(directory: Path, repository: Path, tmp_path: Path) -> None:

@@ -65,6 +65,10 @@ def test_bundle_with_real_inputs_is_served(tmp_path):
     assert bundle.read("model.onnx") == oracle_onnx()
     assert bundle.golden.outputs["value"].ravel().tolist() == [3, -1, -5, 2]
     assert "real.npz" in bundle.manifest.provenance.data
+    latencies = bundle.manifest.tiers[0].latencies
+    assert [(one.device, one.precision, one.rows, one.part) for one in latencies] == [
+        ("Jetson Orin Nano Super", "fp32", rows, None) for rows in (1, 8)
+    ]
     last = CliRunner().invoke(info, [str(bundle.path)], catch_exceptions=False).stdout.splitlines()[-1]
     assert re.fullmatch("made .* by the owner of model.onnx, .* golden inputs: real.npz", last), "no seed, no commit"
     serving = running_server([bundle.path], cache=tmp_path / "cache")

@@ -17,7 +17,7 @@ import numpy as np
 
 from edge.files import write_whole
 from edge.profiling.table import Label
-from export.estimate.devices import board_mode
+from export.estimate.devices import DEFAULT_BOARD, board_mode
 from export.experiments.frontier.records import ANSWERED, Answered
 from export.experiments.frontier.settings import DENSE
 from export.experiments.records import read_part
@@ -176,7 +176,7 @@ def _words(shape: LayerShape | None) -> str:
 @click.command()
 @click.argument("run", type=DIRECTORY)
 @imported_data_option
-@click.option("--for", "board", default="orin-nano-super:15W", show_default=True, help="The board and its power mode.")
+@click.option("--for", "board", default=str(DEFAULT_BOARD), show_default=True, help="The board and its power mode.")
 def main(run: Path, data: Path | None, board: str) -> None:
     """Plan the published tiers for a board, and write a record and a table."""
     plans = plan_tiers(run, needed_data(recorded(run), None, data), board)

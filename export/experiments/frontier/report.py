@@ -86,18 +86,18 @@ def report_of(frontier: Frontier) -> str:
 
 
 def headline(frontier: Frontier) -> list[str]:
-    """Return the table of the first screen: dense and tiers, in FP32 and INT8, on the judged tasks, and on a Jetson."""
+    """Return the table of the first screen: dense and tiers, predicted on a Jetson, then as measured."""
     found = {(point.run, point.precision): point for point in frontier.points}
     board = _by_run(frontier.board, lambda point: f"{point.times_faster:.1f}×")
     rows = []
     for run in (DENSE, *frontier.settings.tiers):
-        cells: list[object] = [run]
+        cells: list[object] = [run, ", ".join(board.get(run, {}).values())]
         for precision in (FP32, INT8):
             point = found.get((run, precision))
             same = (run, precision) == (DENSE, FP32)
             cells += [f"{point.speedup:.1f}×", "–" if same else _lost(point.judged)] if point else ["", ""]
-        rows.append([*cells, ", ".join(board.get(run, {}).values())])
-    heads = ("model", "FP32 speed", "score lost", "INT8 speed", "score lost", "FP16 speed on a Jetson, predicted")
+        rows.append(cells)
+    heads = ("model", "on a Jetson, FP16, predicted", "on x86, FP32", "score lost", "on x86, INT8", "score lost")
     return markdown_table(heads, rows, texts=1)
 
 
