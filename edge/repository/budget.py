@@ -32,9 +32,9 @@ class MemoryBudget:
     """Rejects models that would not leave enough memory free. Thread-safe; it counts concurrent loads.
 
     The need of a model that was loaded before in this process is its growth then; otherwise it is estimated from the
-    sizes of its files. The headroom must cover what runs need beyond their inputs and outputs. While a model that
-    generates text is loaded or being loaded, what requests have not reserved of ``cache`` must stay free, too. Where
-    the available memory cannot be read, no model is rejected.
+    sizes of its files and tensors. The headroom must cover what runs need beyond their inputs and outputs. While a
+    model that generates text is loaded or being loaded, what requests have not reserved of ``cache`` must stay free,
+    too. Where the available memory cannot be read, no model is rejected.
     """
 
     def __init__(
@@ -111,7 +111,9 @@ def _estimate(bundle: Bundle, runtime: Runtime, instances: int, known: int | Non
     files = [manifest.files[artifact.file].size_bytes for artifact in artifacts]
     tensors = sum(_largest(spec, manifest.profile.get(spec.name)) for spec in (*manifest.inputs, *manifest.outputs))
     resident = known if known is not None else sum(files) * _RESIDENT_PER_BYTE
-    return math.ceil(resident + max(files) * _LOADING_PER_BYTE + instances * tensors)
+    # Decoders have buffers of their own, for what the cache's limit admits.
+    buffers = 0 if _generates(manifest) else len(files) * runtime.tensor_buffers
+    return math.ceil(resident + max(files) * _LOADING_PER_BYTE + max(instances, buffers) * tensors)
 
 
 def _largest(spec: TensorSpec, profile: Profile | None) -> int:

@@ -146,6 +146,9 @@ class Runtime(ABC):
     thread_bound: ClassVar[bool] = False
     #: Whether a run is faster if its shapes have occurred before, as with CUDA graphs.
     few_shapes: ClassVar[bool] = False
+    #: How often a loaded file has room for each of its tensors at its largest, on host and device together; 0 if each
+    #: run allocates them.
+    tensor_buffers: ClassVar[int] = 0
     #: ``CPU``, ``GPU``, or the compute capability that it compiles for, such as ``SM86``.
     device: str
 

@@ -12,7 +12,7 @@ from edge.runtimes import cuda, tensorrt_builder, tensorrt_package
 from edge.runtimes.runtime import BuildMemory, BuildOptions, Product, Progress, Runtime, Source, Suitability
 from edge.runtimes.tensorrt_package import Flavor
 from edge.runtimes.tensorrt_profiles import described, optimization_profiles
-from edge.runtimes.tensorrt_runner import TensorRtRunner
+from edge.runtimes.tensorrt_runner import SLOTS, TensorRtRunner
 
 #: The major versions that this release supports, by package, and how to get one.
 _MAJORS: dict[Flavor, tuple[tuple[str, ...], str]] = {
@@ -63,6 +63,7 @@ class TensorRt(_Engines):
     isolated_build = True
     thread_bound = True
     few_shapes = True
+    tensor_buffers = 2 * SLOTS  # of each pending run, on host and device
     device = "GPU"
 
     @classmethod

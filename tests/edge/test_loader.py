@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,9 @@ from edge.runner import Runner
 from edge.runtimes import table
 from edge.runtimes.build import build, load_runner
 from edge.runtimes.onnxruntime import OnnxRuntimeCpu
-from edge.runtimes.runtime import Product, Source
+from edge.runtimes.runtime import Product, Runtime, Source
 from edge.runtimes.table import choose
+from edge.runtimes.tensorrt import TensorRt
 from edge.scheduling.cache_budget import CacheBudget
 from edge.scheduling.scheduler import Scheduler
 from tests.support.builds import children, pause_builds, wait_for_no_children
@@ -274,15 +276,15 @@ def machine(root: Path, available: int, limit: int | None = None, used: int = 0,
     return MemorySampler(root, 1)
 
 
-def rejection(budget: MemoryBudget, bundle: Bundle) -> str:
-    with pytest.raises(LoadFailed) as caught, budget.reserved(bundle, RUNTIME):
+def rejection(budget: MemoryBudget, bundle: Bundle, runtime: Runtime = RUNTIME) -> str:
+    with pytest.raises(LoadFailed) as caught, budget.reserved(bundle, runtime):
         pass
     return str(caught.value)
 
 
-def needed(budget: MemoryBudget, bundle: Bundle) -> int:
+def needed(budget: MemoryBudget, bundle: Bundle, runtime: Runtime = RUNTIME) -> int:
     """The MiB that a budget without any memory says that a bundle needs."""
-    return int(re.findall(r"([\d,]+) MiB (?:as|estimated) ", rejection(budget, bundle))[0].replace(",", ""))
+    return int(re.findall(r"([\d,]+) MiB (?:as|estimated) ", rejection(budget, bundle, runtime))[0].replace(",", ""))
 
 
 def test_rejection_gives_all_numbers(tmp_path: Path, bundle: Bundle) -> None:
@@ -305,6 +307,17 @@ def test_runs_at_once_share_the_weights_and_no_tensors(tmp_path: Path, bundle: B
     one, many = (needed(MemoryBudget(machine(tmp_path, 0), 0, instances), bundle) for instances in (1, 1 + 1024))
     # Four rows in, and one of an output of any number; both of 4 KiB.
     assert many - one == 1024 * 5 * 4 // 1024
+
+
+def test_every_file_in_tensorrt_has_buffers_of_two_runs_on_host_and_device(tmp_path: Path, bundle: Bundle) -> None:
+    def with_rows(rows: int) -> Bundle:  # of 4 KiB
+        (name, profile), *_ = bundle.manifest.profile.items()
+        profiles = {name: msgspec.structs.replace(profile, max=(rows, *profile.max[1:]))}
+        return replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, profile=profiles))
+
+    budget, few, many = MemoryBudget(machine(tmp_path, 0), 0), with_rows(1), with_rows(1 + 1024)
+    for runtime, times in ((RUNTIME, 1), (TensorRt(), 3 * 2 * 2)):
+        assert needed(budget, many, runtime) - needed(budget, few, runtime) == 4 * times
 
 
 def test_most_memory_of_earlier_loads_is_expected_again(tmp_path: Path, bundle: Bundle) -> None:
