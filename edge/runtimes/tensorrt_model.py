@@ -179,8 +179,7 @@ class TensorRtModel:
             for memory in allocated:
                 memory.free()
             raise
-        self._memory.update(allocated)
-        return allocated
+        return [self.own(memory) for memory in allocated]
 
     def disown(self, memory: Memory) -> None:
         """Free memory that :meth:`close` would free, which no work uses."""

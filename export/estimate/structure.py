@@ -2,6 +2,7 @@
 
 - Products with weights that read the same tensor, such as queries, keys and values, are one kernel.
 - A softmax is one kernel with the products before and behind it.
+- A sum of normalised tokens is one kernel, and what follows it another.
 - What lies between those, as far as it is connected, is one kernel. It is none where it only reshapes or transposes
   what they wrote, and where it is elementwise and follows a product in floating point, or a convolution.
 
@@ -56,6 +57,7 @@ def structure_of(nodes: Sequence[NodeProto], constants: Iterable[str]) -> Struct
     tensors: dict[str, _Tensor] = {}
     groups: list[list[int]] = []  # the places of each group's nodes; empty if it was joined with another
     reads: dict[int, set[int]] = {}  # products and softmaxes: those from which they read, directly or through a group
+    sums: dict[int, int] = {}  # of tokens: the group of each
     sources: list[set[int]] = []  # of each group: the products and softmaxes that it reads
     for place, node in enumerate(nodes):
         if fixed.issuperset(filter(None, node.input)):
@@ -64,7 +66,11 @@ def structure_of(nodes: Sequence[NodeProto], constants: Iterable[str]) -> Struct
         found = [tensors[name] for name in node.input if name in tensors]
         depth = max((tensor.depth for tensor in found), default=0)
         read = {tensor.maker for tensor in found if tensor.maker >= 0}
-        if node.op_type in (*PRODUCTS, "Softmax"):
+        before = {nodes[each].op_type for tensor in found if tensor.group >= 0 for each in groups[tensor.group]}
+        is_sum = node.op_type == "ReduceSum" and "LayerNormalization" in before
+        if is_sum:
+            sums[place] = max(tensor.group for tensor in found)
+        if is_sum or node.op_type in (*PRODUCTS, "Softmax"):
             reads[place] = read.union(*(sources[tensor.group] for tensor in found if tensor.group >= 0))
             made = _Tensor(depth + 1, -1, place)
         else:
@@ -90,10 +96,10 @@ def structure_of(nodes: Sequence[NodeProto], constants: Iterable[str]) -> Struct
     products: dict[object, list[NodeProto]] = {}
     for place in reads:
         node = nodes[place]
-        if place not in within and node.op_type != "Softmax":
+        if place not in within and place not in sums and node.op_type != "Softmax":
             shared = node.op_type in ("MatMul", "Gemm") and node.input[1] in fixed
             products.setdefault(node.input[0] if shared else place, []).append(node)
-    others = sum(place not in within for place in softmaxes)
+    others = len(set(sums.values())) + sum(place not in within for place in softmaxes)
     makers = {name: node.op_type for node in nodes for name in node.output}
     quantised = {place for place in reads if makers.get(nodes[place].input[0]) == "DequantizeLinear"}
     convolutions = {place for place in reads if nodes[place].op_type == "Conv"}
@@ -103,7 +109,7 @@ def structure_of(nodes: Sequence[NodeProto], constants: Iterable[str]) -> Struct
             operators <= _RESHAPES
             or read & (within - last)
             or (read and operators <= _TRANSPOSES)
-            or (read and operators <= _ELEMENTWISE and not read & (quantised - convolutions))
+            or (read and operators <= _ELEMENTWISE and not read & (sums.keys() | quantised - convolutions))
             or (read and operators <= _ELEMENTWISE | _QUANTIZES and read <= convolutions)
         )
     return Structure(list(products.values()), [[nodes[place] for place in each] for each in attentions], others)

@@ -18,6 +18,8 @@ from export.fewest_kernels.graph import Graph
 
 #: They compute each value from one of each operand.
 _ELEMENTWISE = {"Add", "Sub", "Mul", "Div", "Erf", "Tanh", "Gelu", "Relu", "Sigmoid"}
+#: Factor of tokens before they are added up, or FP16 could not hold the sum of a thousand.
+_SHARE = 1 / 64
 _ROUNDING = {"QuantizeLinear", "DequantizeLinear"}
 
 
@@ -88,6 +90,9 @@ class _Tokens:
             if self._is_first(node) and len(graph.readers[name]) == 1:
                 self._choose_first(name, node, rows)
                 continue
+            if (mask := self._mask_of_mean(node)) is not None:
+                self._average(name, node, mask, rows)
+                continue
             if name not in left:
                 whole = graph.insert(
                     node, "Reshape", [name, self._shape(node, rows, [graph.width(name)])], f"{name}.whole"
@@ -142,6 +147,39 @@ class _Tokens:
             reader.input[:] = [first if name == chosen else name for name in reader.input]
         node.op_type = "Identity"
         del node.input[1:], node.attribute[:]
+
+    def _average(self, name: str, product: NodeProto, mask: str, rows: str) -> None:
+        """Compute the mean of tokens without a product, for which TensorRT pads their number in two kernels."""
+        graph, chosen = self._graph, self._graph.readers[product.output[0]][0]
+        by_position = graph.insert(product, "Transpose", [mask], f"{name}.mask.by_position", perm=[1, 0])
+        last = graph.constant("tokens.last", np.array([2]))
+        weights = graph.insert(product, "Unsqueeze", [by_position, last], f"{name}.mask.weights")
+        shape = self._shape(product, rows, [graph.width(name)])
+        whole = graph.insert(product, "Reshape", [name, shape], f"{name}.whole")
+        least = graph.constant("tokens.least", np.float32(_SHARE))
+        weights = graph.insert(product, "Mul", [weights, least], f"{name}.mask.shares")
+        sizes = graph.insert(product, "Shape", [whole], f"{name}.whole.sizes")
+        # As wide as the tokens, so that both sums are of one shape, and one kernel.
+        weights = graph.insert(product, "Expand", [weights, sizes], f"{name}.mask.wide")
+        kept = graph.insert(product, "Mul", [whole, weights], f"{name}.kept")
+        axis = graph.constant("tokens.first", np.array([0]))
+        total, share = (
+            graph.insert(product, "ReduceSum", [one, axis], f"{one}.total", keepdims=0) for one in (kept, weights)
+        )
+        share = graph.insert(product, "Max", [share, least], f"{name}.share")
+        chosen.input[:] = [graph.insert(product, "Div", [total, share], f"{name}.mean")]
+        chosen.op_type = "Identity"
+        del chosen.attribute[:]
+
+    def _mask_of_mean(self, product: NodeProto) -> str | None:
+        """Return the mask [N, T] by which a product averages tokens, as :mod:`export.heads` does, or None."""
+        graph = self._graph
+        chosen = graph.reader(product.output[0], "Gather") if product.op_type == "MatMul" else None
+        weights = graph.maker(product.input[0], "Unsqueeze") if chosen is not None and self._is_first(chosen) else None
+        quotient = graph.maker(weights.input[0], "Div") if weights else None
+        count = graph.maker(quotient.input[1], "Max", "Clip") if quotient else None
+        total = graph.maker(count.input[0], "ReduceSum") if count else None
+        return total.input[0] if total and quotient and total.input[0] == quotient.input[0] else None
 
     def _is_first(self, node: NodeProto) -> bool:
         index = self._graph.array(node.input[1]) if node.op_type == "Gather" else None

@@ -1,5 +1,7 @@
 """Attention in the form with the fewest kernels: the same outputs, and the kernels of every shape of layer."""
 
+import functools
+
 import numpy as np
 import onnx
 import pytest
@@ -10,8 +12,9 @@ from edge.bundles.manifest import Profile
 from export.convert import dynamic_of, outputs_of, to_onnx
 from export.estimate.model import kernels
 from export.estimate.operations import Halves, halves_of
+from export.estimate.structure import structure_of
 from export.fewest_kernels import fewest_kernels
-from export.heads import SequenceClassifier
+from export.heads import Embedding, SentenceEmbedder, SequenceClassifier, TokenClassifier
 from export.precision import half
 from export.quantization.ranges import Scheme, input_ranges
 from export.quantization.static import static_int8
@@ -19,7 +22,7 @@ from export.transformer import LayerShape, Transformer, TransformerConfig
 from tests.support.marks import with_rtx
 
 FUSED = "_gemm_mha_v2"
-DENSE = LayerShape(12, 32, 1536)
+DENSE = LayerShape(4, 32, 512)
 #: Layers, and the kernels of one of them in FP16 and in INT8.
 SHAPES = {
     "dense": (DENSE, 7, 9),
@@ -30,12 +33,24 @@ SHAPES = {
     "neither": (LayerShape(0, 0, 0), 0, 0),
 }
 
+LAYERS = (*(shape for shape, _, _ in SHAPES.values()), DENSE)
+#: Heads, and the kernels around BERT's layers with them.
+HEADS = {
+    "first token": (lambda bert: SequenceClassifier(bert, 2, "summary"), 3),
+    "pooler": (lambda bert: SequenceClassifier(bert, 2, "summary", pooler="tanh"), 4),
+    "mean": (lambda bert: SequenceClassifier(bert, 2, "mean"), 5),
+    "embedding": (lambda bert: SentenceEmbedder(bert, "mean", Embedding()), 4),
+    "normalised": (lambda bert: SentenceEmbedder(bert, "mean", Embedding(normalised=True)), 4),
+    "tokens": (lambda bert: TokenClassifier(bert, 3), 4),
+}
 
-def exported(architecture, layers, dim=384, change=lambda transformer: None):
+
+@functools.cache
+def exported(architecture, layers, dim=128, change=lambda transformer: None, head=None):
     """Return the graph of a classifier in FP32 whose biases matter, and inputs for it."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 50, "max_positions": 32} if architecture == "bert" else {"image_size": 32, "patch_size": 8}
-    config = TransformerConfig(architecture=architecture, dim=dim, layers=tuple(layers), channels=3, **sizes)
+    config = TransformerConfig(architecture=architecture, dim=dim, layers=layers, channels=3, **sizes)
     transformer = Transformer(config)
     for module in transformer.modules():
         for parameter in module.parameters(recurse=False):
@@ -49,7 +64,8 @@ def exported(architecture, layers, dim=384, change=lambda transformer: None):
     else:
         feeds = {"pixels": draw.standard_normal((2, 3, 32, 32), np.float32)}
     inputs = {name: torch.from_numpy(array) for name, array in feeds.items()}
-    return to_onnx(SequenceClassifier(transformer, 2, "summary"), inputs, ["logits"], dynamic_of(feeds)), feeds
+    module = head(transformer) if head else SequenceClassifier(transformer, 2, "summary")
+    return to_onnx(module, inputs, ["outputs"], dynamic_of(feeds)), feeds
 
 
 def in_precision(plain, feeds, precision):
@@ -68,7 +84,7 @@ def listed(model, feeds):
 
 
 def largest_difference(changed, plain, feeds):
-    ours, theirs = (outputs_of(model, feeds, "model")["logits"] for model in (changed, plain))
+    ours, theirs = (outputs_of(model, feeds, "model")["outputs"] for model in (changed, plain))
     return np.abs(ours - theirs).max() / theirs.std()
 
 
@@ -78,13 +94,13 @@ def operators(model):
 
 @pytest.mark.parametrize("architecture", ["bert", "vit"])
 def test_the_changed_graph_computes_the_same(architecture):
-    plain, feeds = exported(architecture, [shape for shape, _, _ in SHAPES.values()])
+    plain, feeds = exported(architecture, LAYERS)
     changed = fewest_kernels(plain)
     assert largest_difference(changed, plain, feeds) < 1e-4
     shapes = {name: array.shape for name, array in feeds.items()}
-    found = Halves(((12, 32), (3, 16), (1, 64), (4, 32)), (1536, 256, 256, 256))
+    found = Halves(((4, 32), (3, 16), (1, 64), (4, 32), (4, 32)), (512, 256, 256, 256, 512))
     for model in (plain, half(changed), in_precision(plain, feeds, "int8")):
-        assert halves_of(model, shapes, 384, "model") == found
+        assert halves_of(model, shapes, 128, "model") == found
     sums = operators(plain).count("Add") - operators(changed).count("Add")
     assert sums == 3 * len(found.attention)
 
@@ -96,23 +112,46 @@ def cancel(transformer):
 
 def test_a_bias_that_weights_cannot_take_exactly_stays_with_the_queries():
     """Two almost constant features that cancel out would get large weights, with rounding errors that do not."""
-    plain, feeds = exported("bert", [DENSE], change=cancel)
+    plain, feeds = exported("bert", (DENSE,), change=cancel)
     changed = fewest_kernels(plain)
     assert operators(plain).count("Add") - operators(changed).count("Add") == 2
     assert largest_difference(half(changed), plain, feeds) < 2 * largest_difference(half(plain), plain, feeds)
 
 
 def test_attention_whose_projections_others_read_remains_as_it_is():
-    plain, feeds = exported("bert", [DENSE])
+    plain, feeds = exported("bert", (DENSE,))
     model = onnx.load_from_string(plain)
     product = next(node for node in model.graph.node if node.name.endswith("q_proj"))
     model.graph.output.append(
-        onnx.helper.make_tensor_value_info(product.output[0], onnx.TensorProto.FLOAT, [None, None, 384])
+        onnx.helper.make_tensor_value_info(product.output[0], onnx.TensorProto.FLOAT, [None, None, 128])
     )
     shown = model.SerializeToString()
     changed = outputs_of(fewest_kernels(shown), feeds, "model")
     for name, array in outputs_of(shown, feeds, "model").items():
         np.testing.assert_allclose(changed[name], array, atol=1e-5)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_every_head_computes_the_same(head):
+    plain, feeds = exported("bert", (DENSE,), head=HEADS[head][0])
+    feeds = {**feeds, "mask": np.pad(feeds["mask"][:1], ((0, 1), (0, 0)))}  # the second input is empty
+    changed = fewest_kernels(plain)
+    assert largest_difference(changed, plain, feeds) < 1e-4
+    assert largest_difference(half(changed), plain, feeds) < 0.02
+
+
+@with_rtx
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+@pytest.mark.parametrize("head", HEADS)
+def test_the_kernels_around_the_layers(head, precision):
+    make, around = HEADS[head]
+    plain, feeds = exported("bert", (DENSE,), head=make)
+    model = in_precision(plain, feeds, precision)
+    expected = around + SHAPES["dense"][1 + (precision == "int8")]
+    assert len(listed(model, feeds)) == expected
+    graph = onnx.load_from_string(model).graph
+    found = structure_of(graph.node, [tensor.name for tensor in graph.initializer])
+    assert len(found.products) + len(found.attentions) + found.others == expected
 
 
 @with_rtx
@@ -121,9 +160,8 @@ def test_attention_whose_projections_others_read_remains_as_it_is():
     [("bert", "fp16", 3), ("bert", "int8", 3), ("vit", "fp16", 4), ("vit", "int8", 4)],
 )
 def test_the_kernels_of_layers_of_every_shape(architecture, precision, around):
-    shapes = [DENSE, *(shape for shape, _, _ in SHAPES.values()), DENSE]
-    plain, feeds = exported(architecture, shapes)
+    plain, feeds = exported(architecture, LAYERS)
     names = listed(in_precision(plain, feeds, precision), feeds)
-    assert sum(FUSED in name for name in names) == sum(shape.num_heads > 0 for shape in shapes)
+    assert sum(FUSED in name for name in names) == sum(shape.num_heads > 0 for shape in LAYERS)
     counts = {name: counts[precision == "int8"] for name, (_, *counts) in SHAPES.items()}
-    assert len(names) == around + sum(counts.values()) + 2 * counts["dense"]
+    assert len(names) == around + sum(counts.values()) + counts["dense"]
