@@ -13,6 +13,9 @@ import msgspec
 from deploy import device_table, push
 from edge import __version__
 from edge.__main__ import GROUPS, grouped
+from export.estimate.measurements import published
+from export.estimate.roofline import ERRORS
+from export.experiments import predicted
 from export.experiments.frontier.boards import BoardPlans, table_of
 from export.intervals import Difference, points
 from export.reduction.plan import amdahl_bound, macs_per_token
@@ -182,6 +185,24 @@ def test_the_speeds_on_an_orin_are_those_of_the_record() -> None:
     for found, text in ((published, "predicted to reach {}, {} and {}×."), (planned, "to reach {}, {} and {}× there")):
         assert text.format(*(f"{speed:.1f}" for speed in found)) in readme
     assert f"The first two of six layers are predicted to reach {first:.1f}×" in readme
+
+
+def test_the_errors_of_predictions_are_those_of_the_fit() -> None:
+    products, memory = (round(100 * ERRORS[regime].rms) for regime in ("products", "memory"))
+    said = f"its network: {products} % RMS where products bind, {memory} % where memory does"
+    assert f"[{len(published().measurements)} published measurements]" in PROOFS
+    assert said in PROOFS
+    factor = 1 + ERRORS["narrow"].band
+    bands = f"from {1 / factor:.1f} to {factor:.2f} times the prediction"
+    assert bands in " ".join((REDUCTION / "LIMITS.md").read_text().split())
+
+
+def test_the_tables_of_predictions_are_made_from_their_record() -> None:
+    record = msgspec.json.decode(predicted.RECORD.read_bytes(), type=predicted.Record)
+    assert record.tables.keys() == predicted.PAGES.keys()
+    for table, page in predicted.PAGES.items():
+        assert predicted.block_of(record, table) in page.read_text(), table
+    assert record.tables["layers"] == predicted.layers(), "python -m export.experiments.predicted writes them anew"
 
 
 def test_the_tables_of_the_limits_agree_with_their_records() -> None:

@@ -12,10 +12,10 @@ lists 7.4 kernels for a layer of ViT-B/16 in FP16 as PyTorch exports it, where T
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto, numpy_helper
 
 RECURRENT = ("RNN", "GRU", "LSTM")
 PRODUCTS = ("MatMul", "Gemm", "Conv", *RECURRENT)
@@ -47,11 +47,11 @@ class _Tensor(NamedTuple):
     maker: int  # the product or softmax that makes it; -1 elsewhere
 
 
-def structure_of(nodes: Sequence[NodeProto], constants: Iterable[str]) -> Structure:
+def structure_of(nodes: Sequence[NodeProto], constants: Mapping[str, TensorProto]) -> Structure:
     """Return the kernels of nodes in the order of a run.
 
     Args:
-        constants: the names of weights.
+        constants: the weights by name.
     """
     fixed = set(constants)
     tensors: dict[str, _Tensor] = {}
@@ -67,7 +67,7 @@ def structure_of(nodes: Sequence[NodeProto], constants: Iterable[str]) -> Struct
         depth = max((tensor.depth for tensor in found), default=0)
         read = {tensor.maker for tensor in found if tensor.maker >= 0}
         before = {nodes[each].op_type for tensor in found if tensor.group >= 0 for each in groups[tensor.group]}
-        is_sum = node.op_type == "ReduceSum" and "LayerNormalization" in before
+        is_sum = "LayerNormalization" in before and _sums_tokens(node, constants)
         if is_sum:
             sums[place] = max(tensor.group for tensor in found)
         if is_sum or node.op_type in (*PRODUCTS, "Softmax"):
@@ -113,3 +113,11 @@ def structure_of(nodes: Sequence[NodeProto], constants: Iterable[str]) -> Struct
             or (read and operators <= _ELEMENTWISE | _QUANTIZES and read <= convolutions)
         )
     return Structure(list(products.values()), [[nodes[place] for place in each] for each in attentions], others)
+
+
+def _sums_tokens(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
+    """Return whether a node sums over tokens, the first or second dimension, and drops it, as a mean of states does."""
+    if node.op_type != "ReduceSum" or len(node.input) < 2 or node.input[1] not in constants:
+        return False
+    kept = next((attribute.i for attribute in node.attribute if attribute.name == "keepdims"), 1)
+    return not kept and numpy_helper.to_array(constants[node.input[1]]).tolist() in ([0], [1])

@@ -150,7 +150,7 @@ def test_the_kernels_around_the_layers(head, precision):
     expected = around + SHAPES["dense"][1 + (precision == "int8")]
     assert len(listed(model, feeds)) == expected
     graph = onnx.load_from_string(model).graph
-    found = structure_of(graph.node, [tensor.name for tensor in graph.initializer])
+    found = structure_of(graph.node, {tensor.name: tensor for tensor in graph.initializer})
     assert len(found.products) + len(found.attentions) + found.others == expected
 
 

@@ -15,6 +15,7 @@ from edge.bundles.manifest import Profile, Tolerance
 from edge.runtimes.tensorrt_builder import compile_onnx
 from export.convert import golden_of, largest_difference
 from export.estimate.model import kernels
+from export.estimate.operations import work_of
 from export.looped.functions import draw_prompts
 from export.looped.graphs import EMBED_OUTPUTS, STEP_OUTPUTS, Embed, StepGraph, embed_onnx, step_onnx
 from export.looped.model import PromptTransformer
@@ -81,3 +82,6 @@ def test_attention_of_a_step_is_fused_in_fp16_for_prompts_of_any_length(size):
     counted = kernels(graph, profile)
     assert counted is not None
     assert len(counted) <= 11
+    work = work_of(graph, {name: array.shape for name, array in inputs.items()}, "step")
+    # Its structure, from which manifests are predicted; the engine reads prediction and residual out in two kernels.
+    assert len(work.kernels) + work.others == len(counted) - 1
