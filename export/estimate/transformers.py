@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import TYPE_CHECKING
 
 from export.estimate.work import ITEM_BYTES, Kernel, Work
@@ -9,10 +10,11 @@ from export.estimate.work import ITEM_BYTES, Kernel, Work
 if TYPE_CHECKING:
     from export.transformer import LayerShape, TransformerConfig
 
-#: Kernels beside products and attentions, as :mod:`export.estimate.structure` counts them: three transpose queries,
-#: keys and values, and one normalises; a feed-forward has one that normalises. Embeddings and task head have the rest.
-_OTHERS_OF_ATTENTION, _OTHERS_OF_FEED_FORWARD = 4, 1
-_OTHERS_AROUND_TEXT, _OTHERS_AROUND_IMAGE = 3, 2
+#: Kernels beside products and attentions, as :mod:`export.estimate.structure` counts them in FP16: a half of a layer
+#: has the sum and normalisation behind it, and embeddings and task head have the rest.
+_OTHERS_OF_A_HALF, _OTHERS_AROUND_TEXT, _OTHERS_AROUND_IMAGE = 1, 3, 2
+#: Heads that :mod:`export.fewest_kernels` makes of a single one.
+_LEAST_HEADS = 2
 _PRECISION = "fp16"
 
 
@@ -34,28 +36,40 @@ def transformer_work(config: TransformerConfig, tokens: int, batch: int, outputs
         kernels.append(mean)
         others = _OTHERS_AROUND_TEXT
     for shape in config.layers:
-        kernels += _layer(config.dim, shape, tokens, batch)
-        others += _OTHERS_OF_ATTENTION * bool(shape.num_heads) + _OTHERS_OF_FEED_FORWARD * bool(shape.ffn_dim)
+        kernels += layer_kernels(config.dim, shape, tokens, batch)
+        others += _OTHERS_OF_A_HALF * (bool(shape.num_heads) + bool(shape.ffn_dim))
     return Work(tuple(kernels), others, batch)
 
 
-def _layer(dim: int, shape: LayerShape, tokens: int, batch: int) -> list[Kernel]:
-    rows, width = batch * tokens, shape.num_heads * shape.head_dim
+def layer_kernels(
+    dim: int, shape: LayerShape, tokens: int, batch: int, precision: str = _PRECISION, fp16: Container[str] = ()
+) -> list[Kernel]:
+    """Return the products and the attention of one layer, as in its file for TensorRT.
+
+    Args:
+        precision: of the products, but for those whose names are in ``fp16``.
+    """
+    rows, width = batch * tokens, max(shape.num_heads, _LEAST_HEADS) * shape.head_dim
+
+    def product(name: str, inner: int, outer: int) -> Kernel:
+        return _product(rows, inner, outer, "fp16" if name in fp16 else precision)
+
     kernels = []
-    if width:
-        attention = Kernel("attention", 4e-9 * rows * tokens * width, _PRECISION, inner=shape.head_dim)
-        kernels += [_product(rows, dim, 3 * width), attention, _product(rows, width, dim)]
+    if shape.num_heads:
+        inner = min(shape.head_dim, tokens)
+        attention = Kernel("attention", 4e-9 * rows * tokens * width, _PRECISION, inner=inner)
+        kernels += [product("q_proj", dim, 3 * width), attention, product("output_proj", width, dim)]
     if shape.ffn_dim:
-        kernels += [_product(rows, dim, shape.ffn_dim), _product(rows, shape.ffn_dim, dim)]
+        kernels += [product("up", dim, shape.ffn_dim), product("down", shape.ffn_dim, dim)]
     return kernels
 
 
-def _product(rows: int, inner: int, width: int, *, convolution: bool = False) -> Kernel:
-    size = ITEM_BYTES[_PRECISION]
+def _product(rows: int, inner: int, width: int, precision: str = _PRECISION, *, convolution: bool = False) -> Kernel:
+    size = ITEM_BYTES[precision]
     return Kernel(
         "product",
         2e-9 * rows * inner * width,
-        _PRECISION,
+        precision,
         rows,
         inner,
         convolution,

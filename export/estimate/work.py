@@ -71,16 +71,6 @@ class Work(msgspec.Struct, frozen=True, dict=True):
         """Bytes of the weights of products; of an embedding, a run reads a few rows only."""
         return sum(kernel.weight_bytes for kernel in self.kernels)
 
-    @property
-    def products(self) -> int:
-        """Products with weights."""
-        return sum(kernel.kind == "product" and bool(kernel.weight_bytes) for kernel in self.kernels)
-
-    @property
-    def attention(self) -> int:
-        """Attentions."""
-        return sum(kernel.kind == "attention" for kernel in self.kernels)
-
     @cached_property
     def other(self) -> Kernel:
         """Each of the further kernels."""

@@ -23,7 +23,8 @@ from export.estimate.devices import BoardMode
 from export.estimate.model import RUNTIME, how_counted, kernels
 from export.estimate.operations import work_of
 from export.estimate.roofline import Prediction, Regime, predict, summed
-from export.estimate.work import ITEM_BYTES, Kernel, Work
+from export.estimate.transformers import layer_kernels
+from export.estimate.work import Work
 from export.points import MAX_BATCH_SIZE, Point
 from export.quantization.ranges import Scheme
 from export.reduction.grid import Grid, Times, widest
@@ -180,31 +181,9 @@ def _predicted(counted: Counted, config: TransformerConfig, grid: Grid, point: P
 
 
 def layer_work(config: TransformerConfig, shape: LayerShape, point: Point, precision: str) -> Work:
-    """Return the work of one layer, as in its graph for TensorRT."""
-    rows, dim = point.batch * point.tokens, config.dim
-    # fewest_kernels adds a head of zeros to a single one.
-    width = max(shape.num_heads, 2) * shape.head_dim
+    """Return the work of one layer, as in its graph for TensorRT, without other kernels than products and attention."""
     fp16 = Scheme().fp16 if precision == "int8" else ()
-
-    def product(name: str, inner: int, outer: int) -> Kernel:
-        own = "fp16" if name in fp16 else precision
-        return Kernel(
-            "product",
-            gflop=2e-9 * rows * inner * outer,
-            precision=own,
-            rows=rows,
-            inner=inner,
-            weight_bytes=inner * outer * ITEM_BYTES[own],
-            activation_bytes=rows * (inner + outer) * ITEM_BYTES[own],
-        )
-
-    found = []
-    if shape.num_heads:
-        gflop = 4e-9 * rows * point.tokens * width
-        found += [product("q_proj", dim, 3 * width), product("output_proj", width, dim)]
-        found.append(Kernel("attention", gflop, "fp16", inner=min(shape.head_dim, point.tokens)))
-    if shape.ffn_dim:
-        found += [product("up", dim, shape.ffn_dim), product("down", shape.ffn_dim, dim)]
+    found = layer_kernels(config.dim, shape, point.tokens, point.batch, precision, fp16)
     return Work(tuple(found), others=0, batch=point.batch)
 
 

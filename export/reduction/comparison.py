@@ -13,7 +13,7 @@ from export.reduction.grid import grid_of, widest
 from export.reduction.options import Target
 from export.reduction.reduce import Progress, measure_losses
 from export.reduction.run import open_source, state_of
-from export.reduction.search import choose_shapes
+from export.reduction.search import check_target, choose_shapes
 from export.transformer import LayerShape
 
 
@@ -74,11 +74,12 @@ def compare_plans(
     model, config = opened.model, opened.model.transformer.config
     grid, state, points = grid_of(config), state_of(source, source), check_points(config, points)
     devices = devices_of(targets, model, grid, points, state, precision=precision, on_shape=on_shape)
+    for device in devices:
+        check_target(config.layers, device.mean, target_speedup, f"target speed-up on {device.name}")
     losses = measure_losses(model, opened.data.train, grid, state=state, on_progress=on_progress)
     plans = []
     for device in devices:
-        subject = f"target speed-up on {device.name}"
-        shapes = choose_shapes(config.layers, losses, device.mean, target_speedup, subject)
+        shapes = choose_shapes(config.layers, losses, device.mean, target_speedup)
         loss = sum(layer.of(grid, shape) for layer, shape in zip(losses, shapes, strict=True))
         speedups = tuple(other.mean.of(config.layers) / other.mean.of(shapes) for other in devices)
         at_points = device.at_points(config.layers, shapes)

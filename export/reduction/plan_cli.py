@@ -9,6 +9,7 @@ import click
 
 from edge.cli.options import check_plot
 from edge.cli.output import json_option, print_json, print_table
+from edge.profiling.table import PREDICTION
 from export.loading import loading_torch
 from export.options import DIRECTORY, imported_data_option, replace_option, run_data_dir_option
 from export.outputs import check_file
@@ -122,7 +123,9 @@ def _print(compared: PlanComparison) -> None:
         (n, *(round(speedup, 2) for speedup in plan.speedups), plan.loss)
         for n, plan in zip(numbers, compared.plans, strict=True)
     ]
-    print_table("Speed of each plan", ("plan", *(f"on device {n}" for n in numbers), "loss"), rows)
+    sources = ("predicted" if plan.label == PREDICTION else plan.label for plan in compared.plans)
+    devices = (f"on device {n}, {source}" for n, source in zip(numbers, sources, strict=True))
+    print_table("Speed of each plan", ("plan", *devices, "loss"), rows)
     for n, plan in zip(numbers, compared.plans, strict=True):
         print_table(f"Plan {n} on {plan.device}: {plan.label}", *point_rows(plan.points))
 

@@ -28,6 +28,7 @@ from export.reduction.reduce import (
     divergence,
     reduce_model,
 )
+from export.reduction.search import check_target
 from export.reduction.strategy import Strategy
 from export.runs import RunMetrics, Speedup
 from export.tasks.models import Architecture, open_model
@@ -115,6 +116,8 @@ def reduce_run(
     config = model.transformer.config
     points, grid = check_points(config, points), grid_of(config)
     (device,) = devices_of([target], model, grid, points, state, precision=precision, on_shape=on_shape)
+    if strategy not in ("uniform", "first-layers"):  # those choose among fewer plans
+        check_target(config.layers, device.mean, target_speedup, f"target speed-up on {device.name}")
     reduced = reduce_model(
         model,
         data.train,

@@ -157,6 +157,22 @@ def choose_shapes(
     return shapes_of(_chosen(table, time, before / target_speedup - times.rest) or fastest)
 
 
+def check_target(
+    originals: Sequence[LayerShape], times: Times, target_speedup: float, subject: str = "target speed-up"
+) -> None:
+    """Raise the PlanError of :func:`choose_shapes` for any losses, before they are measured, which takes minutes."""
+    grid = times.grid
+    possible = [
+        Losses(
+            [0.0 if heads <= one.num_heads and rank <= one.head_dim else math.inf for heads, rank in grid.attention],
+            [0.0 if units <= one.ffn_dim else math.inf for units in grid.feed_forward],
+            0.0,
+        )
+        for one in originals
+    ]
+    choose_shapes(originals, possible, times, target_speedup, subject)
+
+
 def _fastest(table: Array, time: Array) -> list[int]:
     """Return the fastest possible option of each layer; one layer stays, where that costs the least time."""
     possible = np.where(np.isfinite(table), time, np.inf)

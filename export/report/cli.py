@@ -96,7 +96,7 @@ def _print_speed(speed: Speed) -> None:
     if speed.measured:
         click.echo(
             f"Measured when it was reduced: {speed.measured.ratio:.2f} times as fast as the model that it was reduced "
-            f"from, at {speed.measured.tokens} tokens, with ONNX Runtime on one thread."
+            f"from, {speed.measured_where}, with ONNX Runtime on one thread."
         )
     where = f"TensorRT in FP16 on a {speed.device} at {speed.power_mode}"
     columns = ("tokens", "rows", "ms", "from", "to", "times faster")

@@ -39,10 +39,12 @@ class Speed(msgspec.Struct, frozen=True):
 
     Attributes:
         measured: over the model that it was reduced from, with ONNX Runtime; None if it was not reduced.
+        measured_where: the sizes of the timed runs, such as "at 32 tokens, batch 1"; None as for ``measured``.
         device, power_mode, label: of the predictions, for TensorRT in FP16.
     """
 
     measured: Speedup | None
+    measured_where: str | None
     device: str
     power_mode: str
     label: Label
@@ -56,7 +58,8 @@ def speed_of(config: RunConfig, architecture: Architecture) -> Speed:
     if speedup:
         layers = tuple(LayerShape(one.num_heads, one.head_dim, one.ffn_dim) for one in speedup.original)
         original = msgspec.structs.replace(model, layers=layers)
-    lengths = [tokens for tokens in USUAL_LENGTHS if tokens <= model.max_positions]
+    most = min(model.max_positions, architecture.max_length)
+    lengths = [tokens for tokens in USUAL_LENGTHS if tokens <= most] or [most]
     sizes = product([model.max_positions] if model.image_size else lengths, USUAL_BATCHES)
     outputs = len(architecture.labels)
 
@@ -76,4 +79,11 @@ def speed_of(config: RunConfig, architecture: Architecture) -> Speed:
         for one in [predicted(model, tokens, rows)]
     ]
     device = DEVICES[DEFAULT_BOARD.board].name
-    return Speed(speedup, device, DEFAULT_BOARD.power_mode, PREDICTION, tuple(found))
+    return Speed(speedup, _where(config), device, DEFAULT_BOARD.power_mode, PREDICTION, tuple(found))
+
+
+def _where(config: RunConfig) -> str | None:
+    points = [point.name for point in config.planned.points] if config.planned else []
+    if len(points) > 1:
+        return f"by the mean time at {' and '.join(points)}"
+    return f"at {points[0] if points else f'{config.speedup.tokens} tokens'}" if config.speedup else None

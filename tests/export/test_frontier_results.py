@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
 import msgspec
 import pytest
 
 import export.experiments.frontier
+from export.estimate.devices import DEFAULT_BOARD
+from export.experiments.frontier.board import board_of
+from export.experiments.frontier.boards import BoardPlans, table_of
 from export.experiments.frontier.cli import frontier
+from export.experiments.frontier.records import read_family
 from export.experiments.frontier.report import headline, report_of
-from export.experiments.frontier.settings import FROZEN, read_settings
+from export.experiments.frontier.settings import DENSE, FROZEN, read_settings
 from export.experiments.frontier.summary import Frontier
 from export.tasks.recipe import RESTORING
 from tests.support.task_data import invoke
 
 RESULTS = Path(export.experiments.frontier.__file__).parent / "results"
+BOARDS = RESULTS.parent / "boards"
 README = Path(__file__).parents[2] / "README.md"
 
 
@@ -28,6 +34,22 @@ def published():
 def test_readme_and_report_have_the_figures_of_the_records(published):
     assert "\n".join(headline(published)) in README.read_text()
     assert (RESULTS / "report.md").read_text() == report_of(published)
+
+
+def test_the_predictions_on_a_jetson_are_those_of_today(published):
+    """Those of the report by the sizes of layers, and those of the plans by the kernels of an engine."""
+    families = [read_family(directory) for directory in sorted(RESULTS.glob("*-seed*"))]
+    assert board_of(families) == published.board
+    for path in BOARDS.glob("*.json"):
+        plans = msgspec.json.decode(path.read_bytes(), type=BoardPlans)
+        assert path.with_suffix(".md").read_text() == table_of(plans)
+        for row in plans.rows if plans.board == str(DEFAULT_BOARD) else ():
+            same = [point for point in published.board.points if point.run == row.name]
+            for point, planned in product(same, row.points):
+                if (point.tokens, point.rows) == (planned.tokens, planned.batch):
+                    assert point.times_faster == pytest.approx(planned.speedup, rel=0.15)
+                    if row.name == DENSE:
+                        assert point.milliseconds == pytest.approx(planned.milliseconds, rel=0.05)
 
 
 def test_the_results_have_the_frozen_settings(published):

@@ -19,7 +19,7 @@ from export.reduction.plan import LayerPlan, amdahl_bound, check_plan, check_spe
 from export.reduction.plot import draw
 from export.reduction.reduce import LayerReport
 from export.reduction.run import Divergence, Reduced
-from export.reduction.search import Losses, LossMeter, choose_shapes, least_loss
+from export.reduction.search import Losses, LossMeter, check_target, choose_shapes, least_loss
 from export.reduction.states import embedded
 from export.runs import RunMetrics
 from export.transformer import Layer, LayerShape, TransformerConfig
@@ -170,6 +170,13 @@ def test_a_target_out_of_reach_is_rejected_with_the_fastest_plan():
         PlanError, match=r"at most 6\.86x, with 1 layer of 0 heads of 0 and 0 .*units, 2 layers left out"
     ):
         choose_shapes([DENSE] * 3, [one._replace(layer=1.0) for one in losses], times, 8)
+    with pytest.raises(
+        PlanError, match=r"speed-up on a board: got 8x, expected at most 6\.86x, with 1 layer of 0 heads"
+    ):
+        check_target([DENSE] * 3, times, 8, "target speed-up on a board")
+    check_target([DENSE] * 3, times, 6.8)
+    with pytest.raises(PlanError, match=r"target speed-up: got 1\.1x, expected at most 1\.00x"):  # it is there already
+        check_target([LayerShape(0, 0, 0)], times, 1.1)
 
 
 def divergence_without(classifier, data, number):

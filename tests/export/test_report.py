@@ -12,9 +12,11 @@ import sklearn.metrics
 from edge.errors import UsageError
 from edge.profiling.table import Shape
 from export.intervals import Mean
+from export.points import Planned, PointTimes
 from export.report.cli import report
 from export.report.figures import confusion
 from export.report.numbers import Classes, ClassRow, calibration_error
+from export.report.speed import speed_of
 from export.runs import CONFIG, REPORT, Speedup, is_run, read_config
 from export.tasks.cli import finetune
 from export.tasks.models import open_model
@@ -92,7 +94,9 @@ def test_the_speed_of_a_run_is_measured_or_labelled_as_a_prediction(place, tmp_p
         (run / CONFIG).write_bytes(msgspec.json.encode(reduced))
         printed, page = " ".join(invoke(report, run, *data).split()), out.read_text()
         for text in (printed, page):
-            assert "Measured when it was reduced: 1.94 times as fast as the model that it was reduced from" in text
+            assert (
+                "Measured when it was reduced: 1.94 times as fast as the model that it was reduced from, at 32" in text
+            )
             assert "TensorRT in FP16 on a Jetson Orin Nano Super at 15W: a prediction, not measured on an Orin" in text
         found = json.loads(invoke(report, run, *data, "--json"))["speed"]["predicted"]
         assert [one["milliseconds"] for one in found] == [one["milliseconds"] for one in speed["predicted"]]
@@ -104,6 +108,12 @@ def test_the_speed_of_a_run_is_measured_or_labelled_as_a_prediction(place, tmp_p
                 assert f'<td class="n">{one["times_faster"]:.2f}</td>' in page
             else:
                 assert one["times_faster"] is None
+    points = (PointTimes(32, 1, dense_ms=2, milliseconds=1), PointTimes(32, 8, dense_ms=4, milliseconds=3))
+    planned = msgspec.structs.replace(reduced, planned=Planned(2.0, "this", "measured", points, (0,), 2))
+    architecture = msgspec.structs.replace(open_model(run).architecture, max_length=24)
+    found = speed_of(planned, architecture)
+    assert found.measured_where == "by the mean time at 32 tokens, batch 1 and 32 tokens, batch 8"
+    assert {one.tokens for one in found.predicted} == {24}  # the bundle takes no more
 
 
 def test_a_report_states_on_how_many_items_of_the_training_split_a_run_was_trained(place, tmp_path):
