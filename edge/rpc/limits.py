@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from grpc_health.v1 import health
-from grpc_reflection.v1alpha import reflection
-
-from edge.protocol import INFERENCE, TELEMETRY
+from edge.protocol import HEALTH, INFERENCE, REFLECTION, TELEMETRY
 
 #: HTTP/2 counts streams in 31 bits.
 MAX_STREAMS: Final = 2**31 - 1
@@ -17,8 +14,8 @@ MAX_STREAMS: Final = 2**31 - 1
 _GRPCIO_STREAMS: Final = 256
 #: Requests of services that need no token, or carry names alone.
 _SERVICE_BYTES: Final = {
-    health.SERVICE_NAME: 4 * 1024,
-    reflection.SERVICE_NAME: 4 * 1024,
+    HEALTH: 4 * 1024,
+    REFLECTION: 4 * 1024,
     TELEMETRY: 4 * 1024,
     INFERENCE: 64 * 1024,
 }
