@@ -146,8 +146,8 @@ def train(
     "--tier-name",
     "tiers",
     multiple=True,
-    help="Name of a tier; give one for each run, in their order.  [default: x1, and xN for a run that was measured to "
-    "be N times as fast]",
+    help="Name of a tier; give one for each run, in their order.  [default: x1, xN for a run that was measured to be "
+    "N times as fast, and xN-DEVICE for one that was planned to be so on another device]",
 )
 @click.option(
     "--artifacts",

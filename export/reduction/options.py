@@ -95,7 +95,7 @@ def reduction_progress() -> Iterator[tuple[Callable[[int, int], None], Callable[
         tasks = {
             stage: bar.add_task(name, total=None, note="")
             for stage, name in (
-                ("times", "timing each option"),
+                ("times", "times of the options"),
                 ("losses", "trying each option"),
                 ("layers", "reducing layers"),
             )
