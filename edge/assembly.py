@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 from edge.connections.quota import Quota
 from edge.errors import UsageError
-from edge.grpcio.server import GrpcServer
 from edge.health.health import Health
 from edge.health.supervisor import Supervisor
 from edge.health.systemd import Notifier
@@ -46,6 +45,7 @@ from edge.telemetry.sources import ServedWork, Sources
 from edge.telemetry.telemetry import Telemetry
 
 if TYPE_CHECKING:
+    from edge.grpcio.server import GrpcServer
     from edge.http.server import HttpServer
     from edge.http2.server import Http2Server
 
@@ -207,6 +207,8 @@ def _scheduler(settings: Settings) -> Scheduler:
 
 def _grpc_server(transport: str, quota: Quota) -> Callable[..., GrpcServer | Http2Server]:
     if transport == "grpcio":
+        from edge.grpcio.server import GrpcServer  # takes 16 MB
+
         return GrpcServer
     from edge.http2.server import Http2Server  # its library is an extra
 

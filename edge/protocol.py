@@ -7,6 +7,8 @@ from typing import Final
 #: Full names of the services.
 INFERENCE: Final = "inference.GRPCInferenceService"
 TELEMETRY: Final = "fewheads.telemetry.v1.Telemetry"
+HEALTH: Final = "grpc.health.v1.Health"
+REFLECTION: Final = "grpc.reflection.v1alpha.ServerReflection"
 #: The trailer of a refused call with the milliseconds until a retry may succeed.
 RETRY_AFTER_MS: Final = "retry-after-ms"
 #: The same as a parameter of a response in a stream, which has no trailers of its own.

@@ -81,7 +81,8 @@ def _credentials(
     if not (tls or any(files) or token_file):
         return None
     from edge.client.connection import Credentials
-    from edge.security.credentials import channel_credentials, read_token
+    from edge.client.credentials import channel_credentials
+    from edge.security.credentials import read_token
 
     secure = channel_credentials(*files) if tls or any(files) else None
     return Credentials(tls=secure, token=read_token(token_file) if token_file else "")

@@ -8,18 +8,19 @@ from contextvars import copy_context
 from functools import cached_property, lru_cache
 from typing import Final, cast
 
-import grpc
 import ngh2
 
 from edge.connections.paced import PacedReader
 from edge.connections.quota import Share
 from edge.http2.connection_limits import ConnectionLimits
 from edge.http2.half import SendingHalf, if_open
-from edge.http2.messages import IDENTITY, Refused
+from edge.http2.messages import IDENTITY
 from edge.http2.metadata import Field, Head, NotGrpc, read_head
 from edge.http2.routes import Route
 from edge.http2.rpc import Rpc
 from edge.rpc.limits import Limits
+from edge.rpc.parsing import Refused
+from edge.serving.statuses import Code
 
 #: What the client may send on one stream, and on all of them, before handlers read it.
 _STREAM_WINDOW: Final = 256 * 1024
@@ -34,7 +35,6 @@ _MAX_RESETS: Final = (2_000, 500)
 _GOODBYE_SECONDS: Final = 1.0
 #: What an open call costs in memory, beside its header fields and its messages.
 _CALL_BYTES: Final = 8 * 1024
-_NOT_FOUND = "the server has no such method"
 _TOO_MUCH = "connection: got more open calls, headers and messages than it may hold, expected fewer. Try again later."
 _NO_HEAD: Final = Head("", None, IDENTITY, 0)
 
@@ -205,19 +205,18 @@ class Connection(SendingHalf):
         context = copy_context()  # of the call, for the name of its caller
         route: Route | None = None
         refused: Refused | NotGrpc | None = None
+        charged = 0
         try:
-            charged = _CALL_BYTES
+            cost = _CALL_BYTES
             if fields != self._last_fields:  # most clients send the same fields in each call
                 self._last_head, self._last_fields = read_head(fields, self._limits.max_metadata_bytes), fields
-                charged += self._last_head.size_bytes
-            if not self._share.hold(charged):
-                raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, _TOO_MUCH)
-            head, fields = self._last_head, self._last_fields
+                cost += self._last_head.size_bytes
+            if not self._share.hold(cost):
+                raise Refused(Code.RESOURCE_EXHAUSTED, _TOO_MUCH)
+            charged, head, fields = cost, self._last_head, self._last_fields
             route = context.run(self._find, head.path, fields)
-            if route is None:
-                refused = Refused(grpc.StatusCode.UNIMPLEMENTED, _NOT_FOUND)
         except (Refused, NotGrpc) as error:
-            head, refused, fields, charged = _NO_HEAD, error, (), 0
+            head, refused, fields = _NO_HEAD, error, ()
         if not self._rpcs:
             self._time_limits.set_busy(True)
         rpc = Rpc(self, stream_id, route, head, fields, self._share, charged, context)
@@ -227,7 +226,7 @@ class Connection(SendingHalf):
         elif head.timeout:
             self._time_limits.end_by(rpc.deadline)
         if isinstance(refused, Refused):
-            self.finish(stream_id, refused.code, refused.details, ())
+            self.finish(stream_id, *refused.status)
         elif refused:
             with if_open:
                 self._http2.send_response(stream_id, ((b":status", refused.status),), end_stream=True)

@@ -8,7 +8,6 @@ from abc import abstractmethod
 from contextlib import suppress
 from typing import Final
 
-import grpc
 import ngh2
 
 from edge.connections.quota import Share
@@ -17,6 +16,7 @@ from edge.http2.messages import prefix
 from edge.http2.metadata import OK_TRAILERS, RESPONSE, Metadata, trailers
 from edge.http2.rpc import UNREAD, Rpc
 from edge.http2.unread import UnreadAnswers
+from edge.serving.statuses import Code
 
 log = logging.getLogger(__name__)
 
@@ -97,9 +97,9 @@ class SendingHalf(asyncio.Protocol):
         else:
             self._flush_soon()
 
-    def finish(self, stream_id: int, code: grpc.StatusCode, details: str, metadata: Metadata) -> None:
+    def finish(self, stream_id: int, code: Code, details: str, metadata: Metadata) -> None:
         """Send the status of a call."""
-        if code is grpc.StatusCode.OK:
+        if code is Code.OK:
             self._prove(stream_id)
             fields = OK_TRAILERS
         else:

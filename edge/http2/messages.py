@@ -7,9 +7,8 @@ import zlib
 from collections.abc import Callable
 from typing import NamedTuple
 
-import grpc
-
-from edge.rpc.parsing import WINDOW_BITS, too_large
+from edge.rpc.parsing import WINDOW_BITS, Refused, too_large
+from edge.serving.statuses import Code
 
 PREFIX_BYTES = 5
 IDENTITY = b"identity"
@@ -21,18 +20,10 @@ _INLINE_BYTES = 256 * 1024
 _PIECE_BYTES = 4 * 1024**2
 
 
-class Refused(Exception):
-    """An invalid request, which ends its call with a status."""
-
-    def __init__(self, code: grpc.StatusCode, details: str) -> None:
-        super().__init__(details)
-        self.code, self.details = code, details
-
-
 def no_room(size: int) -> Refused:
     """Return the refusal of bytes that the quota does not admit."""
     details = f"message: got {size} bytes beside those that the server holds already, expected fewer. Try again later."
-    return Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, details)
+    return Refused(Code.RESOURCE_EXHAUSTED, details)
 
 
 def prefix(message: bytes) -> bytes:
@@ -69,10 +60,10 @@ class Packed(NamedTuple):
         except zlib.error:
             pieces, size = [], -1
         if size > self.max_bytes:
-            raise _too_large("more, uncompressed", self.max_bytes)
+            raise Refused(*too_large("more, uncompressed", self.max_bytes))
         if size < 0 or not inflater.eof or inflater.unused_data:
             details = f"message: expected exactly one {self.encoding.decode()} stream. Compress it again."
-            raise Refused(grpc.StatusCode.INTERNAL, details)
+            raise Refused(Code.INTERNAL, details)
         return b"".join(pieces)
 
 
@@ -129,12 +120,12 @@ class Messages:
     def _begin(self, data: bytes | bytearray, at: int, hold: Callable[[int], bool]) -> None:
         flag, length = data[at], int.from_bytes(data[at + 1 : at + PREFIX_BYTES], "big")
         if flag > 1:
-            raise Refused(grpc.StatusCode.INTERNAL, f"compressed flag: got {flag}, expected 0 or 1")
+            raise Refused(Code.INTERNAL, f"compressed flag: got {flag}, expected 0 or 1")
         if flag and self._encoding == IDENTITY:
             details = "compressed flag: got 1 without grpc-encoding, expected 0. Send grpc-encoding with the call."
-            raise Refused(grpc.StatusCode.INTERNAL, details)
+            raise Refused(Code.INTERNAL, details)
         if length > self._max_bytes:
-            raise _too_large(f"{length} bytes", self._max_bytes)
+            raise Refused(*too_large(f"{length} bytes", self._max_bytes))
         if length > SMALL_BYTES and not hold(length):
             raise no_room(length)
         self._compressed, self._length = bool(flag), length
@@ -142,8 +133,3 @@ class Messages:
     def _end(self, message: bytes) -> bytes | Packed:
         self._length = -1
         return Packed(message, self._encoding, self._max_bytes) if self._compressed else message
-
-
-def _too_large(given: str, max_bytes: int) -> Refused:
-    status = too_large(given, max_bytes)
-    return Refused(status.code, status.details)

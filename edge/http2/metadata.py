@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import quote_from_bytes
 
-import grpc
-
-from edge.http2.messages import ENCODINGS, IDENTITY, Refused
+from edge.http2.messages import ENCODINGS, IDENTITY
+from edge.rpc.parsing import Refused
+from edge.serving.statuses import Code
 
 Field = tuple[bytes, bytes]
 #: Metadata as servicers see it: lower-case keys; values are bytes for keys that end in ``-bin``, else text.
@@ -61,7 +61,7 @@ def read_head(fields: Sequence[Field], max_bytes: int) -> Head:
     size = text + _FIELD_BYTES * len(fields)
     if size > max_bytes:
         details = f"metadata: got {size} bytes, expected at most {max_bytes}. Send fewer or shorter fields."
-        raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, details)
+        raise Refused(Code.RESOURCE_EXHAUSTED, details)
     named = dict(fields)
     if named[b":method"] != b"POST":
         raise NotGrpc(b"405")
@@ -72,7 +72,7 @@ def read_head(fields: Sequence[Field], max_bytes: int) -> Head:
     if encoding not in ENCODINGS:
         expected = b", ".join(ENCODINGS).decode()
         details = f"grpc-encoding: got {encoding[:20]!r}, expected one of {expected}. Use one of them."
-        raise Refused(grpc.StatusCode.UNIMPLEMENTED, details)
+        raise Refused(Code.UNIMPLEMENTED, details)
     timeout = named.get(b"grpc-timeout")
     path = named[b":path"].decode("ascii", "replace")
     seconds = None if timeout is None else _seconds(timeout)
@@ -84,7 +84,7 @@ def _seconds(timeout: bytes) -> float:
     if unit is None or not number.isdigit() or len(number) > 8:
         expected = "at most 8 digits and one of H, M, S, m, u, n"
         details = f"grpc-timeout: got {timeout[:20]!r}, expected {expected}. Send 500m, for example, for 500 ms."
-        raise Refused(grpc.StatusCode.INTERNAL, details)
+        raise Refused(Code.INTERNAL, details)
     return int(number) * unit
 
 
@@ -104,9 +104,9 @@ def _binary(value: bytes) -> bytes:
         return b""
 
 
-def trailers(code: grpc.StatusCode, details: str, metadata: Iterable[tuple[str, str | bytes]]) -> tuple[Field, ...]:
+def trailers(code: Code, details: str, metadata: Iterable[tuple[str, str | bytes]]) -> tuple[Field, ...]:
     """Return the trailers of a call: status, message and custom metadata."""
-    fields = [(b"grpc-status", str(code.value[0]).encode())]
+    fields = [(b"grpc-status", b"%d" % code)]
     if details:
         fields.append((b"grpc-message", quote_from_bytes(details.encode(errors="replace"), _PLAIN).encode()))
     for key, value in metadata:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any, NamedTuple
-
-import grpc
 
 from edge.http2.metadata import Field, read_metadata
 from edge.rpc.limits import Limits
+from edge.rpc.methods import Find
+from edge.rpc.parsing import Refused
 from edge.security.access import CALLER
+from edge.serving.statuses import Code
 
 
 class Direct(NamedTuple):
@@ -28,7 +28,7 @@ class Route(NamedTuple):
     """How to answer a call.
 
     Attributes:
-        handler: a ``grpc.RpcMethodHandler``.
+        handler: the :class:`edge.rpc.methods.Method`, or None for a refused call.
         max_bytes: the limit for its requests.
         direct: the direct method that replaces it, if any.
         proves: whether the success of the call shows that its connection is of a client that the server wants: it is
@@ -44,30 +44,26 @@ class Route(NamedTuple):
 class Routes:
     """The methods of a server, ``direct`` by path. ``by_path`` says that one look-up for each path is enough."""
 
-    def __init__(self, limits: Limits, by_path: bool, direct: Mapping[str, Direct] | None = None) -> None:
+    def __init__(self, find: Find, limits: Limits, by_path: bool, direct: Mapping[str, Direct] | None = None) -> None:
+        self._find = find
         self._limits = limits
         self._by_path = by_path
         self._direct = direct or {}
-        self._handlers: list[grpc.GenericRpcHandler] = []
         self._found: dict[str, Route] = {}
 
-    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        """Add the methods of services."""
-        self._handlers.extend(handlers)
+    def find(self, path: str, fields: Sequence[Field]) -> Route:
+        """Return the route of a call with this path and these header fields.
 
-    def find(self, path: str, fields: Sequence[Field]) -> Route | None:
-        """Return the route of a call with this path and these header fields; None if there is no such method."""
+        Raises:
+            Refused: there is no such method, or the caller may not use it.
+        """
         route = self._found.get(path)
         if route is None:
-            details = SimpleNamespace(method=path, invocation_metadata=read_metadata(fields))
-            found = (handlers.service(details) for handlers in self._handlers)
-            handler = next((handler for handler in found if handler is not None), None)
-            if handler is None:
-                return None
-            # A refusal is a handler of another kind, which nothing may replace.
-            direct = self._direct.get(path) if handler.unary_unary else None
+            method = self._find(path, read_metadata(fields))
+            if method is None:
+                raise Refused(Code.UNIMPLEMENTED, "the server has no such method")
             proves = self._by_path or bool(CALLER.get())
-            route = Route(handler, self._limits.max_request_bytes(path), direct, proves)
+            route = Route(method, self._limits.max_request_bytes(path), self._direct.get(path), proves)
             if self._by_path:
                 self._found[path] = route
         return route

@@ -7,20 +7,19 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Iterable
-from contextlib import aclosing
+from collections.abc import Awaitable, Iterable
 from contextvars import Context
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
-import grpc
 from google.protobuf.message import DecodeError
 
 from edge import errors
 from edge.connections.quota import Share
-from edge.http2.messages import SMALL_BYTES, Messages, Packed, Refused, no_room
+from edge.http2.messages import SMALL_BYTES, Messages, Packed, no_room
 from edge.http2.metadata import Field, Head, Metadata, read_metadata
 from edge.http2.routes import Route
-from edge.rpc.parsing import UNPARSEABLE, Status
+from edge.rpc.parsing import UNPARSEABLE, Refused, Status
+from edge.serving.statuses import Code
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +29,11 @@ _LATE_BYTES = 16 * 1024
 _MESSAGE_BYTES = 64
 #: The end of a call whose client does not read what it is sent.
 UNREAD = (
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Code.RESOURCE_EXHAUSTED,
     "response: got one that exceeds what the connection may have unread, expected less. Read responses as they come.",
 )
-_OK = grpc.StatusCode.OK
-_INTERNAL = grpc.StatusCode.INTERNAL
+_OK = Code.OK
+_INTERNAL = Code.INTERNAL
 
 
 class _Wire(Protocol):
@@ -45,16 +44,15 @@ class _Wire(Protocol):
     def acknowledge(self, stream_id: int, size: int) -> None: ...
     def send(self, stream_id: int, message: bytes) -> bool: ...
     def respond(self, stream_id: int, message: bytes) -> None: ...
-    def finish(self, stream_id: int, code: grpc.StatusCode, details: str, metadata: Metadata) -> None: ...
+    def finish(self, stream_id: int, code: Code, details: str, metadata: Metadata) -> None: ...
     def room(self, stream_id: int) -> Awaitable[None] | None: ...
 
 
 class Rpc:
     """One call. Its handler starts with the request, runs in ``context``, and is cancelled with the call.
 
-    For the handler, this is the part of ``grpc.aio.ServicerContext`` that our servicers and those of health and
-    reflection use. ``route`` is None for a refused call. ``deadline`` is in ``time.monotonic()`` seconds, infinite
-    without one.
+    For the handler, this is the part of ``grpc.aio.ServicerContext`` that our servicers use. ``route`` is None for a
+    refused call. ``deadline`` is in ``time.monotonic()`` seconds, infinite without one.
     """
 
     __slots__ = (
@@ -107,7 +105,7 @@ class Rpc:
 
     def too_slow(self) -> None:
         """End the call, because its request does not arrive."""
-        self._cut(grpc.StatusCode.DEADLINE_EXCEEDED, "the request did not arrive in time. Send it faster.")
+        self._cut(Code.DEADLINE_EXCEEDED, "the request did not arrive in time. Send it faster.")
 
     def receive(self, data: bytes, ended: bool) -> None:
         """Process bytes of the request; ``ended`` says whether they are the last."""
@@ -130,7 +128,7 @@ class Rpc:
                 details = f"request: got {len(self._inbox)} messages, expected 1. Send exactly one, then end it."
                 raise Refused(_INTERNAL, details)
         except Refused as refused:
-            self._cut(refused.code, refused.details)
+            self._cut(*refused.status)
             return
         if self._handler.request_streaming:
             if not self._inbox:
@@ -154,7 +152,7 @@ class Rpc:
 
     async def stop(self) -> None:
         """Cancel the call for a shutdown, and wait for its handler."""
-        self._cut(grpc.StatusCode.UNAVAILABLE, "the server is going down")
+        self._cut(Code.UNAVAILABLE, "the server is going down")
         if self._task:
             await asyncio.wait([self._task])
 
@@ -172,16 +170,11 @@ class Rpc:
         """Return the client's address."""
         return self._wire.peer
 
-    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()) -> NoReturn:
-        """End the call, and raise ``grpc.aio.AbortError``."""
-        self._finish(code, details, trailing_metadata)
-        raise grpc.aio.AbortError
-
     async def read(self) -> Any:
-        """Return the next request, or ``grpc.aio.EOF``."""
+        """Return the next request, or the Status that refuses its bytes; None after the last one."""
         while not self._inbox:
             if self.request_ended:
-                return grpc.aio.EOF
+                return None
             self._reader = asyncio.get_running_loop().create_future()
             try:
                 await self._reader
@@ -194,10 +187,10 @@ class Rpc:
         try:
             data = await message.inflated(self._hold) if isinstance(message, Packed) else message
         except Refused as refused:
-            return Status(refused.code, refused.details)
+            return refused.status
         finally:
             self._let_go(self._charged - before + _size(message) + _extra(message))
-        return self._handler.request_deserializer(data)
+        return self._handler.parse(data)
 
     async def write(self, response: Any) -> None:
         """Send a response, and wait until there is room for the next."""
@@ -205,29 +198,20 @@ class Rpc:
         while not self.done and (room := self._wire.room(self.stream_id)):
             await room
 
-    def __aiter__(self) -> AsyncIterator[Any]:
-        return self
-
-    async def __anext__(self) -> Any:
-        request = await self.read()
-        if request is grpc.aio.EOF:
-            raise StopAsyncIteration
-        return request
-
     # Execution of the handler.
 
     async def _answer_packed(self, packed: Packed) -> None:
         try:
             message = await packed.inflated(self._hold)
         except Refused as refused:
-            self._finish(refused.code, refused.details)
+            self._finish(*refused.status)
         else:
             self._task = None
             self._answer(message)
 
     def _answer(self, message: bytes) -> None:
         try:
-            request = self._handler.request_deserializer(message)
+            request = self._handler.parse(message)
             if self._direct:
                 self._call = self._context.run(self._direct.start, request, self, self._respond_once)
             else:
@@ -243,7 +227,7 @@ class Rpc:
             self._finish(*outcome)
             return
         try:
-            message = self._handler.response_serializer(outcome)
+            message = self._handler.serialize(outcome)
         except Exception as error:
             self._fail(error)
             return
@@ -251,54 +235,41 @@ class Rpc:
         self._wire.respond(self.stream_id, message)
 
     async def _run(self, request: Any) -> None:
-        handler = self._handler
         try:
-            if handler.request_streaming:
-                await self._respond(handler.stream_stream(request, self))
-            elif handler.response_streaming:
-                await self._respond(handler.unary_stream(request, self))
-            else:
-                response = await handler.unary_unary(request, self)
-                del request
-                if not self.done:
-                    self._send(response)
+            response = await self._handler.answer(request, self)
+            del request
+            if response is not None and not self.done:
+                self._send(response)
         except (Exception, asyncio.CancelledError) as error:
             self._fail(error)
         else:
             self._finish(_OK, "")
 
     def _send(self, response: Any) -> None:
-        if not self._wire.send(self.stream_id, self._handler.response_serializer(response)):
+        if not self._wire.send(self.stream_id, self._handler.serialize(response)):
             self._cut(*UNREAD)
-
-    async def _respond(self, answering: Any) -> None:
-        """Await a handler that writes, or write the responses that it yields."""
-        if not hasattr(answering, "__aiter__"):
-            await answering
-            return
-        async with aclosing(answering) as responses:
-            async for response in responses:
-                await self.write(response)
 
     def _start(self, request: Any) -> None:
         self._task = self._context.run(asyncio.get_running_loop().create_task, self._run(request))
 
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, asyncio.CancelledError):
-            self._finish(grpc.StatusCode.CANCELLED, "the call was cancelled")
+            self._finish(Code.CANCELLED, "the call was cancelled")
         elif isinstance(error, DecodeError):
             self._finish(_INTERNAL, UNPARSEABLE)
-        elif not isinstance(error, grpc.aio.AbortError):
+        elif isinstance(error, Refused):
+            self._finish(*error.status)
+        else:
             log.error("a call failed", exc_info=error)
             self._finish(_INTERNAL, errors.INTERNAL)
 
     def expire(self) -> None:
         """End the call at its deadline."""
-        self._cut(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of the call passed")
+        self._cut(Code.DEADLINE_EXCEEDED, "the deadline of the call passed")
 
-    def _cut(self, code: grpc.StatusCode, details: str) -> None:
+    def _cut(self, code: Code, details: str, metadata: Metadata = ()) -> None:
         """End the call and cancel its handler."""
-        self._finish(code, details)  # first, because a task that has not started does not see its cancellation
+        self._finish(code, details, metadata)  # first, because a task that has not started sees no cancellation
         self._cancel()
 
     def _cancel(self) -> None:
@@ -308,7 +279,7 @@ class Rpc:
             self._direct.cancel(self._call)
             self._call = None
 
-    def _finish(self, code: grpc.StatusCode, details: str, metadata: Metadata = ()) -> None:
+    def _finish(self, code: Code, details: str, metadata: Metadata = ()) -> None:
         if not self.done:
             self._end()
             self._wire.finish(self.stream_id, code, details, metadata)

@@ -39,8 +39,8 @@ class Http2Server(Endpoint):
         certificates: ServerCertificates | None = None,
     ) -> None:
         direct = Direct(inference.start_model_infer, inference.cancel_model_infer)
-        routes = Routes(limits, by_path=access is None, direct={f"/{INFERENCE}/ModelInfer": direct})
-        super().__init__(routes, inference, telemetry, limits, access)
+        super().__init__(inference, telemetry, limits, access)
+        routes = Routes(self.find, limits, by_path=access is None, direct={f"/{INFERENCE}/ModelInfer": direct})
         context = certificates.follow(lambda now: now.http2) if certificates else None
         self._port = Port(routes, limits, quota, context)
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from edge.pb import inference_pb2 as pb
-from edge.protocol import INFERENCE
+from edge.protocol import HEALTH, INFERENCE
 from edge.rest.endpoint import Endpoints, Handler, http_error, json_response
 from edge.rest.infer_endpoint import InferEndpoint
 from edge.rest.json_messages import field, parse, plain
@@ -30,7 +30,7 @@ _M = TypeVar("_M", bound=Message)
 #: Methods, path, RPC whose scopes apply, handler.
 _Row = tuple[str, str, str, Handler]
 #: Orchestrators have no token, and gRPC's health check needs none either.
-_HEALTH: Final = "/grpc.health.v1.Health/Check"
+_HEALTH: Final = f"/{HEALTH}/Check"
 _MODEL: Final = "/v2/models/{model}"
 _VERSION: Final = _MODEL + "/versions/{version}"
 _SYSTEM: Final = "/v2/systemsharedmemory"

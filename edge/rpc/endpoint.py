@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
 
-import grpc
-from grpc_health.v1 import health
-from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from edge.errors import PermissionDenied, Unauthenticated
 from edge.pb.pool import POOL
-from edge.protocol import INFERENCE, TELEMETRY
+from edge.protocol import HEALTH, INFERENCE, REFLECTION, TELEMETRY
 from edge.rpc.health_servicer import HealthServicer
 from edge.rpc.inference_servicer import InferenceServicer
 from edge.rpc.limits import Limits
-from edge.rpc.methods import authorization, handlers, status_of
+from edge.rpc.methods import Abort, Method, authorization, methods_of, refuse, status_of
+from edge.rpc.parsing import Refused
+from edge.rpc.reflection_servicer import ReflectionServicer
 from edge.rpc.telemetry_servicer import TelemetryServicer
 from edge.security.access import CALLER, Access
 
@@ -23,69 +23,51 @@ class Endpoint:
     """All services and their health. Without ``access``, every caller may do everything.
 
     Args:
-        server: a ``grpc.aio.Server``, or an object that collects handlers like one.
-        packed: whether it leaves messages compressed.
+        packed: whether the transport leaves messages compressed.
+        abort: how it ends calls.
     """
 
     def __init__(
         self,
-        server: Any,
         inference: InferenceServicer,
         telemetry: TelemetryServicer,
         limits: Limits,
         access: Access | None,
         *,
         packed: bool = False,
+        abort: Abort = refuse,
     ) -> None:
         self.port = 0  # until the server listens
+        self._access = access
         self._telemetry = telemetry
         self._health = HealthServicer()
         self.set_health = self._health.set
         for name in ("", INFERENCE, TELEMETRY):  # only telemetry serves from the start
             self.set_health(name, name == TELEMETRY)
-        servicers = {INFERENCE: inference, TELEMETRY: telemetry, health.SERVICE_NAME: self._health}
-        services = _Services(handlers(name, servicer, limits, packed) for name, servicer in servicers.items())
-        names = (*servicers, reflection.SERVICE_NAME)
-        reflecting = reflection.aio.ReflectionServicer(names, pool=POOL)
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflecting, services)
-        server.add_generic_rpc_handlers([_Authorizing(each, access) for each in services] if access else services)
+        servicers = {INFERENCE: inference, TELEMETRY: telemetry, HEALTH: self._health}
+        self.methods: dict[str, Method] = {}
+        for name, servicer in servicers.items():
+            self.methods |= methods_of(POOL.FindServiceByName(name), servicer, limits, packed, abort)
+        reflecting = ReflectionServicer((*servicers, REFLECTION))
+        # Its servicer answers with the classes of protobuf's default pool.
+        (described,) = reflection_pb2.DESCRIPTOR.services_by_name.values()
+        self.methods |= methods_of(described, reflecting, limits, packed, abort)
+
+    def find(self, path: str, metadata: Iterable[tuple[str, str | bytes]]) -> Method | None:
+        """Return the method of a call, and name its caller, before its message is read; None for an unknown one.
+
+        Raises:
+            Refused: the caller may not use it.
+        """
+        method = self.methods.get(path)
+        if method and self._access:
+            try:
+                CALLER.set(self._access.authorize(authorization(metadata), path))
+            except (Unauthenticated, PermissionDenied) as error:
+                raise Refused(*status_of(error, path)) from None
+        return method
 
     def _end_watches(self) -> None:
         """Set the health to NOT_SERVING, and end calls that only watch."""
         self._health.drain()
         self._telemetry.drain()
-
-
-class _Services(list[grpc.GenericRpcHandler]):
-    """Handlers, to which generated code adds its own as to a ``grpc.aio.Server``."""
-
-    add_generic_rpc_handlers = list.extend
-
-    def add_registered_method_handlers(self, service_name: str, method_handlers: object) -> None:
-        """Do nothing, like grpc.aio; generated code calls this in addition."""
-
-
-class _Authorizing(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Authorizes a call before its message is read, without the additional coroutine of an interceptor."""
-
-    def __init__(self, handler: grpc.GenericRpcHandler, access: Access) -> None:
-        self._handler = handler
-        self._access = access
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        found = self._handler.service(handler_call_details)
-        if found is None:  # a method of another service
-            return None
-        header = authorization(handler_call_details.invocation_metadata)
-        try:
-            CALLER.set(self._access.authorize(header, handler_call_details.method))
-        except (Unauthenticated, PermissionDenied) as error:
-            status = status_of(error, handler_call_details.method)
-        else:
-            return found
-
-        async def refuse(requests: object, context: grpc.aio.ServicerContext[object, object]) -> None:
-            await context.abort(*status)
-
-        # For any kind of method: handlers of the other kinds would read the message first.
-        return grpc.stream_stream_rpc_method_handler(refuse)

@@ -9,17 +9,19 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import grpc
 from google.protobuf.message_factory import GetMessageClass
-from grpc_health.v1 import health, health_pb2
+from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from edge.pb.pool import POOL
+from edge.protocol import HEALTH
+from edge.rpc.parsing import Refused
+from edge.serving.statuses import Code
 
 # These two services register themselves in protobuf's default pool. Ours has what reflection describes.
 for _file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
     POOL.AddSerializedFile(_file.serialized_pb)
-_STATUS: Any = GetMessageClass(POOL.FindServiceByName(health.SERVICE_NAME).methods_by_name["Check"].output_type)
+_STATUS: Any = GetMessageClass(POOL.FindServiceByName(HEALTH).methods_by_name["Check"].output_type)
 
 
 class HealthServicer:
@@ -42,13 +44,13 @@ class HealthServicer:
         self._statuses = dict.fromkeys(self._statuses, _STATUS.NOT_SERVING)
         self._wake()
 
-    async def Check(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    async def Check(self, request: Any, context: Any) -> Any:
         """Return the health of a name; an unknown name is NOT_FOUND."""
         if request.service not in self._statuses:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service or model {request.service[:64]!r}")
+            raise Refused(Code.NOT_FOUND, f"no service or model {request.service[:64]!r}")
         return _STATUS(status=self._statuses[request.service])
 
-    async def Watch(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def Watch(self, request: Any, context: Any) -> None:
         """Send the health of a name now and at each change; an unknown name may become known."""
         last: int | None = None
         while True:
@@ -58,7 +60,7 @@ class HealthServicer:
                 last = status
                 await context.write(_STATUS(status=status))
             if self._draining:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is going down")
+                raise Refused(Code.UNAVAILABLE, "the server is going down")
             await changed.wait()
 
     def _wake(self) -> None:

@@ -6,14 +6,12 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import lru_cache, wraps
 from inspect import isawaitable
-from typing import Any, TypeAlias
+from typing import Any
 from urllib.parse import unquote
 
-import grpc
-
 from edge.pb import inference_pb2 as pb
-from edge.rpc.methods import authorization, status_of
-from edge.rpc.parsing import Status
+from edge.rpc.methods import authorization, read_from, status_of
+from edge.rpc.parsing import Refused, Status
 from edge.security.access import CALLER, Access
 from edge.security.rate import client_of
 from edge.security.scopes import INFER_STREAM
@@ -21,17 +19,16 @@ from edge.serving.call import Call
 from edge.serving.extensions import Extensions
 from edge.serving.inference import InferenceService
 from edge.serving.metadata import Metadata
-from edge.serving.streams import DRAINING, Draining, Streams, Unparseable
+from edge.serving.statuses import Code
+from edge.serving.streams import DRAINING, Draining, Streams
 from edge.serving.traces import carry
 
-_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
-
-def _unary(respond: Callable[[Any, Any], Any]) -> Callable[[Any, Any, _Context], Awaitable[Any]]:
+def _unary(respond: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Awaitable[Any]]:
     """Make an RPC of a function from the servicer and the request to the response, or to an awaitable of it."""
 
     @wraps(respond)
-    async def method(self: Any, request: Any, context: _Context) -> Any:
+    async def method(self: Any, request: Any, context: Any) -> Any:
         response = respond(self, request)
         return await response if isawaitable(response) else response
 
@@ -74,18 +71,18 @@ class InferenceServicer:
     RepositoryModelUnload = _unary(lambda self, request: self._extensions.unload_model(request))
     LogSettings = _unary(lambda self, request: self._extensions.log_settings(request))
 
-    async def RepositoryIndex(self, request: Any, context: _Context) -> pb.RepositoryIndexResponse:
+    async def RepositoryIndex(self, request: Any, context: Any) -> pb.RepositoryIndexResponse:
         await self._extensions.list_unloaded(request.repository_name)
         return self._metadata.repository_index(request)
 
-    async def ModelInfer(self, request: pb.ModelInferRequest, context: _Context) -> pb.ModelInferResponse:
+    async def ModelInfer(self, request: pb.ModelInferRequest, context: Any) -> pb.ModelInferResponse:
         self._introduce(context)
         return await self._service.infer(request, _deadline(context))
 
     def start_model_infer(
         self,
         request: pb.ModelInferRequest | Status,
-        context: _Context,
+        context: Any,
         end: Callable[[pb.ModelInferResponse | Status], None],
     ) -> Call | None:
         """Start ModelInfer as :class:`edge.http2.routes.Direct`; the request is a status if its bytes were refused."""
@@ -99,27 +96,21 @@ class InferenceServicer:
 
         return self._service.start(request, _deadline(context), reply)
 
-    async def ModelStreamInfer(self, requests: Any, context: _Context) -> None:
+    async def ModelStreamInfer(self, requests: Any, context: Any) -> None:
         self._introduce(context)
 
         async def read() -> pb.ModelInferRequest | None:
-            request = await context.read()
-            if isinstance(request, Status):
-                raise Unparseable(request)
+            request: pb.ModelInferRequest | None = await read_from(context)
             if self._access:
                 self._access.authorize(authorization(context.invocation_metadata()), INFER_STREAM)
-            return None if request is grpc.aio.EOF else request
+            return request
 
         try:
             await self._streams.answer(read, context.write, _deadline(context))
-            return
-        except Unparseable as error:
-            status = error.args[0]
         except Draining:
-            status = Status(grpc.StatusCode.UNAVAILABLE, DRAINING)
-        await context.abort(*status)  # outside of the except clause, so that no cycle holds the request
+            raise Refused(Code.UNAVAILABLE, DRAINING) from None
 
-    def _introduce(self, context: _Context) -> None:
+    def _introduce(self, context: Any) -> None:
         """Name the caller for its rate limit, unless its token has, and keep its trace context for traces."""
         if self._service.limited and not CALLER.get():
             CALLER.set(_address_of(context.peer()))
@@ -133,7 +124,7 @@ def _address_of(peer: str) -> str:
     return client_of(unquote(address).rpartition(":")[0].strip("[]"))
 
 
-def _deadline(context: _Context) -> float | None:
+def _deadline(context: Any) -> float | None:
     """Return the client's deadline in ``time.monotonic()`` seconds; None without one."""
     remaining = context.time_remaining()
     return None if remaining is None else time.monotonic() + remaining

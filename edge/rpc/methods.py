@@ -2,96 +2,122 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
-import grpc
+from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from edge.errors import INTERNAL, InvalidRequest, Overloaded, RequestError
 from edge.pb import inference_pb2 as pb
-from edge.pb.pool import POOL
 from edge.protocol import RETRY_AFTER_MS
 from edge.rpc.limits import Limits
-from edge.rpc.parsing import UNPARSEABLE, Status, encoding_of, inflate, too_large
+from edge.rpc.parsing import UNPARSEABLE, Refused, Status, encoding_of, inflate, too_large
 from edge.serving.request_limits import SMALL_BYTES, check_message
-from edge.serving.statuses import STATUSES
+from edge.serving.statuses import STATUSES, Code
 
 log = logging.getLogger(__name__)
 
-STATUS_CODES: dict[type[RequestError], grpc.StatusCode] = {
-    kind: getattr(grpc.StatusCode, status.grpc) for kind, status in STATUSES.items()
-}
 #: The first bytes of gzip and of deflate.
 _PACKED = (0x1F, 0x78)
-#: Makes a handler, by whether the client streams and whether the server does.
-_MAKERS = {
-    (False, False): grpc.unary_unary_rpc_method_handler,
-    (False, True): grpc.unary_stream_rpc_method_handler,
-    (True, True): grpc.stream_stream_rpc_method_handler,
-}
-_Method = Callable[[Any, "grpc.aio.ServicerContext[Any, Any]"], Awaitable[Any]]
+_Metadata = Iterable[tuple[str, str | bytes]]
+_Answer = Callable[[Any, Any], Awaitable[Any]]
 
 
-def authorization(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
+class Method(NamedTuple):
+    """One method of a service.
+
+    Attributes:
+        answer: takes the request, or anything where the client streams, and the context of the call, the part of
+            ``grpc.aio.ServicerContext`` that reads, writes and describes the call; returns the response, or None where
+            the server streams.
+        parse: returns the request of its bytes, or the Status that refuses them.
+        serialize: returns the bytes of a response.
+    """
+
+    answer: _Answer
+    parse: Callable[[bytes], Any]
+    serialize: Callable[[Any], bytes]
+    request_streaming: bool = False
+    response_streaming: bool = False
+
+
+#: Ends the call of a context with a status, by an exception.
+Abort = Callable[[Any, Status], Awaitable[Any]]
+#: Finds the method with a path for a caller with these metadata, or none; raises ``Refused``.
+Find = Callable[[str, _Metadata], Method | None]
+
+
+def authorization(metadata: _Metadata) -> str | None:
     """Return the header with the caller's token; None without one."""
     return next((str(value) for name, value in metadata if name == "authorization"), None)
 
 
+async def read_from(context: Any) -> Any:
+    """Return the next request of a stream, None after the last; raise ``Refused`` for bytes that are none."""
+    request = await context.read()
+    if isinstance(request, Status):
+        raise Refused(*request)
+    return request if isinstance(request, Message) else None  # grpcio has its own mark for the end
+
+
 def status_of(error: BaseException, method: str) -> Status:
     """Return the status for an error of a method; an unexpected one goes to the log and not to the client."""
+    if isinstance(error, Refused):
+        return error.status
     if isinstance(error, RequestError):
         log.debug("%s: %s", method, error)
         trailers: tuple[tuple[str, str], ...] = ()
         if isinstance(error, Overloaded) and error.retry_after_ms:
             trailers = ((RETRY_AFTER_MS, str(error.retry_after_ms)),)
-        return Status(STATUS_CODES[type(error)], str(error), trailers)
+        return Status(STATUSES[type(error)].grpc, str(error), trailers)
     log.error("%s failed", method, exc_info=error)
-    return Status(grpc.StatusCode.INTERNAL, INTERNAL)
+    return Status(Code.INTERNAL, INTERNAL)
 
 
-def handlers(service: str, servicer: object, limits: Limits, packed: bool) -> grpc.GenericRpcHandler:
-    """Register a servicer's methods, coroutines with the names in the ``.proto``.
+async def refuse(_: object, status: Status) -> None:
+    """Raise :class:`edge.rpc.parsing.Refused` with a status."""
+    raise Refused(*status)
 
-    ``packed`` says that the transport leaves messages compressed, and does not say which. The generated registration
-    would report an unparseable message as UNKNOWN, with the text of the exception.
+
+def methods_of(
+    service: ServiceDescriptor, servicer: object, limits: Limits, packed: bool, abort: Abort
+) -> dict[str, Method]:
+    """Return a servicer's methods, coroutines with the names in the ``.proto``, by path.
+
+    ``packed`` says that the transport leaves messages compressed, and does not say which.
     """
-    return grpc.method_handlers_generic_handler(
-        service,
-        {
-            method.name: _MAKERS[method.client_streaming, method.server_streaming](
-                _with_status(getattr(servicer, method.name), method.name),
-                request_deserializer=_parser(
-                    GetMessageClass(method.input_type), limits.max_request_bytes(f"/{service}/{method.name}"), packed
-                ),
-                response_serializer=GetMessageClass(method.output_type).SerializeToString,
-            )
-            for method in POOL.FindServiceByName(service).methods
-        },
-    )
+    found = {}
+    for method in service.methods:
+        path = f"/{service.full_name}/{method.name}"
+        found[path] = Method(
+            _with_status(getattr(servicer, method.name), method.name, abort),
+            _parser(GetMessageClass(method.input_type), limits.max_request_bytes(path), packed),
+            GetMessageClass(method.output_type).SerializeToString,
+            method.client_streaming,
+            method.server_streaming,
+        )
+    return found
 
 
-def _with_status(method: _Method, name: str) -> _Method:
-    @wraps(method)
-    async def handler(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+def _with_status(answer: _Answer, name: str, abort: Abort) -> _Answer:
+    @wraps(answer)
+    async def with_status(request: Any, context: Any) -> Any:
         if isinstance(request, Status):  # its bytes were refused
-            return await context.abort(*request)
+            return await abort(context, request)
         try:
-            return await method(request, context)
-        except (grpc.aio.AbortError, asyncio.CancelledError):
-            raise
+            return await answer(request, context)
         except Exception as error:
             status = status_of(error, name)
         # The exception that aborts a call and the call refer to each other. If that cycle also held the request, here
         # or as the exception's context, the request would stay until the garbage collector runs.
         del request
-        return await context.abort(*status)
+        return await abort(context, status)
 
-    return handler
+    return with_status
 
 
 def _parser(message: type[Message], max_bytes: int, packed: bool) -> Callable[[bytes], Any]:
@@ -116,6 +142,6 @@ def _parser(message: type[Message], max_bytes: int, packed: bool) -> Callable[[b
         except InvalidRequest as error:
             return status_of(error, message.DESCRIPTOR.name)
         except DecodeError:
-            return Status(grpc.StatusCode.INTERNAL, UNPARSEABLE)
+            return Status(Code.INTERNAL, UNPARSEABLE)
 
     return parse

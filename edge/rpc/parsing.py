@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import Final, NamedTuple
 
-import grpc
+from edge.serving.statuses import Code
 
 #: The ``wbits`` argument of zlib for each ``grpc-encoding`` that a client may use.
 WINDOW_BITS: Final = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
@@ -18,9 +18,17 @@ UNPARSEABLE: Final = (
 class Status(NamedTuple):
     """The end of a failed call: code, message and trailing metadata."""
 
-    code: grpc.StatusCode
+    code: Code
     details: str
     trailers: tuple[tuple[str, str], ...] = ()
+
+
+class Refused(Exception):
+    """Ends a call with a status."""
+
+    def __init__(self, code: Code, details: str, trailers: tuple[tuple[str, str], ...] = ()) -> None:
+        super().__init__(details)
+        self.status = Status(code, details, trailers)
 
 
 def inflate(data: bytes, encoding: bytes, max_bytes: int) -> bytes | Status | None:
@@ -41,7 +49,7 @@ def inflate(data: bytes, encoding: bytes, max_bytes: int) -> bytes | Status | No
 def too_large(given: str, max_bytes: int) -> Status:
     """Return the status of a message above the limit of its method."""
     details = f"message: got {given}, expected at most {max_bytes} bytes. Split it, or raise --max-message-bytes."
-    return Status(grpc.StatusCode.RESOURCE_EXHAUSTED, details)
+    return Status(Code.RESOURCE_EXHAUSTED, details)
 
 
 def encoding_of(data: bytes) -> bytes | None:

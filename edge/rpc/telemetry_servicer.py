@@ -6,13 +6,13 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
-import grpc
-
 from edge.errors import InvalidRequest
 from edge.pb import telemetry_pb2
 from edge.rpc.methods import authorization
+from edge.rpc.parsing import Refused
 from edge.security.access import Access
 from edge.security.scopes import TELEMETRY_WATCH
+from edge.serving.statuses import Code
 from edge.serving.streams import DRAINING
 from edge.telemetry.telemetry import Telemetry
 
@@ -44,6 +44,6 @@ class TelemetryServicer:
             await context.write(await asyncio.to_thread(self._telemetry.reading))
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._draining.wait(), interval_ms / 1000)
-                await context.abort(grpc.StatusCode.UNAVAILABLE, DRAINING)
+                raise Refused(Code.UNAVAILABLE, DRAINING)
             if self._access:
                 self._access.authorize(authorization(context.invocation_metadata()), TELEMETRY_WATCH)

@@ -7,10 +7,8 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-import grpc
-
 from edge.errors import Literally, UsageError
-from edge.security.certificates import Certificates, read_certificates, read_pem
+from edge.security.certificates import Certificates, read_certificates
 from edge.security.watched import Watched, read_limited
 
 _MAX_TOKEN_BYTES = 4096
@@ -23,7 +21,6 @@ class ServerCertificates(Watched[Certificates]):
         paths = (chain, key, *((client_ca,) if client_ca else ()))
         # Connections are rare, so each one checks the files.
         super().__init__("the TLS certificate", paths, lambda: read_certificates(chain, key, client_ca), 0.0)
-        self._needs_client = client_ca is not None
 
     @property
     def problem(self) -> str:
@@ -39,37 +36,6 @@ class ServerCertificates(Watched[Certificates]):
         following = context(self.value)
         following.sni_callback = replace
         return following
-
-    def grpc(self) -> grpc.ServerCredentials:
-        """Return credentials that give each new connection the current certificates."""
-        shown = self.value
-
-        def changed() -> grpc.ServerCertificateConfiguration | None:
-            nonlocal shown
-            previous, shown = shown, self.value
-            return None if shown is previous else _configuration(shown)
-
-        return grpc.dynamic_ssl_server_credentials(_configuration(shown), changed, self._needs_client)
-
-
-def _configuration(certificates: Certificates) -> grpc.ServerCertificateConfiguration:
-    pair = (certificates.key, certificates.chain)
-    return grpc.ssl_server_certificate_configuration([pair], certificates.client_ca)
-
-
-def channel_credentials(
-    tls_ca: Path | None = None, tls_certificate: Path | None = None, tls_key: Path | None = None
-) -> grpc.ChannelCredentials:
-    """Return credentials for blocking and asyncio channels. Without ``tls_ca`` they trust the authorities of gRPC."""
-    if (tls_certificate is None) != (tls_key is None):
-        given = Literally("--tls-key alone" if tls_certificate is None else "--tls-certificate alone")
-        fix = "Give both, or leave both out."
-        raise UsageError("--tls-certificate and --tls-key", given=given, expected="both or none", fix=fix)
-    roots = read_pem("--tls-ca", tls_ca) if tls_ca else None
-    if tls_certificate is None or tls_key is None:
-        return grpc.ssl_channel_credentials(roots)
-    own = read_certificates(tls_certificate, tls_key, None)
-    return grpc.ssl_channel_credentials(roots, own.key, own.chain)
 
 
 def read_token(path: Path) -> str:

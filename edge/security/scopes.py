@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from edge.protocol import INFERENCE, TELEMETRY
+from edge.protocol import HEALTH, INFERENCE, REFLECTION, TELEMETRY
 
 #: ``infer`` sends requests to models, ``control`` changes the server, ``metrics`` reads its measurements.
 SCOPES: Final = ("infer", "control", "metrics")
@@ -29,8 +29,8 @@ def _all(scopes: frozenset[str], service: str, *methods: str) -> dict[str, froze
 #: gRPC path to scopes; a caller needs one of them.
 RPC_SCOPES: Final[dict[str, frozenset[str]]] = {
     # Orchestrators and load balancers check health without a token.
-    **_all(OPEN, "grpc.health.v1.Health", "Check", "Watch"),
-    **_all(_ANY, "grpc.reflection.v1alpha.ServerReflection", "ServerReflectionInfo"),
+    **_all(OPEN, HEALTH, "Check", "Watch"),
+    **_all(_ANY, REFLECTION, "ServerReflectionInfo"),
     **_all(_ANY, INFERENCE, "ServerLive", "ServerReady", "ServerMetadata", "RepositoryIndex"),
     **_all(_ANY, INFERENCE, "ModelReady", "ModelMetadata", "ModelConfig"),
     **_all(_INFER, INFERENCE, "ModelInfer", "ModelStreamInfer"),

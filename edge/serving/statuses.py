@@ -2,28 +2,51 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Final, NamedTuple
 
 from edge import errors
 
 
-class Status(NamedTuple):
-    """The name of gRPC's status code, and the HTTP status: Triton's where Triton has a similar error."""
+class Code(IntEnum):
+    """gRPC's status codes, without grpcio, which takes 16 MB."""
 
-    grpc: str
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+class Status(NamedTuple):
+    """gRPC's status code, and the HTTP status: Triton's where Triton has a similar error."""
+
+    grpc: Code
     http: int
 
 
 STATUSES: Final[dict[type[errors.RequestError], Status]] = {
-    errors.InvalidRequest: Status("INVALID_ARGUMENT", 400),
-    errors.NotFound: Status("NOT_FOUND", 404),
-    errors.AlreadyThere: Status("ALREADY_EXISTS", 409),
-    errors.Unauthenticated: Status("UNAUTHENTICATED", 401),
-    errors.PermissionDenied: Status("PERMISSION_DENIED", 403),
-    errors.LoadFailed: Status("FAILED_PRECONDITION", 400),
-    errors.ModelNotReady: Status("UNAVAILABLE", 503),
-    errors.Overloaded: Status("RESOURCE_EXHAUSTED", 429),
-    errors.DeadlineExceeded: Status("DEADLINE_EXCEEDED", 504),
-    errors.Unsupported: Status("UNIMPLEMENTED", 501),
-    errors.RunnerError: Status("INTERNAL", 500),
+    errors.InvalidRequest: Status(Code.INVALID_ARGUMENT, 400),
+    errors.NotFound: Status(Code.NOT_FOUND, 404),
+    errors.AlreadyThere: Status(Code.ALREADY_EXISTS, 409),
+    errors.Unauthenticated: Status(Code.UNAUTHENTICATED, 401),
+    errors.PermissionDenied: Status(Code.PERMISSION_DENIED, 403),
+    errors.LoadFailed: Status(Code.FAILED_PRECONDITION, 400),
+    errors.ModelNotReady: Status(Code.UNAVAILABLE, 503),
+    errors.Overloaded: Status(Code.RESOURCE_EXHAUSTED, 429),
+    errors.DeadlineExceeded: Status(Code.DEADLINE_EXCEEDED, 504),
+    errors.Unsupported: Status(Code.UNIMPLEMENTED, 501),
+    errors.RunnerError: Status(Code.INTERNAL, 500),
 }

@@ -29,14 +29,10 @@ MAX_IN_FLIGHT: Final = 32
 #: The status message of calls that the shutdown ends.
 DRAINING: Final = "the server is going down and takes no further request"
 
-#: Returns the next request, or None at the end. Raises :class:`Unparseable`.
+#: Returns the next request, or None at the end. May raise an error that ends the stream.
 Read = Callable[[], Awaitable[pb.ModelInferRequest | None]]
 #: Sends a response, and waits while the client cannot take more.
 Write = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
-
-
-class Unparseable(Exception):
-    """A message is not a ModelInferRequest, so the rest of its stream cannot be trusted."""
 
 
 class Draining(Exception):
@@ -104,7 +100,8 @@ class Streams:
         """Answer one stream. Cancelling this cancels all of its requests.
 
         An error affects only its own request and is returned in the response to it. ``deadline`` is the stream's, in
-        ``time.monotonic()`` seconds. Unparseable and Draining are raised once the requests so far are answered.
+        ``time.monotonic()`` seconds. Draining, and an error of ``read``, are raised once the requests so far are
+        answered.
         """
         outbox = _Outbox()
         await self._answer(self._read(read, deadline, outbox), write, outbox)

@@ -13,9 +13,11 @@ from pathlib import Path
 import grpc
 import pytest
 
+from edge.client.credentials import channel_credentials
 from edge.errors import UsageError
+from edge.grpcio.server import credentials
 from edge.security.certificates import read_certificates
-from edge.security.credentials import ServerCertificates, channel_credentials, read_token
+from edge.security.credentials import ServerCertificates, read_token
 from edge.security.watched import Watched
 from tests.support.secured_servers import HOST, Authority, write_private
 
@@ -151,7 +153,7 @@ def test_server_follows_its_certificate(authority: Authority) -> None:
     files = ServerCertificates(chain, key, None)
     first = files.value
     server = grpc.server(ThreadPoolExecutor(1))
-    port = server.add_secure_port(f"{HOST}:0", files.grpc())
+    port = server.add_secure_port(f"{HOST}:0", credentials(files))
     server.start()
 
     def shown() -> str:

@@ -14,9 +14,9 @@ import grpc
 import pytest
 
 from edge.client import ONCE, AsyncClient, Client, Credentials, text
+from edge.client.credentials import channel_credentials
 from edge.client.failures import FailedCall
 from edge.errors import ServerError, UsageError
-from edge.security.credentials import channel_credentials
 from edge.server import Ready
 from tests.support.clients import CLIENTS
 from tests.support.commands import answer, fewheads, refusal

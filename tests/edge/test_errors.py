@@ -11,8 +11,8 @@ import pytest
 from edge import errors
 from edge.__main__ import cli
 from edge.errors import FewheadsError, InvalidRequest, Literally, RequestError, RunnerError, Whole, printable
-from edge.rpc.methods import STATUS_CODES
 from edge.runtimes.device_errors import fatal, fatal_name, is_out_of_memory
+from edge.serving.statuses import STATUSES
 
 #: Kinds that are not listed have the exit code of their base.
 EXIT_CODES = {
@@ -53,8 +53,8 @@ def test_every_kind_has_its_codes_its_place_in_the_overview_and_four_parts() -> 
         assert (error.subject, error.given, error.expected, error.fix) == ("the subject", 3, "4", "Do this.")
         assert f" {kind.exit_code} " in explained
     assert " 130 " in explained
-    assert set(STATUS_CODES) == set(subclasses(RequestError))
-    assert len(set(STATUS_CODES.values())) == len(STATUS_CODES)
+    assert set(STATUSES) == set(subclasses(RequestError))
+    assert len({status.grpc for status in STATUSES.values()}) == len(STATUSES)
 
 
 def test_values_are_quoted_and_cut_and_descriptions_are_not_quoted() -> None:

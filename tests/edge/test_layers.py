@@ -38,10 +38,7 @@ from tests.support.imports import (
 HEAVY = ("torch", "tensorrt", "tensorrt_rtx", "onnxruntime", "onnx", "pycuda", "opentelemetry", "matplotlib", "PIL")
 #: Package to the only parts of edge/ that may import it. TensorRT is imported by import_module only, see below.
 OWNERS: dict[str, tuple[str, ...]] = {
-    "grpc": (
-        *("edge/client/", "edge/security/credentials.py", "edge/rpc/", "edge/grpcio/", "edge/http2/"),
-        *("edge/load/sender.py", GENERATED),
-    ),
+    "grpc": (*("edge/client/", "edge/grpcio/", "edge/load/sender.py", GENERATED),),
     "grpc_health": ("edge/rpc/",),
     "grpc_reflection": ("edge/rpc/",),
     "ngh2": ("edge/settings.py", "edge/http2/"),
@@ -168,8 +165,8 @@ def test_imports_load_no_runtime() -> None:
     assert not set(HEAVY) & loaded
 
 
-def test_models_and_commands_load_without_grpc() -> None:
-    wanted = ["runtimes.build", "repository.model", "serving.inference", "__main__", "client.inference"]
+def test_server_models_and_commands_load_without_grpc() -> None:
+    wanted = ["runtimes.build", "server", "http2.server", "rest.paths", "__main__", "client.inference"]
     commands = [module_of(path) for path in EDGE if path.parent.name == "cli"]
     assert "grpc" not in imported_by(*(f"edge.{module}" for module in wanted), *commands)
 

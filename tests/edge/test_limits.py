@@ -15,6 +15,7 @@ import psutil
 import pytest
 from hyperframe.frame import ContinuationFrame, DataFrame, HeadersFrame, PingFrame, RstStreamFrame
 
+from edge.grpcio.server import generic_handlers
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
 from edge.rpc.limits import Limits
@@ -34,7 +35,7 @@ async def echo(limits: Limits, transport: str) -> AsyncIterator[int]:
         return
 
     server = grpc.aio.server(options=limits.options())
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Test", Subject().methods()),))
+    server.add_generic_rpc_handlers(generic_handlers(Subject().methods()))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

@@ -16,7 +16,9 @@ from edge.http2.messages import prefix
 from edge.http2.routes import Direct, Routes
 from edge.http2.server import Port
 from edge.rpc.limits import Limits
-from edge.rpc.methods import Status
+from edge.rpc.methods import Method
+from edge.rpc.parsing import Refused, Status
+from edge.serving.statuses import Code
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 #: The preface and empty SETTINGS: a connection that is open.
@@ -48,7 +50,7 @@ class Subject:
         end(bytes(LARGE))
 
     def abort(self, request: bytes, context: Any, end: End) -> None:
-        end(Status(grpc.StatusCode.ABORTED, request.decode(), (("key", "value"), ("key-bin", b"\0\xff"))))  # type: ignore[arg-type]
+        end(Status(Code.ABORTED, request.decode(), (("key", "value"), ("key-bin", b"\0\xff"))))  # type: ignore[arg-type]
 
     def fail(self, request: bytes, context: Any, end: End) -> None:
         raise ValueError(request)
@@ -66,26 +68,25 @@ class Subject:
         self.running -= 1
 
     async def chat(self, requests: Any, context: Any) -> None:
-        while (request := await context.read()) is not grpc.aio.EOF:
+        while (request := await context.read()) is not None:
             await context.write(request)
 
-    async def count(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
+    async def count(self, request: bytes, context: Any) -> None:
         for number in range(int(request)):
-            yield b"%d" % number
+            await context.write(b"%d" % number)
 
     def unary(self) -> dict[str, Direct]:
         starts: tuple[Any, ...] = (self.echo, self.blow, self.abort, self.fail, self.metadata)
         found = {start.__name__.title(): Direct(start, lambda handle: handle.cancel()) for start in starts}
         return {**found, "Wait": Direct(self.wait, self._cancel_wait)}
 
-    def methods(self) -> dict[str, Any]:
-        plain: Any = {"request_deserializer": bytes, "response_serializer": bytes}  # grpcio would accept None
-        unary = grpc.unary_unary_rpc_method_handler
-        return {
-            **{name: unary(_coroutine(direct), **plain) for name, direct in self.unary().items()},
-            "Chat": grpc.stream_stream_rpc_method_handler(self.chat, **plain),
-            "Count": grpc.unary_stream_rpc_method_handler(self.count, **plain),
+    def methods(self) -> dict[str, Method]:
+        found = {
+            **{name: Method(_coroutine(direct), bytes, bytes) for name, direct in self.unary().items()},
+            "Chat": Method(self.chat, bytes, bytes, request_streaming=True, response_streaming=True),
+            "Count": Method(self.count, bytes, bytes, response_streaming=True),
         }
+        return {f"/test.Test/{name}": method for name, method in found.items()}
 
 
 def _coroutine(direct: Direct) -> Callable[[bytes, Any], Awaitable[Any]]:
@@ -97,7 +98,9 @@ def _coroutine(direct: Direct) -> Callable[[bytes, Any], Awaitable[Any]]:
         except asyncio.CancelledError:
             direct.cancel(handle)
             raise
-        return await context.abort(*result) if isinstance(result, Status) else result
+        if isinstance(result, Status):
+            raise Refused(*result)
+        return result
 
     return method
 
@@ -113,8 +116,8 @@ async def serving(
     directs = subject.unary() if subject.direct else {}
     limits = limits or Limits()
     direct = {f"/test.Test/{name}": direct for name, direct in directs.items()}
-    routes = Routes(limits, by_path=by_path, direct=direct)
-    routes.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Test", subject.methods()),))
+    methods = subject.methods()
+    routes = Routes(lambda path, _: methods.get(path), limits, by_path=by_path, direct=direct)
     port = Port(routes, limits, quota or Quota(2**27, 2**27))
     try:
         yield await port.open("127.0.0.1", 0)

@@ -10,12 +10,13 @@ from grpc_reflection.v1alpha import reflection_pb2
 from edge.pb import inference_pb2 as pb
 from edge.pb import telemetry_pb2
 from edge.pb.pool import POOL
-from edge.protocol import INFERENCE, TELEMETRY
+from edge.protocol import HEALTH, INFERENCE, REFLECTION, TELEMETRY
+from edge.rpc import health_servicer  # noqa: F401 (it adds health and reflection to the pool)
 from tests.support.sample_requests import REGION, good
 
 HEALTH_NAME = health_pb2.HealthCheckRequest(service="")
-REFLECTION = reflection_pb2.ServerReflectionRequest(list_services="")
-SERVICES = (INFERENCE, TELEMETRY, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection")
+LIST_SERVICES = reflection_pb2.ServerReflectionRequest(list_services="")
+SERVICES = (INFERENCE, TELEMETRY, HEALTH, REFLECTION)
 #: Requests that a server with everything on answers; an empty message is one to all others.
 REQUESTS: dict[str, Any] = {
     "ModelInfer": good(),
@@ -25,7 +26,7 @@ REQUESTS: dict[str, Any] = {
     "ModelConfig": pb.ModelConfigRequest(name="calculator-oracle"),
     "RepositoryModelLoad": pb.RepositoryModelLoadRequest(model_name="calculator-oracle"),
     "SystemSharedMemoryRegister": REGION,
-    "ServerReflectionInfo": REFLECTION,
+    "ServerReflectionInfo": LIST_SERVICES,
     "Watch": telemetry_pb2.WatchRequest(interval_ms=100),
 }
 
