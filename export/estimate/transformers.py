@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 #: Kernels beside products and attentions, as :mod:`export.estimate.structure` counts them in FP16: a half of a layer
 #: has the sum and normalisation behind it, and embeddings and task head have the rest.
-_OTHERS_OF_A_HALF, _OTHERS_AROUND_TEXT, _OTHERS_AROUND_IMAGE = 1, 3, 2
+_OTHERS_OF_A_HALF, _OTHERS_AROUND_TEXT, _OTHERS_AROUND_IMAGE = 1, 4, 2
 #: Heads that :mod:`export.fewest_kernels` makes of a single one.
 _LEAST_HEADS = 2
 _PRECISION = "fp16"
@@ -31,9 +31,6 @@ def transformer_work(config: TransformerConfig, tokens: int, batch: int, outputs
         kernels.append(_product(batch * (tokens - 1), values, config.dim, convolution=True))
         others = _OTHERS_AROUND_IMAGE
     else:
-        moved = ITEM_BYTES[_PRECISION] * batch * (tokens * config.dim + tokens + config.dim)
-        mean = Kernel("product", 2e-9 * batch * tokens * config.dim, _PRECISION, batch, tokens, activation_bytes=moved)
-        kernels.append(mean)
         others = _OTHERS_AROUND_TEXT
     for shape in config.layers:
         kernels += layer_kernels(config.dim, shape, tokens, batch)
@@ -42,17 +39,26 @@ def transformer_work(config: TransformerConfig, tokens: int, batch: int, outputs
 
 
 def layer_kernels(
-    dim: int, shape: LayerShape, tokens: int, batch: int, precision: str = _PRECISION, fp16: Container[str] = ()
+    dim: int,
+    shape: LayerShape,
+    tokens: int,
+    batch: int,
+    precision: str = _PRECISION,
+    fp16: Container[str] = (),
+    *,
+    first_tokens: bool = False,
 ) -> list[Kernel]:
     """Return the products and the attention of one layer, as in its file for TensorRT.
 
     Args:
         precision: of the products, but for those whose names are in ``fp16``.
+        first_tokens: whether the feed-forward computes only the first token of each row.
     """
     rows, width = batch * tokens, max(shape.num_heads, _LEAST_HEADS) * shape.head_dim
 
     def product(name: str, inner: int, outer: int) -> Kernel:
-        return _product(rows, inner, outer, "fp16" if name in fp16 else precision)
+        behind = first_tokens and name in ("up", "down")
+        return _product(batch if behind else rows, inner, outer, "fp16" if name in fp16 else precision)
 
     kernels = []
     if shape.num_heads:

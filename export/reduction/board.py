@@ -65,15 +65,17 @@ class Counted(NamedTuple):
 
     Attributes:
         layers: of a layer of each structure, after another one.
-        rest: of the embeddings and the task head.
-        rest_model: their ONNX file.
+        one_layer: of embeddings, one dense layer and task head.
+        one_layer_model: their ONNX file.
+        first_tokens: whether the feed-forwards behind the last attention compute only the first token of each row.
         how: how they were counted, for people.
     """
 
     precision: str
     layers: dict[Structure, int]
-    rest: int
-    rest_model: bytes
+    one_layer: int
+    one_layer_model: bytes
+    first_tokens: bool
     how: str
 
 
@@ -87,7 +89,7 @@ def count_kernels(model: Head, precision: str = "fp16", cache: Path | None = Non
     """
     config = model.transformer.config
     dense = widest(config)
-    rest_model, one_layer = _file(model, (), precision), _file(model, [dense], precision)
+    one_layer = _file(model, [dense], precision)
     key = sha256(one_layer + how_counted(True).encode())
     found = _read(cache, key)
     if found is None:
@@ -97,7 +99,8 @@ def count_kernels(model: Head, precision: str = "fp16", cache: Path | None = Non
         if cache and in_engine:
             write_whole(cache, msgspec.json.encode(found))
     layers = {structure: found.two_layers[structure.name] - found.one_layer for structure in _STRUCTURES}
-    return Counted(precision, layers, found.one_layer - layers[_DENSE], rest_model, how_counted(found.in_engine))
+    first_tokens = getattr(model, "pooling", None) == "summary"
+    return Counted(precision, layers, found.one_layer, one_layer, first_tokens, how_counted(found.in_engine))
 
 
 def _count(model: bytes, config: TransformerConfig) -> tuple[int, bool]:
@@ -143,7 +146,7 @@ class Predicted(NamedTuple):
         """Their sum."""
         launch, compute, memory = self.launch, self.compute, self.memory
         layers, rest = launch.layers + compute.layers + memory.layers, launch.rest + compute.rest + memory.rest
-        return Times(launch.grid, layers, rest)
+        return Times(launch.grid, layers, rest, launch.of_last + compute.of_last + memory.of_last)
 
     def of(self, shapes: Sequence[LayerShape | None]) -> Prediction:
         """Return the prediction of a model with layers of these shapes, without operations and kernels."""
@@ -159,31 +162,36 @@ def predict_times(
 
 
 def _predicted(counted: Counted, config: TransformerConfig, grid: Grid, point: Point, target: BoardMode) -> Predicted:
-    def layer(heads: int, rank: int, units: int) -> Prediction:
-        shape = LayerShape(heads, rank, units)
-        work = layer_work(config, shape, point, counted.precision)
+    def layer(shape: LayerShape, *, is_last: bool) -> Prediction:
+        work = layer_work(config, shape, point, counted.precision, first_tokens=is_last and counted.first_tokens)
         return predict(work, counted.layers[Structure.of(shape)], target.mode)
 
-    layers = [[layer(*option, units) for units in grid.feed_forward] for option in grid.attention]
-    shapes = {name: array.shape for name, array in feeds_of(config, point.tokens, point.batch).items()}
-    rest_work = work_of(counted.rest_model, shapes, "embeddings and head")
-    # What surrounds the layers reads and writes the states of all tokens, as they do.
-    other = layer_work(config, widest(config), point, counted.precision).other
-    others = (other,) * max(counted.rest - len(rest_work.kernels), 0)
-    rest_work = msgspec.structs.replace(rest_work, kernels=(*rest_work.kernels, *others), others=0)
-    rest = predict(rest_work, None, target.mode)
+    options = [[LayerShape(*option, units) for units in grid.feed_forward] for option in grid.attention]
+    layers, last = ([[layer(shape, is_last=place) for shape in row] for row in options] for place in (False, True))
+    sizes = {name: array.shape for name, array in feeds_of(config, point.tokens, point.batch).items()}
+    one = predict(work_of(counted.one_layer_model, sizes, "one layer"), counted.one_layer, target.mode)
+    dense = layer(widest(config), is_last=True)
 
     def part(name: Literal["launch_ms", "compute_ms", "memory_ms"]) -> Times:
-        return Times(grid, np.array([[getattr(one, name) for one in row] for row in layers]), getattr(rest, name))
+        of_layers, of_last = (
+            np.array([[getattr(each, name) for each in row] for row in times]) for times in (layers, last)
+        )
+        return Times(grid, of_layers, getattr(one, name) - getattr(dense, name), of_last)
 
     qualities = tuple(regime for regime in layers[0][0].regimes if regime in ("int8", "batch", "narrow"))
     return Predicted(part("launch_ms"), part("compute_ms"), part("memory_ms"), qualities)
 
 
-def layer_work(config: TransformerConfig, shape: LayerShape, point: Point, precision: str) -> Work:
-    """Return the work of one layer, as in its graph for TensorRT, without other kernels than products and attention."""
+def layer_work(
+    config: TransformerConfig, shape: LayerShape, point: Point, precision: str, *, first_tokens: bool = False
+) -> Work:
+    """Return the work of one layer, as in its graph for TensorRT, without other kernels than products and attention.
+
+    Args:
+        first_tokens: as :func:`export.estimate.transformers.layer_kernels` has it.
+    """
     fp16 = Scheme().fp16 if precision == "int8" else ()
-    found = layer_kernels(config.dim, shape, point.tokens, point.batch, precision, fp16)
+    found = layer_kernels(config.dim, shape, point.tokens, point.batch, precision, fp16, first_tokens=first_tokens)
     return Work(tuple(found), others=0, batch=point.batch)
 
 
@@ -196,8 +204,7 @@ def _file(model: Head, shapes: Sequence[LayerShape], precision: str) -> bytes:
         new.transformer.layers = nn.ModuleList(Layer(config, shape) for shape in shapes)
     feeds = feeds_of(config, min(16, config.max_positions), 2)
     golden = golden_of(new, feeds, model.outputs)
-    own = precision if shapes else "fp16"  # INT8 is of layers alone
-    (made,) = export_tier(new, golden, [feeds], runtimes=[RUNTIME], precisions=[own])
+    (made,) = export_tier(new, golden, [feeds], runtimes=[RUNTIME], precisions=[precision])
     return made.data
 
 

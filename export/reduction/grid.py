@@ -88,17 +88,25 @@ class Times(NamedTuple):
     Attributes:
         layers: of each pair of options, [attention, feed-forward], as one layer.
         rest: of the embeddings and the task head.
+        last: of the last layer with attention and of those behind it, where they are other than ``layers``.
     """
 
     grid: Grid
     layers: Array
     rest: float
+    last: Array | None = None
 
     @classmethod
     def mean(cls, times: Sequence[Times], weights: Sequence[float]) -> Times:
         """Return the weighted mean of times at several operating points, of one grid."""
         layers = np.average([one.layers for one in times], axis=0, weights=weights)
-        return cls(times[0].grid, layers, float(np.average([one.rest for one in times], weights=weights)))
+        last = np.average([one.of_last for one in times], axis=0, weights=weights)
+        return cls(times[0].grid, layers, float(np.average([one.rest for one in times], weights=weights)), last)
+
+    @property
+    def of_last(self) -> Array:
+        """``last``, or else ``layers``."""
+        return self.layers if self.last is None else self.last
 
     def of(self, shapes: Iterable[LayerShape | None]) -> float:
         """Return the milliseconds of a model whose layers have these shapes; None is left out.
@@ -106,10 +114,13 @@ class Times(NamedTuple):
         Between two numbers of hidden units of the grid, the time is interpolated; none at all is an option of its own,
         which has fewer kernels.
         """
-        return self.rest + sum(self._layer(shape) for shape in shapes if shape)
+        kept = [shape for shape in shapes if shape]
+        last = max((place for place, shape in enumerate(kept) if shape.num_heads), default=len(kept))
+        return self.rest + sum(self._layer(shape, is_last=place >= last) for place, shape in enumerate(kept))
 
-    def _layer(self, shape: LayerShape) -> float:
-        row, units = self.layers[self.grid.attention.index((shape.num_heads, shape.head_dim))], self.grid.feed_forward
+    def _layer(self, shape: LayerShape, *, is_last: bool) -> float:
+        times = self.of_last if is_last else self.layers
+        row, units = times[self.grid.attention.index((shape.num_heads, shape.head_dim))], self.grid.feed_forward
         if shape.ffn_dim in units:
             return float(row[units.index(shape.ffn_dim)])
         some = [option for option, number in enumerate(units) if number][::-1]

@@ -1,7 +1,9 @@
-from operator import attrgetter
+import copy
+from math import isclose
 
-import msgspec
+import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from edge.errors import UsageError
 from export.estimate.devices import board_mode
@@ -12,7 +14,7 @@ from export.points import Point
 from export.reduction import board
 from export.reduction.board import Structure, count_kernels, layer_work, predict_times
 from export.reduction.device import check_points, devices_of
-from export.reduction.grid import Grid, grid_of
+from export.reduction.grid import Grid, Times, grid_of
 from export.reduction.options import check_precision, parse_target
 from export.transformer import LayerShape
 from tests.support.reduction_data import config, model
@@ -41,22 +43,31 @@ def counted(classifier, state):
 SHAPES = {"inputs": (8, 32), "mask": (8, 32)}
 
 
-@pytest.fixture(scope="module")
-def rest(classifier):
-    """The work of embeddings and head."""
-    return work_of(board._file(classifier, [], "fp16"), SHAPES, "a model")
+@pytest.mark.parametrize("shape", [LayerShape(1, 16, 64), LayerShape(0, 0, 128), LayerShape(4, 16, 0)])
+@pytest.mark.parametrize("pooling", ["mean", "summary"])
+def test_the_work_of_layers_is_that_of_their_graph(classifier, shape, pooling):
+    """A dense layer and another one; a head that reads the first token needs no other behind the last attention."""
+    classifier = copy.deepcopy(classifier)
+    classifier.pooling = pooling
+    found = list(work_of(board._file(classifier, [DENSE, shape], "fp16"), SHAPES, "a model").kernels)
+    first_tokens = pooling == "summary"
+    for each, first in ((DENSE, first_tokens and not shape.num_heads), (shape, first_tokens)):
+        own = layer_work(classifier.transformer.config, each, Point(32, 8), "fp16", first_tokens=first)
+        for kernel in own.kernels:
+            same = [one for one in found if isclose(one.gflop, kernel.gflop)]
+            found.remove(next(one for one in same if replace(one, gflop=0.0) == replace(kernel, gflop=0.0)))
+    (head,) = found
+    assert (head.kind, head.rows) == ("product", 8)
 
 
-@pytest.mark.parametrize("shape", [DENSE, LayerShape(1, 16, 64), LayerShape(0, 0, 128), LayerShape(4, 16, 0)])
-def test_the_work_of_a_layer_is_that_of_its_graph(classifier, rest, shape):
-    found = list(work_of(board._file(classifier, [shape], "fp16"), SHAPES, "a model").kernels)
-    for kernel in rest.kernels:
-        found.remove(kernel)
-    own = layer_work(classifier.transformer.config, shape, Point(32, 8), "fp16")
-    order = attrgetter("kind", "gflop", "inner")
-    for ours, theirs in zip(sorted(own.kernels, key=order), sorted(found, key=order), strict=True):
-        assert msgspec.structs.replace(ours, gflop=0.0) == msgspec.structs.replace(theirs, gflop=0.0)
-        assert ours.gflop == pytest.approx(theirs.gflop)
+def test_the_last_layers_have_times_of_their_own():
+    grid = Grid(((4, 16), (0, 0)), (128,))
+    times = Times(grid, np.array([[10.0], [5.0]]), 1.0, np.array([[3.0], [2.0]]))
+    other, none = LayerShape(0, 0, 128), LayerShape(4, 16, 128)
+    assert times.of([DENSE, DENSE, None]) == 1 + 10 + 3
+    assert times.of([DENSE, other, none, other]) == 1 + 10 + 5 + 3 + 2
+    assert times.of([other, other]) == 1 + 5 + 5  # no attention, so no last one
+    assert Times.mean([times, Times(grid, times.layers, 1.0)], [1, 1]).of([DENSE]) == 1 + (3 + 10) / 2
 
 
 def test_the_sum_of_layers_is_the_prediction_of_the_whole_model(classifier, counted):
@@ -89,7 +100,7 @@ def test_a_half_that_goes_saves_kernels_and_one_that_shrinks_does_not(classifier
 def test_without_an_engine_the_kernels_of_the_graph_count(classifier, counted, monkeypatch):
     pytest.importorskip("tensorrt_rtx")
     file, settings = board._file(classifier, [DENSE], "fp16"), classifier.transformer.config
-    in_engine = counted.rest + counted.layers[Structure.of(DENSE)]
+    in_engine = counted.one_layer
     monkeypatch.setattr(board, "kernels", lambda model, profile: None)
     structural, compiled = board._count(file, settings)
     assert not compiled
