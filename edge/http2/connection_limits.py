@@ -76,9 +76,9 @@ class ConnectionLimits:
 
     def _end_late(self) -> None:
         now = time.monotonic()
+        self._alarm, self._alarm_at = None, math.inf
         for rpc in [rpc for rpc in self._rpcs.values() if rpc.deadline <= now + _TICK_SECONDS and not rpc.done]:
             rpc.expire()
-        self._alarm, self._alarm_at = None, math.inf
         following = min((rpc.deadline for rpc in self._rpcs.values() if not rpc.done), default=math.inf)
         if following < math.inf:
             self.end_by(max(following, now + _PAUSE_SECONDS * len(self._rpcs)))

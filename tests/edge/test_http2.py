@@ -192,9 +192,9 @@ async def test_messages_of_every_size(port: int, size: int) -> None:
 async def test_calls_of_a_connection_end_in_the_order_of_their_deadlines(port: int, subject: Subject) -> None:
     """One ends before the timer that an earlier call has set, one after it, and one has no deadline."""
     async with RawClient(port) as client:
-        client.greet().call(1, "Echo", grpc_timeout="60m")  # ends before its deadline
-        client.call(3, "Wait", grpc_timeout="120m")
-        client.call(5, "Wait", grpc_timeout="30m")
+        client.greet().call(1, "Echo", grpc_timeout="600m")  # ends before its deadline
+        client.call(3, "Wait", grpc_timeout="1200m")
+        client.call(5, "Wait", grpc_timeout="300m")
         client.call(7, "Wait")
         client.call(9, "Wait", grpc_timeout="9S")
         assert [(await client.answer(stream_id)).status for stream_id in (1, 5, 3)] == [OK, DEADLINE, DEADLINE]
