@@ -16,7 +16,7 @@ from export.estimate.structure import structure_of
 from export.fewest_kernels import fewest_kernels
 from export.heads import Embedding, SentenceEmbedder, SequenceClassifier, TokenClassifier
 from export.precision import half
-from export.quantization.ranges import Scheme, input_ranges
+from export.quantization.ranges import TO_TRAIN, Scheme, input_ranges
 from export.quantization.static import static_int8
 from export.transformer import LayerShape, Transformer, TransformerConfig
 from tests.support.marks import with_rtx
@@ -165,3 +165,9 @@ def test_the_kernels_of_layers_of_every_shape(architecture, precision, around):
     assert sum(FUSED in name for name in names) == sum(shape.num_heads > 0 for shape in LAYERS)
     counts = {name: counts[precision == "int8"] for name, (_, *counts) in SHAPES.items()}
     assert len(names) == around + sum(counts.values()) + counts["dense"]
+
+
+@with_rtx
+def test_the_kernels_of_a_model_that_was_trained_for_int8():
+    plain, feeds = exported("bert", (DENSE,))
+    assert len(listed(static_int8(plain, input_ranges(plain, [feeds], TO_TRAIN)), feeds)) == 3 + SHAPES["dense"][2]
