@@ -59,7 +59,8 @@ def _shift_of(graph: Graph, found: Attention) -> tuple[NodeProto, Array, Array, 
         return None
     factors, shifts = graph.array(norm.input[1]), graph.array(norm.input[2])
     products = {one.product.output[0] for one in found.projections}
-    others = [node for node in graph.readers[read] if node.output[0] not in products]
+    readers = [node for node in graph.readers[read] if node.op_type != "Shape"]
+    others = [node for node in readers if node.output[0] not in products]
     residual = [node for node in others if node.op_type == "Add" and found.added.output[0] in node.input]
     if factors is None or shifts is None or factors.ndim != 1 or others != residual:
         return None
