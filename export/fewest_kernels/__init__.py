@@ -24,15 +24,21 @@ from export.fewest_kernels.projections import rewrite
 from export.fewest_kernels.tokens import order_by_position
 from export.precision import checked
 
+#: From here on Split, Squeeze, Unsqueeze and ReduceSum take sizes and axes as inputs, and DequantizeLinear has an axis.
+_LEAST_OPSET = 13
+
 
 def fewest_kernels(model: bytes) -> bytes:
     """Return a model for TensorRT that computes the same with fewer kernels.
 
     Args:
         model: in FP32, or with QuantizeLinear and DequantizeLinear before its products. Only self-attention with one
-            projection each for queries, keys and values of tokens [N, T, d] changes, and what surrounds it.
+            projection each for queries, keys and values of tokens [N, T, d] changes, and what surrounds it. Below
+            opset 13 nothing does.
     """
     parsed = onnx.load_from_string(model)
+    if any(one.version < _LEAST_OPSET for one in parsed.opset_import if one.domain in ("", "ai.onnx")):
+        return model
     graph = Graph(parsed)
     merged = []
     softmaxes = [node for node in graph.nodes if node.op_type == "Softmax"]

@@ -62,9 +62,9 @@ class Attention(NamedTuple):
 
 def attention_of(graph: Graph, softmax: NodeProto) -> Attention | None:
     """Return the attention around a softmax, or None where the graph has another form."""
-    logits = graph.maker(softmax.input[0], "MatMul", "Add")
-    if logits is not None and logits.op_type == "Add":  # of a mask
-        logits = next((node for name in logits.input if (node := graph.maker(name, "MatMul"))), None)
+    masked = graph.maker(softmax.input[0], "Add")
+    terms = masked.input if masked else softmax.input
+    logits = next((node for name in terms if (node := _scaled_product(graph, name))), None)
     weighted = graph.reader(softmax.output[0], "MatMul")
     turned = graph.reader(weighted.output[0], "Transpose") if weighted else None
     merged = graph.reader(turned.output[0], "Reshape") if turned else None
@@ -87,6 +87,13 @@ def attention_of(graph: Graph, softmax: NodeProto) -> Attention | None:
     return Attention(heads, head_dim, projections, logits, weighted, merged, output, added)
 
 
+def _scaled_product(graph: Graph, name: str) -> NodeProto | None:
+    """Return the product that makes a tensor, by itself or with a constant factor, which stays where it is."""
+    scaled = graph.maker(name, "Mul", "Div")
+    factor = graph.array(scaled.input[1]) if scaled else None
+    return graph.maker(scaled.input[0] if scaled and factor is not None and factor.size == 1 else name, "MatMul")
+
+
 def _projection_of(graph: Graph, name: str, order: list[int]) -> tuple[Projection, tuple[int, int]] | None:
     """Return what makes an operand of attention, whose axes have this order after the split, and (heads, head_dim)."""
     factor, sizes, found = 1.0, None, [0, 1, 2, 3]
@@ -97,7 +104,11 @@ def _projection_of(graph: Graph, name: str, order: list[int]) -> tuple[Projectio
             return None
         if node.op_type == "MatMul":
             weight = weight_of(graph, node.input[1])
-            if weight is None or sizes is None or found != order or np.prod(sizes) != weight.values.shape[1]:
+            if weight is None or sizes is None or found != order:
+                return None
+            outputs = weight.values.shape[1]
+            sizes = (outputs // sizes[1] if sizes[0] == -1 else sizes[0], sizes[1])
+            if np.prod(sizes) != outputs:
                 return None
             zeros = np.zeros(weight.values.shape[1], np.float32)
             return Projection(node, weight, zeros if bias is None else bias, factor), sizes
@@ -126,11 +137,11 @@ def order_of(transpose: NodeProto) -> list[int]:
 
 
 def _last_two(graph: Graph, shape: str) -> tuple[int, int] | None:
-    """Return the last two sizes of a shape of four, if they are constant."""
+    """Return the last two sizes of a shape of four, if they are constant; the first of them may be -1."""
     concat = graph.maker(shape, "Concat")
     parts = [graph.array(name) for name in (concat.input if concat else [shape])]
-    sizes = [size for part in parts for size in ([-1] if part is None else part.tolist())]
-    return (sizes[2], sizes[3]) if len(sizes) == 4 and min(sizes[2:]) > 0 else None
+    sizes = [size for part in parts for size in ([0] if part is None else part.tolist())]
+    return (sizes[2], sizes[3]) if len(sizes) == 4 and sizes[2] and sizes[3] > 0 else None
 
 
 def bias_of(graph: Graph, add: NodeProto) -> Array | None:

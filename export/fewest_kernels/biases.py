@@ -32,10 +32,12 @@ def remove_biases(graph: Graph, found: Attention, output: Array) -> None:
             if residual:
                 output_bias = output_bias - delta
     operands = []
-    for one, weight, order in zip(found.projections, weights, (HEADS, TRANSPOSED_HEADS, HEADS), strict=True):
+    # Values may be computed behind the logits.
+    sides = (found.logits, HEADS), (found.logits, TRANSPOSED_HEADS), (found.weighted, HEADS)
+    for one, weight, (reader, order) in zip(found.projections, weights, sides, strict=True):
         set_weight(graph, one.product, Weight(weight.astype(np.float32)))
         name = one.product.output[0]
-        operands.append(to_heads(graph, found.logits, name, found.heads, found.head_dim, order))
+        operands.append(to_heads(graph, reader, name, found.heads, found.head_dim, order))
     if bias.any():
         name = operands[0]
         array = bias.astype(np.float32).reshape(1, found.heads, 1, found.head_dim)
@@ -57,7 +59,8 @@ def _shift_of(graph: Graph, found: Attention) -> tuple[NodeProto, Array, Array, 
         return None
     factors, shifts = graph.array(norm.input[1]), graph.array(norm.input[2])
     products = {one.product.output[0] for one in found.projections}
-    others = [node for node in graph.readers[read] if node.output[0] not in products]
+    readers = [node for node in graph.readers[read] if node.op_type != "Shape"]
+    others = [node for node in readers if node.output[0] not in products]
     residual = [node for node in others if node.op_type == "Add" and found.added.output[0] in node.input]
     if factors is None or shifts is None or factors.ndim != 1 or others != residual:
         return None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from edge.bundles.golden import Golden
+from edge.bundles.golden import Golden, compare
 from edge.bundles.manifest import Artifact, Measure
 from edge.datatypes import Array
 from edge.errors import BundleError, Literally, UsageError
@@ -16,6 +17,7 @@ from export.pack.golden import outputs_of, tolerance_of
 from export.pack.model import OnnxModel
 
 T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
 INT8_TIER = int8_tier(FULL)
 
 
@@ -77,7 +79,7 @@ def fp16_variant(model: OnnxModel, checks: Checks) -> Variant:
 
     def convert() -> bytes:
         folded: bytes = simplified(onnx.load_model_from_string(model.data)).SerializeToString()
-        return half(folded, fp32_operators=DEFAULT_OP_BLOCK_LIST)
+        return half(_with_fewest_kernels(folded, checks), fp32_operators=DEFAULT_OP_BLOCK_LIST)
 
     data = _converted(model, "--fp16", convert)
     return _checked(model, "--fp16", FULL, "tensorrt", model.opset, data, checks)
@@ -110,6 +112,24 @@ def int8_variants(model: OnnxModel, calibration: Sequence[Mapping[str, Array]], 
         _checked(model, "--int8", INT8_TIER, runtime, opset, data, checks)
         for runtime, data in (("onnxruntime", plain), ("tensorrt", mixed))
     ]
+
+
+def _with_fewest_kernels(folded: bytes, checks: Checks) -> bytes:
+    """Return a model in FP32 with fewer kernels, or as it is where that fails or computes something else."""
+    from export.fewest_kernels import fewest_kernels
+
+    golden = checks.golden
+    try:
+        changed = fewest_kernels(folded)
+        runner = OnnxRuntimeRunner(changed, subject="model with fewer kernels")
+        try:
+            got = outputs_of(runner, golden.inputs, checks.max_batch_size, "model with fewer kernels")
+        finally:
+            runner.close()
+    except Exception:  # onnx and ONNX Runtime raise classes of their own
+        _LOG.debug("The graph keeps its kernels", exc_info=True)
+        return folded
+    return changed if compare(got, golden, tolerance_of(golden, "fp32")).passed else folded
 
 
 def _converted(model: OnnxModel, option: str, convert: Callable[[], T]) -> T:

@@ -53,8 +53,10 @@ class Scheme(msgspec.Struct, frozen=True):
     fp16: tuple[str, ...] = ("down", "output_proj")
 
 
-#: INT8 for all products, from the largest values, which a training for INT8 starts from.
+#: INT8 for all products, from the largest values.
 LARGEST = Scheme(smoothing=None, fp16=())
+#: Of a training for INT8, which makes up for the error of ``down``; the output projection saves a kernel in FP16.
+TO_TRAIN = Scheme(smoothing=None, fp16=("output_proj",))
 
 
 class InputRange(NamedTuple):

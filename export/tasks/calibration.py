@@ -7,7 +7,7 @@ import numpy as np
 from edge.datatypes import Array
 from export.convert import dynamic_of, to_onnx
 from export.heads import SpanClassifier
-from export.quantization.ranges import LARGEST, input_ranges
+from export.quantization.ranges import TO_TRAIN, input_ranges
 from export.tasks.objectives import Head
 from export.tasks.tokens import Rows
 
@@ -35,6 +35,6 @@ def feeds_of(rows: Rows, indices: Array) -> dict[str, Array]:
 
 
 def input_ranges_of(model: Head, rows: Rows) -> dict[str, float]:
-    """Return the ranges of the inputs of all products of a model, by their names, to train it for INT8."""
-    found = input_ranges(plain_onnx(model, rows), calibration_feeds(rows), LARGEST)
+    """Return the ranges of the inputs of a model's products, by their names, to train it for INT8."""
+    found = input_ranges(plain_onnx(model, rows), calibration_feeds(rows), TO_TRAIN)
     return {name: one.largest for name, one in found.items()}
