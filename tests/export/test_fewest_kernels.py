@@ -20,6 +20,7 @@ from export.quantization.ranges import TO_TRAIN, Scheme, input_ranges
 from export.quantization.static import static_int8
 from export.transformer import LayerShape, Transformer, TransformerConfig
 from tests.support.marks import with_rtx
+from tests.support.onnx_graphs import attention
 
 FUSED = "_gemm_mha_v2"
 DENSE = LayerShape(4, 32, 512)
@@ -131,38 +132,13 @@ def test_attention_whose_projections_others_read_remains_as_it_is():
         np.testing.assert_allclose(changed[name], array, atol=1e-5)
 
 
-ATTENTION = """<ir_version: 7, opset_import: ["" : {opset}]>
-attention (float[n, t, 8] x) => (float[n, t, 8] y)
-<float[8, 8] w, float[8] b, int64[4] split, int64[3] merge> {{
-  read = Add(x, b)
-  q = MatMul(read, w)  k = MatMul(read, w)  v = MatMul(read, w)
-  qb = Add(q, b)  kb = Add(k, b)  vb = Add(v, b)
-  qs = Reshape(qb, split)  ks = Reshape(kb, split)  vs = Reshape(vb, split)
-  qh = Transpose<perm = [0, 2, 1, 3]>(qs)
-  kh = Transpose<perm = [0, 2, 3, 1]>(ks)
-  vh = Transpose<perm = [0, 2, 1, 3]>(vs)
-  logits = MatMul(qh, kh)
-  shares = Softmax<axis = 3>(logits)
-  sums = MatMul(shares, vh)
-  turned = Transpose<perm = [0, 2, 1, 3]>(sums)
-  merged = Reshape(turned, merge)
-  out = MatMul(merged, w)
-  y = Add(out, b)
-}}"""
-
-
 @pytest.mark.parametrize(("opset", "sums"), [(12, 5), (13, 3)])
 def test_opsets_without_the_operators_to_write_remain_as_they_are(opset, sums):
-    model = onnx.parser.parse_model(ATTENTION.format(opset=opset))
-    draw = np.random.default_rng(0)
-    arrays = {"w": draw.standard_normal((8, 8), np.float32), "b": draw.standard_normal(8, np.float32)}
-    arrays |= {"split": np.array([0, 0, 2, 4]), "merge": np.array([0, 0, 8])}
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())
-    del model.graph.value_info[:]
-    changed = fewest_kernels(model.SerializeToString())
+    model = attention(opset, [0, 0, 2, 4], [0, 0, 8])
+    changed = fewest_kernels(model)
     assert operators(changed).count("Add") == sums
-    feeds = {"x": draw.standard_normal((2, 3, 8), np.float32)}
-    ours, theirs = (outputs_of(one, feeds, "model")["y"] for one in (changed, model.SerializeToString()))
+    feeds = {"x": np.random.default_rng(1).standard_normal((2, 3, 8), np.float32)}
+    ours, theirs = (outputs_of(one, feeds, "model")["y"] for one in (changed, model))
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
