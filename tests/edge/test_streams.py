@@ -155,7 +155,7 @@ def test_shutdown_answers_the_requests_so_far(bundles: list[Path], transport: st
         stream = Stub(channel).ModelStreamInfer(iter(sender))
         sender.queue.put(numbered(1))
         assert value_of(next(stream)) == 0
-        for request in (busy(500), numbered(2)):
+        for request in (busy(1500), numbered(2)):
             sender.queue.put(request)
         assert wait_until(lambda: gauge(ready, "stream_requests") == 2)
         begun = time.monotonic()
