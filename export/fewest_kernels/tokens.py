@@ -52,9 +52,12 @@ class _Tokens:
                 elif len(read) == 1 and node.output[0] in self._names:
                     self._names.update(read)
         inside = [node for node in graph.nodes if node.output[0] in self._names and self._is_inside(node)]
-        made = {node.output[0] for node in (*inside, *merged)}
         self._inside = {id(node) for node in inside}
-        self._entries = [name for name in self._names if name not in made]
+        makers = self._inside | {id(node) for node in merged}
+        made = [node.output[0] for node in graph.nodes if id(node) in makers]
+        places = {name: place for place, node in enumerate(graph.nodes) for name in node.output}
+        # In the order of the nodes: the number of rows is read from the first, before anything reads the others.
+        self._entries = sorted(self._names.difference(made), key=lambda name: (places.get(name, -1), name))
         kept = self._inside | {id(node) for node in self._splits}
         self._exits = [(name, node) for name in made for node in graph.readers.get(name, ()) if id(node) not in kept]
 

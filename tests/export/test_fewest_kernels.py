@@ -142,6 +142,30 @@ def test_opsets_without_the_operators_to_write_remain_as_they_are(opset, sums):
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
+def attention_twice(prefix):
+    one = onnx.load_from_string(attention(17, [0, 0, 2, 4], [0, 0, 8]))
+    first, second = (onnx.compose.add_prefix(one, prefix + number) for number in "12")
+    model = onnx.compose.merge_models(first, second, io_map=[(f"{prefix}1y", f"{prefix}2x")])
+    nodes = model.graph.node
+    for number in "12":  # Softplus is none of the operators that compute token by token
+        place = next(place for place, node in enumerate(nodes) if node.output[0] == f"{prefix}{number}read")
+        nodes.insert(place, onnx.helper.make_node("Softplus", [nodes[place].input[0]], [f"{prefix}{number}soft"]))
+        nodes[place + 1].input[0] = f"{prefix}{number}soft"
+    nodes.append(onnx.helper.make_node("Softplus", [f"{prefix}2y"], ["outputs"]))
+    model.graph.output[0].name = "outputs"
+    return model.SerializeToString()
+
+
+def test_tokens_that_enter_at_several_places_are_ordered():
+    """The number of rows is read from the first of them, which no order of their names in a set may decide."""
+    for prefix in "abcdefgh":
+        plain = attention_twice(prefix)
+        changed = fewest_kernels(plain)
+        assert any(node.name == "tokens.sizes" for node in onnx.load_from_string(changed).graph.node)
+        feeds = {f"{prefix}1x": np.random.default_rng(1).standard_normal((2, 3, 8), np.float32)}
+        assert largest_difference(changed, plain, feeds) < 1e-4
+
+
 @pytest.mark.parametrize("head", HEADS)
 def test_every_head_computes_the_same(head):
     plain, feeds = exported("bert", (DENSE,), head=HEADS[head][0])
