@@ -17,6 +17,9 @@ from export.estimate.work import ITEM_BYTES, Kernel, Work
 
 #: At most the values of a constant from which a shape may follow.
 _FEW_BYTES = 4096
+#: Operators with products that are not counted.
+_UNCOUNTED = {"Attention", "ConvInteger", "ConvTranspose", "DeformConv", "Einsum"}
+_UNCOUNTED |= {"MatMulInteger", "QLinearConv", "QLinearMatMul"}
 _PRECISIONS = {TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16"}
 
 
@@ -34,7 +37,7 @@ def work_of(model: bytes, shapes: Mapping[str, tuple[int, ...]], subject: str) -
         model: the bytes of an ONNX file with standard operators.
 
     Raises:
-        BundleError: a product's shape does not follow from the inputs' shapes, or the operators are not standard.
+        BundleError: a product's shape does not follow from the inputs' shapes, or an operator is not counted.
     """
     graph = _Graph(_fixed(onnx.load_from_string(model), shapes), subject)
     found = graph.structure()
@@ -150,6 +153,14 @@ class _Graph:
                 expected="standard ONNX operators, as in files for TensorRT",
                 fix="Export the bundle with --artifacts tensorrt too.",
             )
+        uncounted = next((node.op_type for node in self.nodes if node.op_type in _UNCOUNTED), None)
+        if uncounted:
+            raise BundleError(
+                subject,
+                given=Literally(f"the operator {uncounted}"),
+                expected=f"products by {', '.join(PRODUCTS)}",
+                fix="Measure this model on a board: fewheads bench.",
+            )
         self._constants = {tensor.name: tensor for tensor in graph.initializer}
         self._makers = {name: node for node in self.nodes for name in node.output}
         self._types = {value.name: value.type.tensor_type for value in (*graph.input, *graph.value_info, *graph.output)}
@@ -187,6 +198,7 @@ class _Graph:
         if all(maker is not None and maker.op_type == "DequantizeLinear" for maker in makers):
             return "int8"
         name = node.input[0]
+        self.shape(name)  # its error is that of a tensor of unknown type, too
         kind = self._constants[name].data_type if name in self._constants else self._types[name].elem_type
         return _PRECISIONS.get(kind, "fp32")
 
@@ -220,7 +232,7 @@ class _Graph:
             "product",
             gflop=1e-9 * sum(map(self.operations, nodes)),
             precision=precision,
-            rows=prod(output) // output[channels],
+            rows=prod(output) // (1 if len(width) == 1 else output[channels]),
             inner=inner,
             convolution=node.op_type == "Conv",
             weight_bytes=sum(map(self._weight_bytes, weights)),

@@ -178,6 +178,30 @@ def test_wrong_options_and_foreign_operators_are_rejected(layer_shapes):
         work_of(model.SerializeToString(), {"x": (1,)}, "model")
 
 
+PARSED = """<ir_version: 8, opset_import: ["" : 17]>
+g (float[n, 3] x) => ({output} y)
+<int64[2] s = {{3, 2}}, float[3] v = {{1, 1, 1}}, float[3, 1] w = {{1, 1, 1}}> {{ {nodes} }}"""
+
+
+@pytest.mark.parametrize(
+    ("nodes", "given"),
+    [
+        ('y = Einsum <equation = "ij,jk->ik"> (x, w)', "the operator Einsum"),
+        ("r = Reshape(x, s) c = Concat <axis = 1> (r, x) y = MatMul(c, w)", "a tensor 'c' of unknown shape"),
+    ],
+)
+def test_work_that_cannot_be_counted_is_not_left_out(nodes, given):
+    model = onnx.parser.parse_model(PARSED.format(output="float[n, k]", nodes=nodes)).SerializeToString()
+    with pytest.raises(BundleError, match=f"got {given}"):
+        work_of(model, {"x": (2, 3)}, "model")
+
+
+def test_a_product_with_a_vector_has_a_row_for_each_sum():
+    model = onnx.parser.parse_model(PARSED.format(output="float[n]", nodes="y = MatMul(x, v)")).SerializeToString()
+    (kernel,) = work_of(model, {"x": (2, 3)}, "model").kernels
+    assert (kernel.rows, kernel.inner, kernel.gflop) == (2, 3, pytest.approx(12e-9))
+
+
 def test_sizes_are_the_usual_ones_that_a_model_takes_and_else_those_that_it_is_tuned_for():
     inputs = [TensorSpec(name, "INT64", (-1, -1)) for name in ("ids", "mask")]
     profile = {name: Profile(min=(1, 8), opt=(4, 32), max=(8, 512)) for name in ("ids", "mask")}
