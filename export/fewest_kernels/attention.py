@@ -115,7 +115,7 @@ def _projection_of(graph: Graph, name: str, order: list[int]) -> tuple[Projectio
         if node.op_type == "Transpose" and sizes is None:
             found = [order_of(node)[axis] for axis in found]
         elif node.op_type == "Reshape" and sizes is None:
-            sizes = _last_two(graph, node.input[1])
+            sizes = _last_two(graph, node)
         elif node.op_type in ("Mul", "Div") and bias is None and (number := graph.array(node.input[1])) is not None:
             if number.size != 1:
                 return None
@@ -136,12 +136,17 @@ def order_of(transpose: NodeProto) -> list[int]:
     return list(get_attribute_value(transpose.attribute[0]))
 
 
-def _last_two(graph: Graph, shape: str) -> tuple[int, int] | None:
-    """Return the last two sizes of a shape of four, if they are constant; the first of them may be -1."""
-    concat = graph.maker(shape, "Concat")
-    parts = [graph.array(name) for name in (concat.input if concat else [shape])]
+def _last_two(graph: Graph, split: NodeProto) -> tuple[int, int] | None:
+    """Return the last two sizes of a Reshape to [N, T, heads, head_dim], if they are constant; heads may be -1."""
+    concat = graph.maker(split.input[1], "Concat")
+    parts = [graph.array(name) for name in (concat.input if concat else [split.input[1]])]
     sizes = [size for part in parts for size in ([0] if part is None else part.tolist())]
-    return (sizes[2], sizes[3]) if len(sizes) == 4 and sizes[2] and sizes[3] > 0 else None
+    if len(sizes) != 4 or not sizes[2] or sizes[3] <= 0:
+        return None
+    # Where they are other than those of the tokens, as in windows, attention is among others.
+    same = [size in (0, graph.size(split.input[0], axis)) for axis, size in enumerate(sizes[:2])]
+    inferred = [index for index, size in enumerate(sizes[:2]) if size == -1]
+    return (sizes[2], sizes[3]) if sum(same) + len(inferred) == 2 and len(inferred) < 2 else None
 
 
 def bias_of(graph: Graph, add: NodeProto) -> Array | None:

@@ -39,9 +39,13 @@ class Graph:
         """Return the number of dimensions of a tensor of the given model; 0 where it is unknown."""
         return len(self._shapes.get(name, ()))
 
+    def size(self, name: str, axis: int) -> int:
+        """Return a dimension of a tensor of the given model; 0 where it is unknown."""
+        return int(self._shapes[name][axis].dim_value) if self.rank(name) else 0
+
     def width(self, name: str) -> int:
         """Return the last dimension of a tensor of the given model; 0 where it is unknown."""
-        return int(self._shapes[name][-1].dim_value) if self.rank(name) else 0
+        return self.size(name, -1)
 
     def maker(self, name: str, *operators: str) -> NodeProto | None:
         """Return what makes a tensor, if it is one of these operators; without operators any."""

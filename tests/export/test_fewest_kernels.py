@@ -142,6 +142,12 @@ def test_opsets_without_the_operators_to_write_remain_as_they_are(opset, sums):
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("tokens", "sums"), [("t", 5), (4, 3)])
+def test_attention_in_windows_of_four_tokens_is_that_of_all_only_where_there_are_four(tokens, sums):
+    model = attention(17, [-1, 4, 2, 4], [-1, 4, 8], tokens=tokens)
+    assert operators(fewest_kernels(model)).count("Add") == sums
+
+
 def attention_twice(prefix):
     one = onnx.load_from_string(attention(17, [0, 0, 2, 4], [0, 0, 8]))
     first, second = (onnx.compose.add_prefix(one, prefix + number) for number in "12")
