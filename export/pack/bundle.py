@@ -15,7 +15,6 @@ from edge.datatypes import Array
 from edge.errors import BundleError, UsageError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.exported import FULL
-from export.latencies import with_latencies
 from export.outputs import check_bundle, check_name
 from export.pack.golden import check_repeatable, check_rows_independent, golden_outputs, tolerance_of
 from export.pack.images import image_step, read_images
@@ -149,6 +148,8 @@ def _with_latencies(manifest: Manifest, files: dict[str, bytes], model: OnnxMode
     """Return the manifest with predicted latencies, unless the work of the graph does not follow from its nodes."""
     if model.operators.control_flow:
         return manifest
+    from export.latencies import with_latencies  # it imports onnx, which no help needs
+
     try:
         return with_latencies(manifest, files)
     except BundleError:
