@@ -3,8 +3,8 @@
 - Power modes and GPU clocks: ``jetson_clocks --show`` and ``nvpmodel -q`` of an Orin Nano Super under JetPack 7.2.1
   (15W, 25W, MAXN_SUPER), and of an Orin Nano whose firmware is not Super (7W, 15W).
 - DRAM: LPDDR5 of 128 bits, 32 bytes for each cycle of its clock. The share of it that a run reaches is fitted.
-- FLOP per clock: 8 SM with 2,048 FLOP in FP16 each, twice as many in INT8, and 256 in FP32 without tensor cores. The
-  same benchmark measured 9.70 TFLOP/s in FP16 at 612 MHz, of 10.0.
+- FLOP per clock: 8 SM with 2,048 FLOP in FP16 each, twice as many in INT8, and 256 in FP32 without tensor cores. A
+  Vulkan benchmark measured 9.70 TFLOP/s in FP16 at 612 MHz, of 10.0.
 """
 
 from __future__ import annotations
@@ -67,8 +67,10 @@ class BoardMode(NamedTuple):
         return DEVICES[self.board].modes[self.power_mode]
 
 
-#: Every board in each of its power modes.
-BOARD_MODES = tuple(BoardMode(board, mode) for board, device in DEVICES.items() for mode in device.modes)
+#: Every board in each of its power modes, as it is written.
+BOARD_MODES = {
+    str(each): each for each in (BoardMode(board, mode) for board, device in DEVICES.items() for mode in device.modes)
+}
 #: Of predictions that name no board. The ratios of tiers in other modes differ by less than the band of a prediction.
 DEFAULT_BOARD = BoardMode("orin-nano-super", "15W")
 
@@ -82,11 +84,10 @@ def board_mode(text: str, subject: str = "board and power mode") -> BoardMode:
     Raises:
         UsageError: no such board has such a mode; the message lists all.
     """
-    for known in BOARD_MODES:
-        if str(known) == text:
-            return known
-    expected = f"BOARD:MODE, one of {', '.join(map(str, BOARD_MODES))}"
-    raise UsageError(subject, given=text, expected=expected, fix="Give one of these.")
+    if text not in BOARD_MODES:
+        expected = f"BOARD:MODE, one of {', '.join(BOARD_MODES)}"
+        raise UsageError(subject, given=text, expected=expected, fix="Give one of these.")
+    return BOARD_MODES[text]
 
 
 def mode_of(device: str, mode: str) -> Mode:

@@ -3,8 +3,8 @@
 - Products with weights that read the same tensor, such as queries, keys and values, are one kernel.
 - A softmax is one kernel with the products before and behind it.
 - A sum of normalised tokens is one kernel, and what follows it another.
-- What lies between those, as far as it is connected, is one kernel. It is none where it only reshapes or transposes
-  what they wrote, and where it is elementwise and follows a product in floating point, or a convolution.
+- The connected operators between those are one kernel. They need none where they only reshape or transpose what those
+  wrote, or where they are elementwise and follow a product in floating point or a convolution.
 
 So does TensorRT-RTX fuse the graphs that ``fewheads export`` writes. TensorRT 10.3 on an Orin may fuse differently: it
 lists 7.4 kernels for a layer of ViT-B/16 in FP16 as PyTorch exports it, where TensorRT-RTX lists ten.
@@ -66,24 +66,22 @@ def structure_of(nodes: Sequence[NodeProto], constants: Mapping[str, TensorProto
         found = [tensors[name] for name in node.input if name in tensors]
         depth = max((tensor.depth for tensor in found), default=0)
         read = {tensor.maker for tensor in found if tensor.maker >= 0}
-        before = {nodes[each].op_type for tensor in found if tensor.group >= 0 for each in groups[tensor.group]}
-        is_sum = "LayerNormalization" in before and _sums_tokens(node, constants)
+        is_sum = _sums_tokens(node, constants) and "LayerNormalization" in {
+            nodes[each].op_type for tensor in found if tensor.group >= 0 for each in groups[tensor.group]
+        }
         if is_sum:
             sums[place] = max(tensor.group for tensor in found)
         if is_sum or node.op_type in (*PRODUCTS, "Softmax"):
             reads[place] = read.union(*(sources[tensor.group] for tensor in found if tensor.group >= 0))
-            made = _Tensor(depth + 1, -1, place)
+            tensors.update(dict.fromkeys(node.output, _Tensor(depth + 1, -1, place)))
         else:
             same = sorted({tensor.group for tensor in found if tensor.group >= 0 and tensor.depth == depth})
             made = _Tensor(depth, len(groups), -1)
             groups.append([place, *(each for group in same for each in groups[group])])
             sources.append(read.union(*(sources[group] for group in same)))
-            for name, tensor in tensors.items():
-                if tensor.group in same:
-                    tensors[name] = made
+            tensors.update(dict.fromkeys((name for each in groups[-1] for name in nodes[each].output), made))
             for group in same:
                 groups[group] = []
-        tensors.update(dict.fromkeys(node.output, made))
     softmaxes = [place for place in reads if nodes[place].op_type == "Softmax"]
     weightless = {place for place in reads if nodes[place].op_type == "MatMul" and fixed.isdisjoint(nodes[place].input)}
     attentions = [

@@ -58,10 +58,9 @@ def parse_target(text: str) -> Target:
     """Return the target of ``--for``; raise a UsageError that lists all."""
     if text == THIS:
         return "this"
-    for known in BOARD_MODES:
-        if str(known) == text:
-            return known
-    expected = f"{THIS}, which is measured here, or one of {', '.join(map(str, BOARD_MODES))}"
+    if text in BOARD_MODES:
+        return BOARD_MODES[text]
+    expected = f"{THIS}, which is measured here, or one of {', '.join(BOARD_MODES)}"
     fix = "Give one of these; for another device, give --latency-table with its table."
     raise UsageError("--for", given=text, expected=expected, fix=fix)
 

@@ -10,7 +10,7 @@ def test_a_board_and_its_mode_have_one_notation():
     found = board_mode("orin-nano-super:15W")
     assert (found.board, found.power_mode, str(found)) == ("orin-nano-super", "15W", "orin-nano-super:15W")
     assert found.mode == mode_of(*found) == DEVICES["orin-nano-super"].modes["15W"]
-    assert [board_mode(str(each)) for each in BOARD_MODES] == list(BOARD_MODES)
+    assert [board_mode(str(each)) for each in BOARD_MODES] == list(BOARD_MODES.values())
 
 
 @pytest.mark.parametrize("text", ["", "orin-nano-super", "orin-nano:25W", "agx-orin:15W", "orin-nano-super:15w"])
