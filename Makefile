@@ -50,8 +50,9 @@ coverage-report:
 # which Python 3.12 repeats fewer, without fuzzing, faults and the transport that is not the default.
 # `make test-jetpack6 SERVERS6=tests/edge` runs all others.
 QUICKER := --numprocesses=2 --dist=loadfile --ignore-glob 'tests/edge/test_*fuzz*' --ignore-glob 'tests/edge/test_faults_*' -k 'not grpcio or test_layers'
-SERVERS6 ?= $(addprefix tests/edge/test_,server.py cli.py infer.py info.py bench.py control.py rest_client.py)
-SERVERS7 ?= tests/edge/test_server.py
+COMPATIBILITY := tests/compatibility/test_edge.py
+SERVERS6 ?= $(addprefix tests/edge/test_,server.py cli.py infer.py info.py bench.py control.py rest_client.py) $(COMPATIBILITY)
+SERVERS7 ?= tests/edge/test_server.py $(COMPATIBILITY)
 
 test-jetpack6 test-jetpack7: test-jetpack%:
 	$(if $(PYTHON_JETPACK$*),$(MAKE) .venv-jetpack$*/installed,@echo "skipped: no Python of JetPack $* on this machine")

@@ -1,0 +1,69 @@
+"""Everything that these tests take from inside the product: whoever renames it changes this file alone."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+#: Written by commit 40db5dbf, whose formats, commands, metrics and names later versions keep. No script writes it
+#: again: it would write what a later commit does.
+DATA = Path(__file__).parent / "data"
+BUNDLES = sorted((DATA / "bundles").iterdir())
+OLDER_BUNDLES = sorted((ROOT / "tests" / "data" / "version_1" / "bundles").iterdir())
+
+
+def public(module: str, name: str) -> Any:
+    """Return a name that users import, such as ``edge.client`` and ``Client``."""
+    return getattr(importlib.import_module(module), name)
+
+
+def program() -> Any:
+    """Return the command ``fewheads``."""
+    return public("edge.__main__", "cli")
+
+
+def telemetry_messages() -> Any:
+    """Return the descriptor of ``proto/telemetry.proto``."""
+    return public("edge.pb.telemetry_pb2", "DESCRIPTOR")
+
+
+def board_families(root: Path) -> Iterable[Any]:
+    """Return the Prometheus metrics of a Jetson's files below ``root``."""
+    from edge.instruments.board import read_board
+    from edge.instruments.memory import MemorySampler
+    from edge.instruments.sensors import Sensors
+    from edge.telemetry.metrics import board_metrics, power_metrics
+
+    yield from board_metrics(MemorySampler(root).sample(), Sensors(root).sample())
+    yield from power_metrics(read_board(root), 5.0)
+
+
+def run_outputs(run: Path, inputs: dict[str, Any]) -> list[Any]:
+    """Return the output arrays of a run's model, in torch, for inputs as tensors."""
+    import torch
+
+    with torch.no_grad():
+        if run.name.startswith("looped"):
+            from export.looped.solvers import trajectory
+
+            model = _load(run, "prompt-transformer", public("export.looped.train", "create"))
+            path = trajectory(model, inputs["xs"], inputs["ys"], 3)
+            return [*path.predictions, *path.residuals]
+        if run.name.startswith("calculator"):
+            module = "export.calculator.stack.train" if run.name == "calculator-stack" else "export.calculator.networks"
+            model = _load(run, run.name, public(module, "NETWORKS")[run.name])
+        else:
+            from export.tasks.models import open_model
+
+            model = open_model(run).head
+        outputs = model(*(tensor for name, tensor in inputs.items() if name != "token_offsets"))
+    return [output.numpy() for output in (outputs if isinstance(outputs, tuple) else [outputs])]
+
+
+def _load(run: Path, name: str, create: Callable[..., Any]) -> Any:
+    from export.checkpoint import load
+
+    return load(run, {name: create})[0]
