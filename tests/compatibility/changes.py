@@ -26,6 +26,12 @@ else:
 
 #: Wider than any line of a help text, so that each option has one line.
 _WIDTH = 1000
+#: ``python -m edge`` of the first directory on Python's path: the installed package would hide that a file is missing.
+_RUN = """
+import os, runpy, edge
+assert edge.__path__ == [os.path.join(os.environ["PYTHONPATH"], "edge")], edge.__path__
+runpy.run_module("edge", run_name="__main__", alter_sys=True)
+"""
 
 
 def entries() -> list[str]:
@@ -126,7 +132,7 @@ def install_commands(directory: Path) -> None:
 @contextmanager
 def server(image: Path, repository: Path, cache: Path) -> Iterator[dict[str, Any]]:
     """Serve a repository with nothing but the files of an image, and yield what the server announces."""
-    command = [sys.executable, "-m", "edge", "serve", str(repository), "--grpc-port=0", "--metrics-port=0", "--json"]
+    command = [sys.executable, "-c", _RUN, "serve", str(repository), "--grpc-port=0", "--metrics-port=0", "--json"]
     command += ["--target=onnxruntime", f"--cache={cache}"]
     environment, pipe = {"PYTHONPATH": str(image), "PATH": ""}, subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=cache, env=environment) as process:
