@@ -16,9 +16,9 @@ from pathlib import Path
 import click
 import msgspec
 
-from edge.errors import FewheadsError, Literally, UsageError
+from edge.bench.on_device import DeviceRecord, Ratio, Series
+from edge.errors import FewheadsError, Raw, UsageError
 from edge.files import write_whole
-from edge.load.device_record import DeviceRecord, Ratio, Series
 
 RECORDS = Path(__file__).parent / "device_records"
 #: Lines of a document around the table.
@@ -47,7 +47,7 @@ def read_record(path: Path) -> DeviceRecord:
         return msgspec.json.decode(path.read_bytes(), type=DeviceRecord)
     except (OSError, msgspec.MsgspecError) as error:
         fix = "Name a file that `fewheads bench --on-device --out FILE` wrote."
-        raise UsageError(f"record {path}", given=Literally(error), expected="a device record", fix=fix) from None
+        raise UsageError(f"record {path}", given=Raw(error), expected="a device record", fix=fix) from None
 
 
 def markdown(records: Sequence[DeviceRecord]) -> str:
@@ -60,7 +60,7 @@ def markdown(records: Sequence[DeviceRecord]) -> str:
         if not record.publishable:
             raise UsageError(
                 f"record of {record.machine.label}, {record.created}",
-                given=Literally("; ".join(record.doubts)),
+                given=Raw("; ".join(record.doubts)),
                 expected="a run without throttling, in one power mode with the same clock limits",
                 fix="Measure again.",
             )
@@ -75,7 +75,7 @@ def insert(document: Path, records: Sequence[DeviceRecord]) -> None:
     """
     for record in records:
         if record.machine.board is None:
-            given = Literally(record.machine.label)
+            given = Raw(record.machine.label)
             fix = "Leave it out; without --into the table is printed."
             raise UsageError("record", given=given, expected="a Jetson's, for a document", fix=fix)
     text = document.read_text()
@@ -83,7 +83,7 @@ def insert(document: Path, records: Sequence[DeviceRecord]) -> None:
     _, ended, after = rest.partition(END)
     if not begun or not ended:
         fix = f"Write {BEGIN} and {END} on lines of their own."
-        raise UsageError(str(document), given=Literally("no marks"), expected="the marks of the table", fix=fix)
+        raise UsageError(str(document), given=Raw("no marks"), expected="the marks of the table", fix=fix)
     write_whole(document, f"{before}{BEGIN}\n\n{markdown(records)}\n\n{END}{after}".encode())
 
 

@@ -32,7 +32,7 @@ from edge.cli.options import connection_options
 from edge.client import Client
 from edge.client.connection import Credentials
 from edge.client.retries import ONCE
-from edge.errors import BundleError, FewheadsError, Literally, ServerError, UsageError
+from edge.errors import BundleError, FewheadsError, Raw, ServerError, UsageError
 from edge.files import sha256
 
 _POLL_SECONDS = 0.5
@@ -138,7 +138,7 @@ class Board:
 
     def _check(self, code: int, message: bytes, expected: str) -> None:
         if code:
-            given = Literally(message.decode(errors="replace").strip() or f"exit code {code}")
+            given = Raw(message.decode(errors="replace").strip() or f"exit code {code}")
             fix = "Push again: the copy resumes. The server still serves what it served before."
             raise ServerError(f"board {self.name}", given=given, expected=expected, fix=fix)
 
@@ -203,7 +203,7 @@ class Server:
                 return
             if (state == "UNAVAILABLE" and not gone) or time.monotonic() > until:
                 subject, expected = f"{wanted.name} version {wanted.version}", f"READY within {self._wait_seconds:g} s"
-                raise ServerError(subject, given=Literally(status), expected=expected, fix="Read the server's log.")
+                raise ServerError(subject, given=Raw(status), expected=expected, fix="Read the server's log.")
             time.sleep(_POLL_SECONDS)
 
 
@@ -229,7 +229,7 @@ def push(bundle: Bundle, board: Board, server: Server) -> None:
         _copy(bundle.path, expected, board, incoming)
     elif board.hashes(present[0].directory) != expected:
         fix = "Export it with a higher version: fewheads export --version."
-        given = Literally(f"another bundle in {present[0].directory}")
+        given = Raw(f"another bundle in {present[0].directory}")
         raise BundleError(f"{wanted.directory} on {board.name}", given=given, expected="none, or this one", fix=fix)
     else:
         click.echo("  is there already", err=True)
@@ -251,7 +251,7 @@ def go_back(name: str, board: Board, server: Server) -> None:
     previous = [one for one in there if one.directory.startswith(".")]
     if not previous:
         fix = "Push the bundle of that version."
-        given = Literally(f"none of {name!r} on {board.name}")
+        given = Raw(f"none of {name!r} on {board.name}")
         raise UsageError("--back", given=given, expected="a model with a previous version", fix=fix)
     kept = previous[-1]
     wanted = kept._replace(directory=kept.directory.removeprefix(".").removesuffix(_PREVIOUS))
@@ -330,7 +330,7 @@ def main(
     """
     try:
         if bool(bundles) == bool(back):
-            given = Literally("both" if back else "neither")
+            given = Raw("both" if back else "neither")
             raise UsageError("BUNDLE and --back", given=given, expected="one of them", fix="Try: --help")
         opened = [Bundle.open(path) for path in bundles]
         with Client(url, credentials=credentials, retries=ONCE) as client:

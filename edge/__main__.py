@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 import click
 
 from edge import __version__
-from edge.errors import FewheadsError, Literally, UsageError
+from edge.errors import FewheadsError, Raw, UsageError
 
 _EPILOG = """Exit codes: 0 done, 1 failed, 2 wrong usage, 3 broken bundle, 4 golden check failed, 5 runtime missing or
 refused, 6 server unreachable or failed, 7 request refused, 8 device lost, 9 run stuck, 10 shutdown not in time, 130
@@ -96,7 +96,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         extra = _extra_with(error.name or "")
         fix = f"Install it: pip install 'fewheads[{extra}]'." if extra else "Install the package that has it."
-        _fail(UsageError("package", given=Literally(error), expected="it installed", fix=fix))
+        _fail(UsageError("package", given=Raw(error), expected="it installed", fix=fix))
     except BrokenPipeError:
         # The reader (head, less) has exited; a second failure while flushing would print a traceback.
         sys.stderr.close()

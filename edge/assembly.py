@@ -25,9 +25,9 @@ from edge.repository.loader import Loader
 from edge.repository.repository import Repository
 from edge.rpc.inference_servicer import InferenceServicer
 from edge.rpc.limits import MAX_STREAMS, Limits
-from edge.rpc.telemetry_servicer import TelemetryServicer
+from edge.rpc.servicers import TelemetryServicer
 from edge.runtimes.table import choose
-from edge.scheduling.cache_budget import CacheBudget
+from edge.scheduling.admission import CacheBudget
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import ServingOptions
 from edge.security.access import Access

@@ -31,7 +31,7 @@ def shown(value: object) -> str:
     """Return ``repr(value)``, cut so that a huge or hostile value cannot flood a message or a log."""
     if isinstance(value, Whole):
         return value
-    most, literal, size = _MOST_CHARS["given"], isinstance(value, Literally), 0
+    most, literal, size = _MOST_CHARS["given"], isinstance(value, Raw), 0
     if isinstance(value, str | bytes) and len(value) > most:  # before repr, which would escape all of it
         size, value = len(value), value[: most + 1]
     text = str(value) if literal else repr(value)
@@ -55,11 +55,11 @@ def elided(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 2 :]} ({len(text)} characters)"
 
 
-class Literally(str):
+class Raw(str):
     """Text for ``given`` that describes a value, and is shown without quotes."""
 
 
-class Whole(Literally):
+class Whole(Raw):
     """Text for any part of an error that is never cut, because its author limits its length."""
 
 
@@ -70,7 +70,7 @@ class FewheadsError(Exception):
 
     Args:
         subject: the setting, file, field or model that is wrong.
-        given: the value found; wrap a description in :class:`Literally`.
+        given: the value found; wrap a description in :class:`Raw`.
         expected: the valid values.
         fix: one sentence that says what to do next.
     """

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from edge.errors import BundleError, Literally, UsageError
+from edge.errors import BundleError, Raw, UsageError
 
 COPY_AGAIN = "Copy the bundle again from where it was exported, or export it again."
 
@@ -66,7 +66,7 @@ def _opened(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def _wrong(subject: str, given: str, expected: str) -> BundleError:
-    return BundleError(subject, given=Literally(given), expected=expected, fix=COPY_AGAIN)
+    return BundleError(subject, given=Raw(given), expected=expected, fix=COPY_AGAIN)
 
 
 def write_durably(path: Path, data: bytes, mode: str = "xb") -> None:
@@ -88,7 +88,7 @@ def write_whole(path: Path, data: bytes) -> None:
 def check_parent(option: str, path: Path) -> None:
     """Raise a UsageError if there is no directory for a result."""
     if not path.parent.is_dir():
-        given = Literally(f"{path.parent}, which is not a directory")
+        given = Raw(f"{path.parent}, which is not a directory")
         raise UsageError(option, given=given, expected="an existing directory", fix="Make it.")
 
 
@@ -97,7 +97,7 @@ def write_result(path: Path, data: bytes) -> None:
     try:
         write_whole(path, data)
     except OSError as error:
-        given, fix = Literally(error.strerror), "Choose another place."
+        given, fix = Raw(error.strerror), "Choose another place."
         raise UsageError(f"{path}", given=given, expected="a file to write", fix=fix) from None
 
 

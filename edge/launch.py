@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from edge.errors import Literally, ServerError, Whole
+from edge.errors import Raw, ServerError, Whole
 from edge.server import Ready
 
 _LOG_LINES = 20
@@ -70,6 +70,4 @@ def serving(
 
 
 def _failure(given: str, expected: str, log: deque[str]) -> ServerError:
-    return ServerError(
-        "the started server", given=Literally(given), expected=expected, fix=Whole("Its log: " + "".join(log))
-    )
+    return ServerError("the started server", given=Raw(given), expected=expected, fix=Whole("Its log: " + "".join(log)))

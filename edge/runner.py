@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from edge.datatypes import Array, TensorSpec, datatype_of
-from edge.errors import InvalidRequest, Literally
+from edge.errors import InvalidRequest, Raw
 
 
 class Handle(Protocol):
@@ -194,7 +194,7 @@ def check_feeds(runner: Runner, feeds: Mapping[str, Tensor], keep: Collection[st
         tensor = feeds[spec.name]
         datatype = _datatype(tensor)
         if datatype != spec.datatype or not spec.accepts(tensor.shape):
-            given, expected = Literally(f"{datatype} {list(tensor.shape)}"), f"{spec.datatype} {list(spec.shape)}"
+            given, expected = Raw(f"{datatype} {list(tensor.shape)}"), f"{spec.datatype} {list(spec.shape)}"
             fix = "Feed an output that has the datatype and shape of this input."
             raise InvalidRequest(f"input {spec.name!r} of {subject}", given=given, expected=expected, fix=fix)
     outputs = [spec.name for spec in runner.outputs]

@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 from edge.instruments.logs import FORMATS, LEVELS
 from edge.scheduling.scheduler import DEFAULT_MAX_QUEUE_BYTES
 from edge.scheduling.tier_selection import POLICIES
@@ -193,7 +193,7 @@ class Settings:
             raise wrong[0]
         if wrong:
             fix = "\n  ".join(["Correct each:", *map(str, wrong)])
-            raise UsageError(f"{len(wrong)} settings", given=Literally("wrong values"), expected="none", fix=fix)
+            raise UsageError(f"{len(wrong)} settings", given=Raw("wrong values"), expected="none", fix=fix)
 
     def checks_hosts(self) -> bool:
         """Return whether only the place of the server keeps strangers out, to which a web page's name may lead."""
@@ -256,7 +256,7 @@ def _broken_rules(settings: Settings) -> Iterator[UsageError]:
 
     path = settings.repository
     if not path.is_dir():
-        given = Literally(f"{path}, which {'is a file' if path.exists() else 'does not exist'}")
+        given = Raw(f"{path}, which {'is a file' if path.exists() else 'does not exist'}")
         fix = "Make one with `fewheads export RUN --repository DIRECTORY`, or run `make demo`."
         yield wrong("REPOSITORY", given, "a directory of bundles", fix)
     grpc, metrics, http = settings.grpc_port, settings.metrics_port, settings.http_port
@@ -271,19 +271,19 @@ def _broken_rules(settings: Settings) -> Iterator[UsageError]:
     models, mode = settings.load_models, f"--model-control {settings.model_control}"
     if models and settings.model_control != "explicit":
         fix = "Leave it out: all models are loaded."
-        yield wrong("--load-model", Literally(mode), "--model-control explicit", fix)
+        yield wrong("--load-model", Raw(mode), "--model-control explicit", fix)
     if "*" in models and len(models) > 1:
         yield wrong("--load-model", list(models), "* alone, or names", "Give one or the other.")
     problem = _ngh2_problem() if settings.transport == "nghttp2" else ""
     if problem:
         fix = "Install it: pip install 'fewheads[fast]'."
-        yield wrong("--transport", Literally(f"nghttp2, but {problem}"), f"the package ngh2 {NGH2_VERSION}", fix)
+        yield wrong("--transport", Raw(f"nghttp2, but {problem}"), f"the package ngh2 {NGH2_VERSION}", fix)
     if (settings.tls_certificate is None) != (settings.tls_key is None):
-        given = Literally("--tls-key alone" if settings.tls_certificate is None else "--tls-certificate alone")
+        given = Raw("--tls-key alone" if settings.tls_certificate is None else "--tls-certificate alone")
         fix = "Give both, or leave both out."
         yield wrong("--tls-certificate and --tls-key", given, "both or none", fix)
     if settings.tls_client_ca and not settings.tls_certificate:
-        given, fix = Literally("no --tls-certificate"), "Give the server a certificate too."
+        given, fix = Raw("no --tls-certificate"), "Give the server a certificate too."
         yield wrong("--tls-client-ca", given, "--tls-certificate and --tls-key", fix)
 
 

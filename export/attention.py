@@ -3,7 +3,7 @@
 A scorer gives each head of each input a score. Above :data:`THRESHOLD` the head runs in full. Below it, it uses only
 its first d' coordinates: the others of q, and of the head's output, are zero. The paper's text has three errors, so
 there is a mode for the text and one with repairs. A third mode, ``budget``, is ``fixed`` with another loss: the
-Lagrangian of a measured cost, see :mod:`export.adaptive.budget`.
+Lagrangian of a measured cost, see :mod:`export.papers.adaptive.term`.
 
 =============  ==============================================  ====================================================
 mode           ``literal``, as the paper writes                ``fixed``
@@ -175,7 +175,7 @@ class MultiHeadAttention(nn.Module):
 def _mean(x: Tensor, mask: Tensor | None) -> Tensor:
     """Return the mean over the tokens that are not padding, [N, w] of [N, T, w].
 
-    A sum, because autocast would round the product in :mod:`export.heads` to bfloat16.
+    A sum, because autocast would round the product in :mod:`export.models.heads` to bfloat16.
     """
     if mask is None:
         return x.mean(dim=1)
@@ -224,7 +224,7 @@ def soft_keep(scores: Tensor, rank_width: int, head_dim: int, rank_temperature: 
 
 def adaptive_loss(scores: Sequence[Tensor], mode: AdaptiveMode) -> Tensor:
     """Return the loss of scores, [N, H] of each layer; :func:`adaptive_weight` is its weight beside the task's."""
-    assert mode != "budget", "its loss is that of export.adaptive.budget"
+    assert mode != "budget", "its loss is that of export.papers.adaptive.term"
     stacked = torch.stack(tuple(scores))  # [layers, N, H]
     if mode == "literal":
         return (1 - stacked).mean() / stacked.shape[-1]

@@ -12,10 +12,21 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from edge.errors import Literally
+from edge.errors import Raw
 from edge.files import replaced_directory, write_durably
 from export.errors import CheckpointError
-from export.runs import CONFIG, METRICS, TRAIN_AGAIN, WEIGHTS, RunConfig, RunMetrics, decode, is_run, read, read_config
+from export.training.runs import (
+    CONFIG,
+    METRICS,
+    TRAIN_AGAIN,
+    WEIGHTS,
+    RunConfig,
+    RunMetrics,
+    decode,
+    is_run,
+    read,
+    read_config,
+)
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -37,7 +48,7 @@ def save(
     """
     directory = Path(directory)
     if directory.exists() and not is_run(directory):
-        given = Literally("something that is not a run")
+        given = Raw("something that is not a run")
         expected = "a free path or an earlier run"
         raise CheckpointError(f"run {directory}", given=given, expected=expected, fix="Choose another --out.")
     contents = {
@@ -52,9 +63,7 @@ def save(
                 write_durably(new / name, data)
     except OSError as error:
         fix = "Free space, or choose another --out."
-        raise CheckpointError(
-            f"run {directory}", given=Literally(error), expected="a writable place", fix=fix
-        ) from None
+        raise CheckpointError(f"run {directory}", given=Raw(error), expected="a writable place", fix=fix) from None
 
 
 def load(directory: str | Path, models: Mapping[str, Callable[..., ModuleT]]) -> tuple[ModuleT, RunConfig, RunMetrics]:
@@ -78,7 +87,7 @@ def load(directory: str | Path, models: Mapping[str, Callable[..., ModuleT]]) ->
     except TypeError as error:
         expected = f"the arguments of {config.model}"
         raise CheckpointError(
-            f"{directory / CONFIG} field arguments", given=Literally(error), expected=expected, fix=TRAIN_AGAIN
+            f"{directory / CONFIG} field arguments", given=Raw(error), expected=expected, fix=TRAIN_AGAIN
         ) from None
     _load_weights(module, directory / WEIGHTS)
     return module.eval(), config, metrics
@@ -88,20 +97,18 @@ def _load_weights(module: nn.Module, path: Path) -> None:
     try:
         weights = safetensors.torch.load(read(path))
     except SafetensorError as error:
-        raise CheckpointError(
-            f"{path}", given=Literally(error), expected="a safetensors file", fix=TRAIN_AGAIN
-        ) from None
+        raise CheckpointError(f"{path}", given=Raw(error), expected="a safetensors file", fix=TRAIN_AGAIN) from None
     wanted: dict[str, Tensor] = module.state_dict()
     if set(weights) != set(wanted):
         name = sorted(set(weights) ^ set(wanted))[0]
-        given = Literally("a tensor that the model lacks" if name in weights else "no such tensor")
+        given = Raw("a tensor that the model lacks" if name in weights else "no such tensor")
         raise CheckpointError(f"{path} tensor {name!r}", given=given, expected="the model's tensors", fix=TRAIN_AGAIN)
     for name, tensor in weights.items():
         if tensor.shape != wanted[name].shape or tensor.dtype != wanted[name].dtype:
-            given, expected = (Literally(f"{t.dtype} {list(t.shape)}") for t in (tensor, wanted[name]))
+            given, expected = (Raw(f"{t.dtype} {list(t.shape)}") for t in (tensor, wanted[name]))
             raise CheckpointError(f"{path} tensor {name!r}", given=given, expected=expected, fix=TRAIN_AGAIN)
         if not torch.isfinite(tensor).all():
-            given = Literally("NaN or Inf")
+            given = Raw("NaN or Inf")
             raise CheckpointError(f"{path} tensor {name!r}", given=given, expected="finite weights", fix=TRAIN_AGAIN)
     module.load_state_dict(weights)
 

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edge.cli.output import json_option, print_json, print_table
-from edge.errors import Literally, UsageError
-from export.calculator.specs import DEFAULT_NAMES, NAMES, SPECS
-from export.calculator.stack import NAMES as STACK_NAMES
-from export.exported import RUNTIMES, print_exported
+from edge.errors import Raw, UsageError
+from export.bundle.exported import RUNTIMES, print_exported
+from export.bundle.outputs import check_run
+from export.bundle.targets import targets_of
+from export.finetune import answers_like_imported
 from export.loading import loading_torch
-from export.looped import NAMES as LOOPED
-from export.looped.cli import LoopedOptions, looped_options, train_looped
 from export.measures import print_measures
 from export.options import (
     device_option,
@@ -32,16 +31,17 @@ from export.options import (
     tensorboard_option,
     version_option,
 )
-from export.outputs import check_run
-from export.runs import recorded
-from export.targets import targets_of
-from export.tasks import answers_like_imported
+from export.papers.calculator.specs import DEFAULT_NAMES, NAMES, SPECS
+from export.papers.calculator.stack import NAMES as STACK_NAMES
+from export.papers.looped import NAMES as LOOPED
+from export.papers.looped.train_cli import LoopedOptions, looped_options, train_looped
+from export.training.runs import recorded
 from export.training.watch import counting, watching
 
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
-    from export.runs import RunMetrics
     from export.training.device import DeviceName
+    from export.training.runs import RunMetrics
 
 _ALL = "calculator"
 _ADAPTIVE = "calculator-transformer4"
@@ -98,9 +98,9 @@ def train(
     for run in (run for of_model in runs.values() for run in of_model.values()):
         check_run("--out", out / run, {}, replace=replace)
     with loading_torch():
-        from export.calculator.stack.train import train_stack
-        from export.calculator.train import train_run
-        from export.intervals import pooled
+        from export.papers.calculator.stack.train import train_stack
+        from export.papers.calculator.train import train_run
+        from export.training.intervals import pooled
     results = []
     for name in names:
         adaptive: Any = loss if name == _ADAPTIVE and loss != "none" else None
@@ -200,11 +200,10 @@ def export(
         if target.name not in LOOPED:
             _check_int8(int8, target.runs[0])
     with loading_torch():
-        from export.calculator.bundle import export_run
-        from export.calculator.stack.bundle import export_stack
-        from export.imported.bundle import export_imported
-        from export.looped.bundle import export_looped
-        from export.tasks.bundle import export_classifier
+        from export.bundle.classifier import export_classifier
+        from export.bundle.imported import export_imported
+        from export.papers.calculator.bundle import export_run, export_stack
+        from export.papers.looped.bundle import export_looped
     results = []
     for target in targets:
         started = time.perf_counter()
@@ -248,7 +247,7 @@ def export(
 def _check_int8(int8: bool, run: Path) -> None:
     if int8:
         fix = "Leave --int8 out."
-        raise UsageError("--int8", given=Literally(str(run)), expected="a run of a looped model", fix=fix)
+        raise UsageError("--int8", given=Raw(str(run)), expected="a run of a looped model", fix=fix)
 
 
 def _names(models: Sequence[str]) -> list[str]:
@@ -268,7 +267,7 @@ def _print_calculator(name: str, runs: str, metrics: RunMetrics) -> None:
 
     The scores follow, which are of several splits.
     """
-    from export.calculator.benchmark import PAPER_SCORE, SCORE, SPLIT
+    from export.papers.calculator.benchmark import PAPER_SCORE, SCORE, SPLIT
 
     paper = SPECS[name].paper
     found = {(measure.metric, measure.split): measure for measure in metrics.measures}

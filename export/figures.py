@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 from edge.files import write_whole
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def new_figure(width: float, height: float, *, without: str = "leave --plot out"
         from matplotlib.figure import Figure
     except ImportError:
         fix = f"Install it: pip install 'fewheads[plot]', or {without}."
-        raise UsageError("plots", given=Literally("no matplotlib"), expected="matplotlib", fix=fix) from None
+        raise UsageError("plots", given=Raw("no matplotlib"), expected="matplotlib", fix=fix) from None
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -39,4 +39,4 @@ def write_figure(figure: Figure, path: str | Path) -> None:
         write_whole(path, data.getvalue())
     except (OSError, ValueError) as error:  # ValueError: an unknown format
         fix = "Choose another place, and .png, .svg or .pdf."
-        raise UsageError(f"{path}", given=Literally(error), expected="a file to write", fix=fix) from None
+        raise UsageError(f"{path}", given=Raw(error), expected="a file to write", fix=fix) from None

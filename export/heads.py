@@ -1,4 +1,4 @@
-"""Task heads on a :class:`export.transformer.Transformer`: for a sequence, its tokens, a span of them, or an embedding.
+"""Task heads on a :class:`export.models.transformer.Transformer`: for a sequence, its tokens, a span of them, or an embedding.
 
 ``outputs`` names the tensors that a head returns, in their order, and ``width`` is the number of columns of each.
 """
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edge.errors import UsageError
-from export.transformer import Transformer
+from export.models.transformer import Transformer
 
 Pooling = Literal["mean", "summary"]
 Activation = Literal["identity", "tanh", "relu"]

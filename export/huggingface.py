@@ -1,4 +1,4 @@
-"""Hugging Face model directories, ``config.json`` and safetensors, as :class:`export.transformer.Transformer`.
+"""Hugging Face model directories, ``config.json`` and safetensors, as :class:`export.models.transformer.Transformer`.
 
 BERT (MiniLM is one), RoBERTa, XLM-RoBERTa, DistilBERT, ViT and GPT-2. The fields, and the name and shape of every
 tensor, are checked before the first weight is read. The package ``transformers`` is not needed.
@@ -16,10 +16,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from edge.bundles.fields import FileName
-from edge.errors import Literally
+from edge.errors import Raw
 from export.errors import CheckpointError
-from export.huggingface_names import CLASSIFIERS, IGNORED, NAMES, OLD_ENDS, POOLERS, Names, Source
-from export.transformer import Transformer, TransformerConfig
+from export.models.huggingface_names import CLASSIFIERS, IGNORED, NAMES, OLD_ENDS, POOLERS, Names, Source
+from export.models.transformer import Transformer, TransformerConfig
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _FIX = "Download the model again, or give one of BERT, RoBERTa, DistilBERT, ViT or GPT-2 in the safetensors format."
@@ -124,14 +124,14 @@ def _stored(directory: Path, names: Names) -> dict[str, _Stored]:
 
 def _tensors_of(path: Path) -> Iterator[_Stored]:
     if not path.is_file():
-        raise _broken(str(path), Literally("nothing there"), "a file")
+        raise _broken(str(path), Raw("nothing there"), "a file")
     try:
         with safe_open(path, "pt") as file:  # reads the header only
             for name in file.keys():  # noqa: SIM118 - it is not a dictionary
                 part = file.get_slice(name)
                 yield _Stored(path, name, part.get_dtype(), part.get_shape())
     except (SafetensorError, OSError) as error:
-        raise _broken(str(path), Literally(error), "a safetensors file") from None
+        raise _broken(str(path), Raw(error), "a safetensors file") from None
 
 
 def _heads(stored: Mapping[str, _Stored], dim: int) -> dict[str, nn.Linear]:
@@ -147,11 +147,11 @@ def _heads(stored: Mapping[str, _Stored], dim: int) -> dict[str, nn.Linear]:
 def _check(directory: Path, stored: Mapping[str, _Stored], shapes: Mapping[str, list[int]]) -> None:
     for name in sorted(stored.keys() ^ shapes.keys()):
         given = "a tensor that this architecture lacks" if name in stored else "no such tensor"
-        raise _broken(f"{directory} tensor {name!r}", Literally(given), "the tensors that follow from config.json")
+        raise _broken(f"{directory} tensor {name!r}", Raw(given), "the tensors that follow from config.json")
     for name, shape in shapes.items():
         tensor = stored[name]
         if tensor.shape != shape or tensor.datatype not in _FLOATS:
-            given = Literally(f"{tensor.datatype} {tensor.shape}")
+            given = Raw(f"{tensor.datatype} {tensor.shape}")
             raise _broken(f"{tensor.path} tensor {tensor.name!r}", given, f"{shape} of {', '.join(_FLOATS)}")
 
 
@@ -159,7 +159,7 @@ def _tensor(stored: _Stored, source: Source) -> Tensor:
     with safe_open(stored.path, "pt") as file:
         tensor = source.ours(file.get_tensor(stored.name))
     if not torch.isfinite(tensor).all():
-        raise _broken(f"{stored.path} tensor {stored.name!r}", Literally("NaN or Inf"), "finite weights")
+        raise _broken(f"{stored.path} tensor {stored.name!r}", Raw("NaN or Inf"), "finite weights")
     return tensor
 
 
@@ -167,14 +167,14 @@ def _decode(path: Path, data: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:  # ValidationError is a DecodeError
-        raise _broken(str(path), Literally(error), "the JSON of a Hugging Face model") from None
+        raise _broken(str(path), Raw(error), "the JSON of a Hugging Face model") from None
 
 
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise _broken(str(path), Literally(error.strerror), "a file") from None
+        raise _broken(str(path), Raw(error.strerror), "a file") from None
 
 
 def _broken(subject: str, given: object, expected: str) -> CheckpointError:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from export.transformer import LayerShape, TransformerConfig
+from export.models.transformer import LayerShape, TransformerConfig
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
 Epsilon = Annotated[float, msgspec.Meta(gt=0)]

@@ -13,7 +13,7 @@ import scipy.stats
 
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
-from export.runs import RunMetrics
+from export.training.runs import RunMetrics
 
 #: Resamples of a bootstrap.
 RESAMPLES = 1000

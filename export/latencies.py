@@ -9,12 +9,12 @@ from contextlib import ExitStack
 import msgspec
 import numpy as np
 
+from edge.bench.conditions import cpu_name
+from edge.bench.timing import WARM_UP, compared, times_in_turns
 from edge.bundles import golden
 from edge.bundles.fields import Role
 from edge.bundles.latency import Latency, MeasuredLatency, PredictedLatency
 from edge.bundles.manifest import Artifact, Manifest
-from edge.profiling.conditions import cpu_name
-from edge.profiling.timing import WARM_UP, compared, times_in_turns
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.estimate.devices import DEFAULT_BOARD, DEVICES
 from export.estimate.parts import Shapes, parts_of, predict_file, tier_files

@@ -8,12 +8,12 @@ from edge.cli.output import print_table
 
 # torch takes seconds to import, and a command that fails at once need not wait for it.
 if TYPE_CHECKING:
-    from export.runs import RunMetrics
+    from export.training.runs import RunMetrics
 
 
 def print_measures(name: str, runs: str, metrics: RunMetrics) -> None:
     """Print the measures of a model, and the places of its runs."""
-    from export.intervals import bounds_of
+    from export.training.intervals import bounds_of
 
     rows = [
         (one.split, one.metric.replace("_", " "), one.value, bounds_of(one.interval, "{:.4g}".format), one.n)

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 from export.loading import loading_torch
-from export.processor import processor
+from export.training.provenance import processor
 
 #: Exists where the driver of a GPU is loaded; importing torch to find out would take seconds.
 _GPU_DRIVER = Path("/proc/driver/nvidia/version")
@@ -77,7 +77,7 @@ def usable_precision(context: click.Context, option: object, precision: Any) -> 
         given = f"bf16 on a processor with these features: {here.described}"
         expected = "one with BF16, which are AVX512_BF16 or AMX_BF16 on x86 and bf16 on Arm"
     fix = "Leave --precision out: without it, this device trains in fp32, which is faster here."
-    raise UsageError("--precision", given=Literally(given), expected=expected, fix=fix)
+    raise UsageError("--precision", given=Raw(given), expected=expected, fix=fix)
 
 
 class _Gpu(NamedTuple):

@@ -15,8 +15,8 @@ import msgspec
 
 from edge.bundles.fields import ModelName
 from edge.bundles.manifest import MANIFEST_NAME
-from edge.errors import Literally, UsageError
-from export.runs import is_run
+from edge.errors import Raw, UsageError
+from export.training.runs import is_run
 
 #: Paths by the name of the option or argument that gave them; None where it was not given.
 Inputs = Mapping[str, Path | None]
@@ -50,7 +50,7 @@ def check_name(option: str, name: str | None) -> str:
     try:
         return msgspec.convert(name, ModelName)
     except msgspec.ValidationError:
-        given = Literally("nothing") if name is None else name
+        given = Raw("nothing") if name is None else name
         expected = "lower-case letters, digits, '.', '_' and '-', 64 at most, the first a letter or digit"
         raise UsageError(option, given=given, expected=expected, fix=f"Give {option}, such as my-model.") from None
 
@@ -63,7 +63,7 @@ def check_file(option: str, path: Path, inputs: Inputs, *, replace: bool) -> Non
     way_out = f"another {option}"
     _check_apart(option, path, inputs, way_out)
     if not path.resolve().parent.is_dir():
-        given, expected = Literally("no such directory"), "a file to write in an existing directory"
+        given, expected = Raw("no such directory"), "a file to write in an existing directory"
         raise UsageError(f"{option} {path}", given=given, expected=expected, fix=f"Make it, or give {way_out}.")
     _check_writable(option, path, way_out)
     if _taken(path) and not replace:
@@ -83,7 +83,7 @@ def check_workspace(option: str, path: Path, inputs: Inputs, *, settings: str) -
     _check_apart(option, path, inputs, way_out)
     _check_writable(option, path / settings, way_out)
     if path.is_dir() and any(path.iterdir()) and not any(path.glob(settings)):
-        given, expected = Literally("a directory with other files"), "an empty path or an earlier experiment"
+        given, expected = Raw("a directory with other files"), "an empty path or an earlier experiment"
         raise UsageError(f"{option} {path}", given=given, expected=expected, fix=f"Give {way_out}.")
 
 
@@ -95,7 +95,7 @@ def _check_directory(
     if not _taken(path):
         return
     if not is_ours(path):
-        given, expected = Literally(f"something that is not a {what}"), f"a free path or an earlier {what}"
+        given, expected = Raw(f"something that is not a {what}"), f"a free path or an earlier {what}"
         raise UsageError(f"{option} {path}", given=given, expected=expected, fix=f"Give {way_out}.")
     if not replace:
         raise _existing(option, path, f"an existing {what}", way_out)
@@ -105,7 +105,7 @@ def _check_apart(option: str, path: Path, inputs: Inputs, way_out: str) -> None:
     for name, other in inputs.items():
         relation = other and _relation(path.resolve(), other.resolve())
         if relation:
-            given = Literally(f"{relation} {name}" if name.endswith(str(other)) else f"{relation} {name} {other}")
+            given = Raw(f"{relation} {name}" if name.endswith(str(other)) else f"{relation} {name} {other}")
             expected = "a path apart from everything else that the command reads or writes"
             raise UsageError(f"{option} {path}", given=given, expected=expected, fix=f"Give {way_out}.")
 
@@ -129,7 +129,7 @@ def _check_writable(option: str, path: Path, way_out: str) -> None:
     nearest = next(parent for parent in path.resolve().parents if os.path.exists(parent))
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
         return
-    given = Literally(f"{nearest}, which is {'not writable' if nearest.is_dir() else 'not a directory'}")
+    given = Raw(f"{nearest}, which is {'not writable' if nearest.is_dir() else 'not a directory'}")
     raise UsageError(f"{option} {path}", given=given, expected="a directory to write in", fix=f"Give {way_out}.")
 
 
@@ -139,4 +139,4 @@ def _taken(path: Path) -> bool:
 
 def _existing(option: str, path: Path, what: str, way_out: str) -> UsageError:
     fix = f"Give --replace to replace it, or {way_out}."
-    return UsageError(f"{option} {path}", given=Literally(what), expected="a free path", fix=fix)
+    return UsageError(f"{option} {path}", given=Raw(what), expected="a free path", fix=fix)

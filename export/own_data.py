@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from edge.errors import Literally
+from edge.errors import Raw
 from export.errors import DataError, listed
 
 #: In a description; a data set may have hundreds.
@@ -100,7 +100,7 @@ class OwnData(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         recorded, now = ({(file.split, file.name): file for file in files} for files in (self.files, found))
         for key in recorded.keys() | now.keys():
             if recorded.get(key) != now.get(key):
-                given, expected = (Literally(_state(files.get(key))) for files in (now, recorded))
+                given, expected = (Raw(_state(files.get(key))) for files in (now, recorded))
                 fix = "Put back the files of the training, or fine-tune on the new ones: fewheads finetune --data."
                 raise DataError(f"{path} file {key[1]}", given=given, expected=expected, fix=fix)
 
@@ -114,7 +114,7 @@ def _located(recorded: Path, data_dir: Path) -> str:
         return str(recorded)
     other = data_dir / recorded.name
     if not other.exists():
-        given, expected = Literally("nothing there"), "the data that the run was trained with"
+        given, expected = Raw("nothing there"), "the data that the run was trained with"
         fix = f"Put them back, or give --data-dir with the directory that has {recorded.name} now."
         raise DataError(f"{recorded}", given=given, expected=expected, fix=fix)
     return str(other.resolve())

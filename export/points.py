@@ -6,8 +6,8 @@ from itertools import product
 
 import msgspec
 
+from edge.bench.layer_latencies import Comparison, Label
 from edge.errors import UsageError
-from edge.profiling.table import Comparison, Label
 
 #: The device of a plan for this machine, whose times are measured.
 THIS = "this"

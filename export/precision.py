@@ -2,7 +2,7 @@
 
 TensorRT reads standard operators only, and neither dynamic quantisation nor zero points; ONNX Runtime has operators of
 its own for transformers. So a tier has a file for each. TensorRT networks are strongly typed here: they compute in the
-types of these files. :mod:`export.quantization` has the variants in INT8.
+types of these files. :mod:`export.quantize` has the variants in INT8.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 from onnxruntime.transformers.onnx_model import OnnxModel
 from onnxscript.rewriter.ort_fusions import optimize_for_ort
 
-from export.mixed_precision import keep_fp32
+from export.quantize.mixed_precision import keep_fp32
 
 _RUNTIME_DOMAIN = "com.microsoft"
 #: Operators that ONNX Runtime has in the standard domain, although no version of ONNX has them.

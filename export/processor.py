@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from edge.bench.conditions import cpu_name
 from edge.instruments.kernel_files import read_text
-from edge.profiling.conditions import cpu_name
 
 #: The kernel's description of the processors.
 CPUINFO = Path("/proc/cpuinfo")

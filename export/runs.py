@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from edge.bench.layer_latencies import Shape
 from edge.bundles.manifest import Measure, Provenance
-from edge.errors import Literally
-from edge.profiling.table import Shape
+from edge.errors import Raw
 from export.errors import CheckpointError, DataError
-from export.own_data import OwnData
-from export.points import Planned
-from export.processor import Processor
+from export.training.points import Planned
+from export.training.provenance import Processor
+from export.training.runs import OwnData
 
 WEIGHTS, CONFIG, METRICS = "weights.safetensors", "config.json", "metrics.json"
 TOKENIZER, PREDICTIONS, LOG, REPORT = "tokenizer.json", "predictions.npz", "log.jsonl", "report.html"
@@ -97,7 +97,7 @@ def read_config(directory: str | Path) -> RunConfig:
     directory = Path(directory)
     if not (directory / CONFIG).exists():
         other = f"a directory without {CONFIG}" if directory.is_dir() else "a file"
-        given = Literally(other if directory.exists() else "nothing there")
+        given = Raw(other if directory.exists() else "nothing there")
         fix = "Give a directory that 'fewheads train' or 'fewheads finetune' wrote, for example runs/calculator-gate."
         raise CheckpointError(f"run {directory}", given=given, expected="a run directory", fix=fix)
     return decode(directory / CONFIG, RunConfig)
@@ -129,7 +129,7 @@ def recorded_data(config: RunConfig, option: str) -> Path:
     if not found.exists():
         expected = "the data that the run was made with"
         fix = f"Give {option}."
-        raise DataError(f"data in {found}", given=Literally("nothing there"), expected=expected, fix=fix)
+        raise DataError(f"data in {found}", given=Raw("nothing there"), expected=expected, fix=fix)
     return found
 
 
@@ -139,7 +139,7 @@ def decode(path: Path, kind: type[StructT]) -> StructT:
         return msgspec.json.decode(read(path), type=kind)
     except msgspec.DecodeError as error:  # ValidationError is one too
         expected = f"the fields of {kind.__name__}"
-        raise CheckpointError(f"{path}", given=Literally(error), expected=expected, fix=TRAIN_AGAIN) from None
+        raise CheckpointError(f"{path}", given=Raw(error), expected=expected, fix=TRAIN_AGAIN) from None
 
 
 def read(path: Path) -> bytes:
@@ -147,4 +147,4 @@ def read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise CheckpointError(f"{path}", given=Literally(error.strerror), expected="a file", fix=TRAIN_AGAIN) from None
+        raise CheckpointError(f"{path}", given=Raw(error.strerror), expected="a file", fix=TRAIN_AGAIN) from None

@@ -11,14 +11,14 @@ from torch import nn
 
 from edge.bundles.golden import Golden, GoldenReport, compare
 from edge.bundles.manifest import Artifact, Tolerance
-from export.convert import OPSET, compared, dynamic_of, largest_difference, outputs_of, to_onnx
-from export.exported import RUNTIMES
-from export.fewest_kernels import fewest_kernels
-from export.precision import fused, half
-from export.quantization.dynamic import dynamic_int8
-from export.quantization.ranges import Feeds, InputRange, Scheme, input_ranges
-from export.quantization.static import INT8_OPSET, quantized, static_int8
-from export.spread import spread_of, two_digits
+from export.bundle.exported import RUNTIMES
+from export.bundle.fewest_kernels import fewest_kernels
+from export.bundle.tolerance import spread_of, two_digits
+from export.models.convert import OPSET, compared, dynamic_of, largest_difference, outputs_of, to_onnx
+from export.quantize.dynamic import dynamic_int8
+from export.quantize.precision import fused, half
+from export.quantize.ranges import Feeds, InputRange, Scheme, input_ranges
+from export.quantize.static import INT8_OPSET, quantized, static_int8
 
 #: Input to dimension to symbolic name.
 Dynamic = Mapping[str, Mapping[int, str]]
@@ -91,7 +91,7 @@ def export_tier(
     """Return the files of a tier: ONNX Runtime in FP32 and INT8, TensorRT in FP16 and INT8.
 
     Args:
-        module: takes the inputs in their order; a head on a :class:`export.transformer.Transformer`.
+        module: takes the inputs in their order; a head on a :class:`export.models.transformer.Transformer`.
         golden: the module's own outputs, with which the files are checked, for at least two rows of real inputs. Token
             ids, masks and segments are INT64 [N, T] with dynamic N and T; pixels are [N, channels, size, size] with
             dynamic N.

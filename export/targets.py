@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from edge.errors import Literally, UsageError
-from export import looped
-from export.calculator.specs import NAMES as SUMMING
-from export.calculator.stack import NAMES as STACK_NAMES
-from export.exported import FULL, int8_tier
-from export.outputs import check_bundle, check_name
-from export.points import THIS
-from export.runs import RunConfig, read_config, recorded
-from export.tasks import data_inputs, place_of_data
+from edge.errors import Raw, UsageError
+from export.bundle.exported import FULL, int8_tier
+from export.bundle.outputs import check_bundle, check_name
+from export.finetune import data_inputs, place_of_data
+from export.papers import looped
+from export.papers.calculator.specs import NAMES as SUMMING
+from export.papers.calculator.stack import NAMES as STACK_NAMES
+from export.training.points import THIS
+from export.training.runs import RunConfig, read_config, recorded
 
 
 class Target(NamedTuple):
@@ -76,7 +76,7 @@ def targets_of(
     for number, target in enumerate(targets):
         if target.directory in [other.directory for other in targets[:number]]:
             fix = "Export one of them at a time, with another --version."
-            given = Literally("a second run of this model")
+            given = Raw("a second run of this model")
             raise UsageError(f"bundle {target.directory}", given=given, expected="one run for each bundle", fix=fix)
         check_bundle(target.directory, inputs, replace=replace)
     return targets
@@ -86,7 +86,7 @@ def _config(run: Path) -> RunConfig:
     config = recorded(run)
     if config is not None or not run.is_dir():
         return config or read_config(run)
-    given = Literally("a directory without a run's weights")
+    given = Raw("a directory without a run's weights")
     expected, fix = "a run of 'fewheads train', 'finetune' or 'import'", "Train, fine-tune or import a model first."
     raise UsageError(f"run {run}", given=given, expected=expected, fix=fix)
 
@@ -103,7 +103,7 @@ def _trained_name(run: Path, config: RunConfig) -> str:
     if name is None:
         example = Path(config.arguments.get("task", "my-model")).stem.lower()
         fix = f"Give --name, for example --name {example}; all runs become tiers of that bundle."
-        given, expected = Literally("a fine-tuned run without --name"), "--name, the name of its bundle"
+        given, expected = Raw("a fine-tuned run without --name"), "--name, the name of its bundle"
         raise UsageError(f"run {run}", given=given, expected=expected, fix=fix)
     return name
 
@@ -170,7 +170,7 @@ def tier_names(runs: Sequence[Path], configs: Sequence[RunConfig], given: Sequen
     for run, config in zip(runs[len(names) :], configs[len(names) :], strict=True):
         name = reduced_name(configs[0], config)
         if name is None:
-            given_speed, expected = Literally("no measured speed"), "a run that comes from 'fewheads reduce'"
+            given_speed, expected = Raw("no measured speed"), "a run that comes from 'fewheads reduce'"
             fix = "Name the tiers: give --tier-name once for each run."
             raise UsageError(f"run {run}", given=given_speed, expected=expected, fix=fix)
         names.append(name)

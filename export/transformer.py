@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from export.attention import MultiHeadAttention
+from export.models.attention import MultiHeadAttention
 
 Architecture = Literal["bert", "vit", "gpt2"]
 

@@ -20,9 +20,8 @@ from edge.bundles.bundle import Bundle
 from edge.bundles.programs import GenerateProgram, HeadProgram
 from edge.programs.generate import GenerationSession, generator
 from edge.programs.head import Head, head_of
-from edge.programs.program import AppliedHead, Options
+from edge.programs.program import AppliedHead, Joining, Options
 from edge.programs.sampling import Sampling
-from edge.programs.session import Joining
 from edge.runner import Runner
 from edge.runtimes.build import load_runner
 

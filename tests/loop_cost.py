@@ -19,10 +19,9 @@ from pathlib import Path
 
 from edge.bundles.bundle import Bundle
 from edge.programs.loop import Loop, LoopRunners
-from edge.programs.program import LoopLimits, Options
-from edge.programs.session import Joining
+from edge.programs.program import Joining, LoopLimits, Options
 from edge.runtimes.build import load_runner
-from edge.runtimes.onnxruntime_loop import OnnxRuntimeLoop
+from edge.runtimes.host import HostLoop as OnnxRuntimeLoop
 
 
 def measured(path: Path, rows: int, steps: int) -> dict[str, list[float]]:

@@ -15,11 +15,11 @@ from edge import __version__
 from edge.__main__ import GROUPS, grouped
 from export.estimate.measurements import published
 from export.estimate.roofline import ERRORS
-from export.experiments import predicted
-from export.experiments.frontier.boards import BoardPlans, table_of
-from export.intervals import Difference, points
-from export.reduction.plan import amdahl_bound, macs_per_token
-from export.transformer import LayerShape
+from export.models.transformer import LayerShape
+from export.papers import predicted
+from export.papers.frontier.boards import BoardPlans, table_of
+from export.reduce.plan import amdahl_bound, macs_per_token
+from export.training.intervals import Difference, points
 from tests.support.imports import ORDER
 
 ROOT = Path(__file__).parent.parent
@@ -161,13 +161,13 @@ def test_the_limits_page_computes_what_it_says() -> None:
 
 
 def test_the_measured_table_of_the_readme_is_that_of_the_report() -> None:
-    report = (ROOT / "export/experiments/frontier/results/report.md").read_text()
+    report = (ROOT / "export/papers/frontier/results/report.md").read_text()
     table = report.split("| model |")[1].split("\n\n")[0]
     assert f"| model |{table}\n" in README
 
 
 def test_the_speeds_on_an_orin_are_those_of_the_record() -> None:
-    place = ROOT / "export/experiments/frontier/boards/orin-nano-super-15W.json"
+    place = ROOT / "export/papers/frontier/boards/orin-nano-super-15W.json"
     plans = msgspec.json.decode(place.read_bytes(), type=BoardPlans)
     assert place.with_suffix(".md").read_text() == table_of(plans)
     speeds = {row.name: {(point.tokens, point.batch): point.speedup for point in row.points} for row in plans.rows}
@@ -202,7 +202,7 @@ def test_the_tables_of_predictions_are_made_from_their_record() -> None:
     assert record.tables.keys() == predicted.PAGES.keys()
     for table, page in predicted.PAGES.items():
         assert predicted.block_of(record, table) in page.read_text(), table
-    assert record.tables["layers"] == predicted.layers(), "python -m export.experiments.predicted writes them anew"
+    assert record.tables["layers"] == predicted.layers(), "python -m export.papers.predicted writes them anew"
 
 
 def test_the_tables_of_the_limits_agree_with_their_records() -> None:

@@ -14,9 +14,9 @@ from typing import Any
 import grpc
 import pytest
 
+from edge.bench.conditions import cpu_name
 from edge.launch import running_server
 from edge.pb import inference_pb2_grpc
-from edge.profiling.conditions import cpu_name
 from tests.support.letters_model import write_letters_bundle
 from tests.support.loop_model import ENDLESS, NAME, array_of, loop_request, write_halving_bundle
 

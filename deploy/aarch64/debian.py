@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from edge.errors import BackendError, Literally, UsageError
+from edge.errors import BackendError, Raw, UsageError
 
 _LISTS_SECONDS = 24 * 3600.0
 _FORMAT = "$(REPO_URI) $(RELEASE) $(COMPONENT)"
@@ -35,9 +35,7 @@ class Packages:
         for program in ("apt-get", "dpkg-deb"):
             if not shutil.which(program):
                 fix = "Run it on Debian or Ubuntu, for example in a container."
-                raise UsageError(
-                    "aarch64", given=Literally(f"no {program}"), expected=f"{program} on this machine", fix=fix
-                )
+                raise UsageError("aarch64", given=Raw(f"no {program}"), expected=f"{program} on this machine", fix=fix)
         self.root = directory / "root"
         self._architecture = architecture
         self._archives = directory / "apt" / "archives"
@@ -89,7 +87,7 @@ class Packages:
         if done.returncode or problems:
             raise BackendError(
                 f"{self._architecture} packages, apt-get {arguments[0]}",
-                given=Literally(problems[0].removeprefix("E: ") if problems else f"exit code {done.returncode}"),
+                given=Raw(problems[0].removeprefix("E: ") if problems else f"exit code {done.returncode}"),
                 expected=f"a mirror with {self._architecture}",
                 fix="Check the network, or name mirrors that have this architecture with --sources FILE.",
             )
@@ -102,7 +100,7 @@ def _own_sources(architecture: str) -> str:
     codename = _codename()
     own = sorted({line for line in lines if line.split()[1].split("-")[0] == codename})
     if not own:
-        given = Literally(f"no mirror of {codename or 'a release that /etc/os-release names'}")
+        given = Raw(f"no mirror of {codename or 'a release that /etc/os-release names'}")
         fix = "Name mirrors with --sources FILE."
         raise UsageError("the apt sources of this machine", given=given, expected="the distribution's mirrors", fix=fix)
     return "".join(f"deb [arch={architecture}] {line}\n" for line in own)

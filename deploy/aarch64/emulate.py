@@ -27,16 +27,16 @@ import msgspec
 import numpy as np
 import tritonclient.grpc
 import tritonclient.http
-
 import wheels
 from debian import Packages
+
 from edge.bundles.bundle import Bundle
 from edge.bundles.expression import MAX_TERMS
 from edge.bundles.golden import Golden, compare
-from edge.bundles.manifest import ExpressionPreprocess
+from edge.bundles.steps import ExpressionPreprocess
 from edge.cli.output import json_option, print_json, print_table, remark
 from edge.datatypes import Array, datatype_of
-from edge.errors import BackendError, FewheadsError, GoldenError, Literally, UsageError
+from edge.errors import BackendError, FewheadsError, GoldenError, Raw, UsageError
 from edge.launch import running_server
 from edge.server import Ready
 
@@ -126,7 +126,7 @@ def emulate(bundles: tuple[Path, ...], requests: int, directory: Path, sources: 
     if failed:
         raise GoldenError(
             f"{failed.model} on aarch64",
-            given=Literally(f"a largest difference of {failed.max_abs_diff:.3g} from this machine's answers"),
+            given=Raw(f"a largest difference of {failed.max_abs_diff:.3g} from this machine's answers"),
             expected="at most the tolerance of the bundle",
             fix="Do not serve it on aarch64; compare the versions of ONNX Runtime on both sides.",
         )
@@ -187,7 +187,7 @@ def _own_wheel(directory: Path) -> Path:
     if done.returncode:
         raise BackendError(
             "the wheel of fewheads",
-            given=Literally(done.stderr.strip().splitlines()[-1]),
+            given=Raw(done.stderr.strip().splitlines()[-1]),
             expected="a wheel built from this checkout",
             fix="Run pip wheel --no-deps . for the whole message.",
         )
@@ -200,7 +200,7 @@ def _doctor(python: list[str], directory: Path) -> dict[str, Any]:
     if done.returncode:
         raise BackendError(
             "fewheads doctor on aarch64",
-            given=Literally(f"exit code {done.returncode}: {done.stderr.strip() or done.stdout}"),
+            given=Raw(f"exit code {done.returncode}: {done.stderr.strip() or done.stdout}"),
             expected="exit code 0",
             fix="Its message says what is missing.",
         )

@@ -19,7 +19,7 @@ import tomllib
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from edge.errors import BackendError, Literally
+from edge.errors import BackendError, Raw
 
 ROOT = Path(__file__).parent.parent.parent
 #: The extra of the project that lists what a Jetson installs.
@@ -139,7 +139,7 @@ def resolve(requirements: list[Requirement], target: Target, constraints: list[s
         wanted += sorted(missing)
     raise BackendError(
         f"wheels for Python {target.python} on aarch64",
-        given=Literally(f"{', '.join(sorted(missing))} still missing after {_MOST_ROUNDS} resolutions"),
+        given=Raw(f"{', '.join(sorted(missing))} still missing after {_MOST_ROUNDS} resolutions"),
         expected="a complete set",
         fix="Look at the markers of what requires them.",
     )
@@ -178,7 +178,7 @@ def _pip(arguments: list[str], target: Target) -> None:
         errors = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
         raise BackendError(
             f"wheels for Python {target.python} on aarch64",
-            given=Literally(errors[0] if errors else f"exit code {done.returncode} of pip"),
+            given=Raw(errors[0] if errors else f"exit code {done.returncode} of pip"),
             expected="a wheel of each package",
             fix="Correct the versions in pyproject.toml and constraints.txt, or try again if the index did not answer.",
         )

@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import Any
 
 import click
+import clients
 import grpc
 import numpy as np
-
-import clients
 import processes
 import report
-from edge.cli.output import progress, stderr
-from edge.errors import FewheadsError, Literally, ServerError, UsageError
-from export.processor import described, processor
 from recipes import Recipe, recipes
 from work import MODELS, WORK, answer, prepare, run_us
+
+from edge.cli.output import progress, stderr
+from edge.errors import FewheadsError, Raw, ServerError, UsageError
+from export.training.provenance import described, processor
 
 #: The first is that of most users: ``tritonclient`` and our own use these stubs.
 CLIENTS = {"grpcio stubs": clients.stubs, "h2load": clients.h2load}
@@ -65,7 +65,7 @@ def compare(
         chosen = [r for r in recipes() if not only or any(text in r.name for text in only)]
         chosen = [r for r in chosen if not models or set(models) & set(r.models)]
         if not chosen:
-            given = Literally(" ".join([*only, *models]))
+            given = Raw(" ".join([*only, *models]))
             expected = f"a part of a server's name: {', '.join(dict.fromkeys(r.name for r in recipes()))}"
             raise UsageError("--only", given=given, expected=expected, fix="Leave it out to measure all servers.")
         for line in dict.fromkeys(
@@ -77,7 +77,7 @@ def compare(
             return
         if not clients.has_h2load():
             fix = "apt-get install nghttp2-client"
-            raise UsageError("h2load", given=Literally("nothing of that name"), expected="it on the PATH", fix=fix)
+            raise UsageError("h2load", given=Raw("nothing of that name"), expected="it on the PATH", fix=fix)
         failures = _measure_all(present, models or tuple(MODELS), repetitions, seconds, add, out)
         _write_results(out, publish and not failures)
         for name, reason in failures.items():
@@ -101,7 +101,7 @@ def _measure_all(
     path = out / "cells.jsonl"
     earlier = _records(path) if add and path.exists() else []
     if not all("repetition" in record for record in earlier):
-        given, fix = Literally(f"{path} of an earlier version"), "Measure without --add, or into another --out."
+        given, fix = Raw(f"{path} of an earlier version"), "Measure without --add, or into another --out."
         raise UsageError("--add", given=given, expected="records that name their repetition", fix=fix)
     first = max((record["repetition"] for record in earlier), default=0) + 1
     failures: dict[str, str] = {}
@@ -210,7 +210,7 @@ def _check(recipe: Recipe, process: subprocess.Popen[bytes], port: int, name: st
             break
         except (OSError, grpc.RpcError) as error:
             if process.poll() is not None or time.monotonic() > limit:
-                given, fix = Literally(str(error)[:300]), f"Its log: {log.read_text(errors='replace')[-2000:]}"
+                given, fix = Raw(str(error)[:300]), f"Its log: {log.read_text(errors='replace')[-2000:]}"
                 raise ServerError(recipe.name, given=given, expected=f"an answer of {name}", fix=fix) from None
             time.sleep(0.02)
     if value.shape != truth.shape or not np.allclose(value, truth, atol=_TOLERANCE):

@@ -14,8 +14,7 @@ import numpy as np
 
 from edge.datatypes import Array
 from edge.programs.loop import RESIDUAL, Loop, LoopRunners
-from edge.programs.program import Computed, LoopLimits
-from edge.programs.session import Finished, Joining, Session
+from edge.programs.program import Computed, Finished, Joining, LoopLimits, Session
 from edge.protocol import BY_BUDGET, BY_TOLERANCE, LOOPS, STOPPED
 from edge.scheduling import scheduler
 from edge.scheduling.continuous import ContinuousRun

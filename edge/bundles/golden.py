@@ -11,7 +11,7 @@ import numpy as np
 from edge.bundles.manifest import Artifact, Manifest, Tolerance
 from edge.bundles.npz import decode_npz, encode_npz
 from edge.datatypes import Array, TensorSpec, datatype_of
-from edge.errors import BundleError, GoldenError, Literally
+from edge.errors import BundleError, GoldenError, Raw
 from edge.runner import Runner
 
 _FIX = "Export the bundle again."
@@ -105,11 +105,11 @@ def _check(arrays: Mapping[str, Array], specs: tuple[TensorSpec, ...], subject: 
     for spec in specs:
         array, name = arrays[spec.name], f"{subject} {spec.name!r}"
         if datatype_of(array) != spec.datatype or not spec.accepts(array.shape) or array.size == 0:
-            given = Literally(f"{datatype_of(array)} {list(array.shape)}")
+            given = Raw(f"{datatype_of(array)} {list(array.shape)}")
             expected = f"{spec.datatype} {list(spec.shape)}, not empty"
             raise BundleError(name, given=given, expected=expected, fix=_FIX)
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise BundleError(name, given=Literally("NaN or Inf"), expected="finite values", fix=_FIX)
+            raise BundleError(name, given=Raw("NaN or Inf"), expected="finite values", fix=_FIX)
 
 
 def compare(got: Mapping[str, Array], golden: Golden, tolerance: Tolerance) -> GoldenReport:
@@ -167,17 +167,17 @@ def check_outputs(got: Mapping[str, Array], golden: Golden, tolerance: Tolerance
 def _difference(diff: OutputDiff, have: Array, want: Array) -> tuple[str, object, str]:
     """Return the golden row that differs, empty for all of them, and what it is and should be."""
     if have.shape != want.shape:
-        return "", Literally(f"the shape {list(have.shape)}"), f"{list(want.shape)}"
+        return "", Raw(f"the shape {list(have.shape)}"), f"{list(want.shape)}"
     if want.dtype.kind in "SUO":
         pairs = zip(_texts(have), _texts(want), strict=True)
         place, pair = next((place, pair) for place, pair in enumerate(pairs) if pair[0] != pair[1])
         given, expected = _excerpts(*pair)
         return f"golden row {place * len(want) // want.size}", given, repr(expected)
     if diff.nonfinite:
-        return "", Literally(f"{diff.nonfinite} values that are not finite"), f"at most {diff.allowed:.3g}"
+        return "", Raw(f"{diff.nonfinite} values that are not finite"), f"at most {diff.allowed:.3g}"
     if diff.max_abs_diff <= diff.allowed and diff.rms_allowed is not None:
-        return "", Literally(f"a root mean square of {diff.rms_diff:.3g}"), f"at most {diff.rms_allowed:.3g}"
-    return "", Literally(f"a largest difference of {diff.max_abs_diff:.3g}"), f"at most {diff.allowed:.3g}"
+        return "", Raw(f"a root mean square of {diff.rms_diff:.3g}"), f"at most {diff.rms_allowed:.3g}"
+    return "", Raw(f"a largest difference of {diff.max_abs_diff:.3g}"), f"at most {diff.allowed:.3g}"
 
 
 def _texts(array: Array) -> list[bytes]:

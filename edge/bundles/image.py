@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
-from edge.bundles.manifest import ImagePreprocess
+from edge.bundles.steps import ImagePreprocess
 from edge.datatypes import Array
-from edge.errors import BackendError, InvalidRequest, Literally
+from edge.errors import BackendError, InvalidRequest, Raw
 
 if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
@@ -83,7 +83,7 @@ class ImagePreprocessor:
             from PIL import Image, JpegImagePlugin, PngImagePlugin
         except ImportError as error:
             fix = "Install the extra 'images'."
-            raise BackendError("pillow", given=Literally(error), expected="an importable package", fix=fix) from None
+            raise BackendError("pillow", given=Raw(error), expected="an importable package", fix=fix) from None
         warnings.filterwarnings("ignore", module=r"PIL\.")  # about files of clients
         self.inputs, self.outputs = config.inputs, config.outputs
         # JPEG does not define its decoder to the last bit.
@@ -237,4 +237,4 @@ def _exif_entries(image: ImageFile) -> int:
 
 
 def _refused(subject: str, given: str, expected: str, fix: str) -> InvalidRequest:
-    return InvalidRequest(subject, given=Literally(given), expected=expected, fix=fix)
+    return InvalidRequest(subject, given=Raw(given), expected=expected, fix=fix)

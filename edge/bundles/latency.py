@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 
 from edge.bundles.fields import Positive, Struct, Text, require
-from edge.errors import Literally
+from edge.errors import Raw
 
 Milliseconds = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -67,6 +67,6 @@ def check_latency(latency: Latency, one_run: bool, subject: str) -> None:
     if isinstance(latency, PredictedLatency):
         given = (latency.low_ms, latency.milliseconds, latency.high_ms)
         require(given == tuple(sorted(given)), subject, "prediction", given, "low_ms <= milliseconds <= high_ms")
-    part = Literally("none") if latency.part is None else latency.part
+    part = Raw("none") if latency.part is None else latency.part
     expected = "none, because a request is one run" if one_run else "the part of a request, which has several"
     require((latency.part is None) == one_run, subject, "latency part", part, expected)

@@ -13,7 +13,7 @@ from edge.bundles.fields import FileName, ModelName, Positive, Role, Sha256, Str
 from edge.bundles.latency import Latency
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
 from edge.datatypes import TensorName, TensorSpec
-from edge.errors import Literally
+from edge.errors import Raw
 
 FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
@@ -193,7 +193,7 @@ class TokenizerPreprocessV1(Struct, frozen=True, tag="tokenizer", tag_field="typ
     def check(self, manifest: Manifest, subject: str) -> None:
         """Raise a BundleError if the tokenizer's file is not in the bundle."""
         field, expected = f"files entry for {self.file!r}", "the tokenizer of preprocess"
-        require(self.file in manifest.files, subject, field, Literally("nothing"), expected)
+        require(self.file in manifest.files, subject, field, Raw("nothing"), expected)
 
 
 class TokenizerPreprocess(TokenizerPreprocessV1, frozen=True, tag="tokenizer", tag_field="type"):
@@ -264,7 +264,7 @@ class ImagePreprocess(Struct, frozen=True, tag="image", tag_field="type"):
         require(holds, subject, "preprocess shorter_side", side, expected)
         spec = next(spec for spec in manifest.inputs if spec.name == self.output)
         shape = (-1, self.channels, self.size, self.size)
-        holds, given = spec.datatype == "FP32" and spec.shape == shape, Literally(f"{spec.datatype} {list(spec.shape)}")
+        holds, given = spec.datatype == "FP32" and spec.shape == shape, Raw(f"{spec.datatype} {list(spec.shape)}")
         require(holds, subject, f"preprocess output {self.output!r}", given, f"FP32 {list(shape)}")
 
 

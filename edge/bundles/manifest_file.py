@@ -10,7 +10,7 @@ from edge import __version__
 from edge.bundles.fields import EXPORT_AGAIN
 from edge.bundles.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, ManifestV1
 from edge.bundles.rules import check
-from edge.errors import BundleError, Literally
+from edge.errors import BundleError, Raw
 from edge.files import read_regular
 
 _MAX_BYTES = 256 * 1024
@@ -59,7 +59,7 @@ def decode(data: bytes, subject: str) -> Manifest:
         if isinstance(decoded, Manifest):
             msgspec.json.decode(data, type=_Typed)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is a DecodeError
-        raise BundleError(subject, given=Literally(error), expected=expected, fix=EXPORT_AGAIN) from None
+        raise BundleError(subject, given=Raw(error), expected=expected, fix=EXPORT_AGAIN) from None
     manifest = decoded.upgraded() if isinstance(decoded, ManifestV1) else decoded
     check(manifest, subject)
     return manifest

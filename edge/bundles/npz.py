@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from edge.datatypes import Array
-from edge.errors import BundleError, Literally
+from edge.errors import BundleError, Raw
 
 _FIX = "Export the bundle again."
 
@@ -41,4 +41,4 @@ def decode_npz(data: bytes, subject: str) -> dict[str, Array]:
     except BundleError:
         raise
     except Exception as error:  # broken bytes make zipfile and NumPy raise more kinds than either documents
-        raise BundleError(subject, given=Literally(error), expected="an .npz without pickles", fix=_FIX) from None
+        raise BundleError(subject, given=Raw(error), expected="an .npz without pickles", fix=_FIX) from None

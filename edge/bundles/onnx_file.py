@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edge.errors import BundleError, Literally
+from edge.errors import BundleError, Raw
 from edge.files import COPY_AGAIN
 
 #: Message to its fields that can contain a tensor (onnx.proto3), and the message type of each.
@@ -35,11 +35,11 @@ def check_self_contained(model: bytes, subject: str) -> None:
     try:
         external = _has_external_data(memoryview(model), "model", _MAX_DEPTH)
     except (ValueError, IndexError):
-        given = Literally("broken protobuf")
+        given = Raw("broken protobuf")
         raise BundleError(subject, given=given, expected="an ONNX model", fix=COPY_AGAIN) from None
     if external:
         fix = "Export it again with the weights inside."
-        raise BundleError(subject, given=Literally("external data"), expected="all weights in the ONNX file", fix=fix)
+        raise BundleError(subject, given=Raw("external data"), expected="all weights in the ONNX file", fix=fix)
 
 
 def _has_external_data(message: memoryview, kind: str, depth: int) -> bool:

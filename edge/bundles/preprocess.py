@@ -23,7 +23,7 @@ from edge.bundles.manifest import (
 )
 from edge.bundles.programs import GenerateProgram
 from edge.datatypes import Array, TensorSpec
-from edge.errors import BackendError, BundleError, InvalidRequest, Literally
+from edge.errors import BackendError, BundleError, InvalidRequest, Raw
 from edge.protocol import PROBABILITIES
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class TokenizerPreprocessor:
     def _check_length(self, tokens: int) -> None:
         most, fix = self._config.max_length, "Shorten the text." if tokens else "Send some text."
         if not 1 <= tokens <= most:
-            given = Literally(f"{tokens} tokens")
+            given = Raw(f"{tokens} tokens")
             subject = f"text in input {self._config.input!r}"
             raise InvalidRequest(subject, given=given, expected=f"1 to {most}", fix=fix)
 
@@ -157,7 +157,7 @@ class TokenizerPreprocessor:
         """Raise an InvalidRequest if the longest text of an input has too many bytes."""
         limit = self._config.max_text_bytes
         if longest > limit:
-            given, expected = Literally(f"{longest} bytes"), f"at most {limit}"
+            given, expected = Raw(f"{longest} bytes"), f"at most {limit}"
             raise InvalidRequest(f"text in input {name!r}", given=given, expected=expected, fix="Shorten the text.")
 
     def _decoded(self, name: str, column: Array) -> list[str]:
@@ -193,21 +193,21 @@ def preprocessor(bundle: Bundle) -> Preprocessor | None:
     subject, field = f"bundle {bundle.path}", f"golden raw {', '.join(repr(spec.name) for spec in step.inputs)}"
     texts = [bundle.golden.raw[spec.name] for spec in step.inputs]
     for spec, raw in zip(step.inputs, texts, strict=True):
-        holds, given = raw.dtype.kind == "S" and spec.accepts(raw.shape), Literally(f"{raw.dtype} {list(raw.shape)}")
+        holds, given = raw.dtype.kind == "S" and spec.accepts(raw.shape), Raw(f"{raw.dtype} {list(raw.shape)}")
         require(holds, subject, field, given, f"bytes {list(spec.shape)}")
     try:
         made = step(*texts)
     except InvalidRequest as error:
         subject = f"{subject} {field}"
         raise BundleError(
-            subject, given=Literally(error), expected="what the preprocess step takes", fix=EXPORT_AGAIN
+            subject, given=Raw(error), expected="what the preprocess step takes", fix=EXPORT_AGAIN
         ) from None
     for name, array in made.items():
         near = f"within {step.tolerance:.2g} of" if step.tolerance else "exactly"
         expected = f"{near} the golden input {name!r} after preprocessing"
         golden = bundle.golden.inputs[name]
         holds = array.shape == golden.shape and np.allclose(array, golden, rtol=0, atol=step.tolerance)
-        require(holds, subject, field, Literally("other values"), expected)
+        require(holds, subject, field, Raw("other values"), expected)
     return step
 
 
@@ -255,12 +255,12 @@ def load_tokenizer(definition: bytes, subject: str) -> Tokenizer:
         from tokenizers import Tokenizer
     except ImportError as error:
         fix = "Install the extra 'text'."
-        raise BackendError("tokenizers", given=Literally(error), expected="an importable package", fix=fix) from None
+        raise BackendError("tokenizers", given=Raw(error), expected="an importable package", fix=fix) from None
     try:
         tokenizer = Tokenizer.from_str(definition.decode())
     except Exception as error:  # the library raises nothing more specific
         expected = "a tokenizer.json of Hugging Face's tokenizers"
-        raise BundleError(subject, given=Literally(error), expected=expected, fix="Export the bundle again.") from None
+        raise BundleError(subject, given=Raw(error), expected=expected, fix="Export the bundle again.") from None
     # It may have those of its training.
     tokenizer.no_padding()
     tokenizer.no_truncation()

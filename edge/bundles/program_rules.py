@@ -8,7 +8,7 @@ from typing import Any, Final
 from edge.bundles.fields import require
 from edge.bundles.manifest import Manifest, TokenizerPreprocess
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
-from edge.errors import Literally
+from edge.errors import Raw
 from edge.protocol import LOGPROBS, TOKEN_IDS
 
 
@@ -20,7 +20,7 @@ def check_program(manifest: Manifest, subject: str) -> None:
     for artifact in (artifact for tier in manifest.tiers for artifact in tier.artifacts):
         # Files of the role "model" have the manifest's tensors, and so its golden set.
         holds = artifact.golden or "model" in manifest.program.roles
-        field, none = f"golden of artifact {artifact.file!r}", Literally("none")
+        field, none = f"golden of artifact {artifact.file!r}", Raw("none")
         require(holds, subject, field, none, "a golden set for its own tensors")
 
 
@@ -84,7 +84,7 @@ def _check_generate(program: GenerateProgram, manifest: Manifest, subject: str) 
     names = {spec.name for spec in manifest.inputs}
     holds = isinstance(step, TokenizerPreprocess) and names == set(step.outputs) and len(names) == 2
     expected_step = "a tokenizer for the manifest's inputs, ids and mask"
-    made = sorted(step.outputs) if step else Literally("none")
+    made = sorted(step.outputs) if step else Raw("none")
     require(holds, subject, "generate preprocess", made, expected_step)
     less = f"less than positions ({program.positions})"
     require(program.max_tokens < program.positions, subject, "generate max_tokens", program.max_tokens, less)
@@ -129,7 +129,7 @@ def _check_head(program: HeadProgram, manifest: Manifest, subject: str) -> None:
     expected_output = [(program.moved, "FP32", logits)]
     require(outputs == expected_output, subject, "head outputs", outputs, f"{expected_output}")
     require(manifest.max_batch_size, subject, "head max_batch_size", 0, "a model with batches")
-    field, given, wanted_file = f"files entry for {program.tensors!r}", Literally("nothing"), "the tensors of the head"
+    field, given, wanted_file = f"files entry for {program.tensors!r}", Raw("nothing"), "the tensors of the head"
     require(program.tensors in manifest.files, subject, field, given, wanted_file)
     for tier in manifest.tiers:
         reads, gives = ({spec.name for spec in specs} for specs in manifest.tensors(tier.artifacts[0])[:2])

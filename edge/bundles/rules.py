@@ -9,7 +9,7 @@ from edge.bundles.latency import check_latency
 from edge.bundles.manifest import MANIFEST_NAME, Artifact, Manifest, ScorePostprocess, Tensors, Tier
 from edge.bundles.program_rules import check_program
 from edge.datatypes import NUMPY_TYPES, TensorSpec
-from edge.errors import Literally
+from edge.errors import Raw
 
 
 def check(manifest: Manifest, subject: str) -> None:
@@ -22,7 +22,7 @@ def check(manifest: Manifest, subject: str) -> None:
     files = [*(artifact.file for artifact in artifacts), *goldens]
     for name in files:
         field, expected = f"files entry for {name!r}", "its size_bytes and sha256"
-        require(name in manifest.files, subject, field, Literally("nothing"), expected)
+        require(name in manifest.files, subject, field, Raw("nothing"), expected)
     _unique(subject, "file of an artifact or of the golden set", files)
     expected = "every other file, because a manifest cannot hash itself"
     require(MANIFEST_NAME not in manifest.files, subject, "files", MANIFEST_NAME, expected)
@@ -70,7 +70,7 @@ def _check_own_tensors(manifest: Manifest, artifact: Artifact, subject: str) -> 
     subject = f"{subject} artifact {artifact.file!r}"
     if not own:
         return
-    given, expected = Literally(f"{own[0]} of its own"), "the manifest's tensors, because clients send those"
+    given, expected = Raw(f"{own[0]} of its own"), "the manifest's tensors, because clients send those"
     require(artifact.role != "model", subject, "role 'model'", given, expected)
     expected = "none, because its inputs are the manifest's"
     profiles = (artifact.profile, *artifact.more_profiles)
@@ -87,7 +87,7 @@ def _check_roles(manifest: Manifest, tier: Tier, subject: str) -> None:
     for artifact in tier.artifacts:
         other = first[artifact.role]
         holds = _alike(manifest.tensors(artifact), artifact.role) == _alike(manifest.tensors(other), other.role)
-        given, expected = Literally("tensors of its own"), f"the tensors of {other.file!r}, which has the same role"
+        given, expected = Raw("tensors of its own"), f"the tensors of {other.file!r}, which has the same role"
         require(holds, subject, f"artifact {artifact.file!r}", given, expected)
 
 
@@ -109,7 +109,7 @@ def _check_preprocess(manifest: Manifest, subject: str) -> None:
     inputs = [spec.name for spec in manifest.inputs]
     for name in step.outputs:
         require(name in inputs, subject, "preprocess output", name, f"one of {inputs}")
-    given, expected = Literally("max_batch_size 0"), "a model with batches, so that two texts have as many rows"
+    given, expected = Raw("max_batch_size 0"), "a model with batches, so that two texts have as many rows"
     require(len(step.inputs) == 1 or manifest.max_batch_size, subject, "preprocess pair", given, expected)
     _unique(subject, "preprocess output", list(step.outputs))
     _unique(subject, "preprocess input", [text.name for text in step.inputs])

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edge.cli.load import LIMITS, LOAD_OPTIONS, OPEN_LOOP, run_load
-from edge.cli.on_device import DEVICE_OPTIONS, ON_DEVICE, run_on_device
+from edge.cli.bench import DEVICE_OPTIONS, LIMITS, LOAD_OPTIONS, ON_DEVICE, OPEN_LOOP, run_load, run_on_device
 from edge.cli.options import (
     SectionedCommand,
     added,
@@ -21,7 +20,7 @@ from edge.cli.options import (
     target_option,
 )
 from edge.cli.output import json_option, print_json, print_table, progress
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 
 if TYPE_CHECKING:
     from edge.client.connection import Credentials
@@ -84,7 +83,7 @@ def bench(
         return
     if credentials and not url:
         fix = "Leave out TLS and the token: a server that bench starts listens on loopback, without either."
-        raise UsageError("--url", given=Literally("none, with credentials"), expected="a server to show them", fix=fix)
+        raise UsageError("--url", given=Raw("none, with credentials"), expected="a server to show them", fix=fix)
     names = [path for path in bundles if url and not path.exists()]
     same |= {"url": url, "rows": rows, "credentials": credentials}
     if mode == OPEN_LOOP:
@@ -95,10 +94,10 @@ def bench(
         return
     opened = [path for path in bundles if path not in names]
     if options["texts"] and opened:
-        given, fix = Literally(f"bundle {opened[0]}"), "Leave it out for the golden inputs, or give --rate or --trace."
+        given, fix = Raw(f"bundle {opened[0]}"), "Leave it out for the golden inputs, or give --rate or --trace."
         raise UsageError("--texts", given=given, expected="names of models at --url", fix=fix)
-    from edge.load import bench as measurement
-    from edge.load.inputs import read_texts
+    from edge.bench import closed_loop as measurement
+    from edge.bench.inputs import read_texts
 
     requests = requests or _DEFAULT_REQUESTS
     same |= {"requests": requests, "concurrency": concurrency}
@@ -147,7 +146,7 @@ def _mode() -> str:
     given = {each.opts[0]: getattr(each, "section", "") for each in given_options()}
 
     def error(option: str, given: str, expected: str, fix: str) -> UsageError:
-        return UsageError(option, given=Literally(given), expected=expected, fix=fix)
+        return UsageError(option, given=Raw(given), expected=expected, fix=fix)
 
     board = [option for option, section in given.items() if section == ON_DEVICE]
     if "--on-device" in given:

@@ -11,7 +11,7 @@ from edge.cli.options import bundles_argument, cache_option
 from edge.cli.output import json_option, print_json, print_table, progress, remark
 from edge.runtimes.runtime import DEFAULT_WORKSPACE_BYTES, BuildOptions, BuildProgress
 from edge.runtimes.table import targets
-from edge.runtimes.tensorrt_package import skips_a_tactic
+from edge.runtimes.tensorrt.package import skips_a_tactic
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

@@ -13,7 +13,7 @@ import click
 from edge.cli.options import grouped_options
 from edge.cli.output import remark
 from edge.datatypes import TensorSpec
-from edge.errors import Literally, ServerRefused, UsageError, printable
+from edge.errors import Raw, ServerRefused, UsageError, printable
 
 if TYPE_CHECKING:
     from edge.client import Client, InferRequest
@@ -65,9 +65,9 @@ def streams(model: str, outputs: Sequence[TensorSpec], stream: bool | None, as_j
     """
     generates = {(_TEXT, "BYTES"), (_GENERATED, "INT32")} <= {(spec.name, spec.datatype) for spec in outputs}
     if stream and as_json:
-        raise UsageError("--stream", given=Literally("--json, too"), expected="one of them", fix="Leave one out.")
+        raise UsageError("--stream", given=Raw("--json, too"), expected="one of them", fix="Leave one out.")
     if stream and not generates:
-        given = Literally(f"the outputs {', '.join(printable(spec.name) for spec in outputs)}")
+        given = Raw(f"the outputs {', '.join(printable(spec.name) for spec in outputs)}")
         expected = f"a model with {_TEXT} and {_GENERATED}"
         raise UsageError(f"--stream for {model}", given=given, expected=expected, fix="Leave it out.")
     return generates and not as_json and sys.stdout.isatty() if stream is None else stream

@@ -29,7 +29,7 @@ _FIELDS = ("policy", "per_second", "in_time", "refused", "late", "p50_ms", "p99_
 @json_option
 def goodput(bundle: Path, factor: float, rounds: int, policies: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Send more requests than the full tier of BUNDLE can answer, and count the responses in time by policy."""
-    from edge.load import goodput as measurement
+    from edge.bench import open_loop as measurement
 
     with progress() as bar:
         task = bar.add_task(bundle.name, total=rounds * len(policies), note="")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge.datatypes import Array
-from edge.errors import Literally, ServerRefused, UsageError
+from edge.errors import Raw, ServerRefused, UsageError
 from edge.protocol import PROBABILITIES
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def read_images(paths: Sequence[str]) -> Array:
         images[:, 0] = [sys.stdin.buffer.read() if path == _STDIN else Path(path).read_bytes() for path in paths]
     except OSError as error:
         fix = "Give paths of JPEG or PNG files, or - for stdin."
-        raise UsageError("image", given=Literally(error), expected="a file", fix=fix) from None
+        raise UsageError("image", given=Raw(error), expected="a file", fix=fix) from None
     return images
 
 
@@ -56,7 +56,7 @@ def top_options(model: str, outputs: Sequence[str], top: int | None) -> dict[str
     if top is None:
         return {}
     if PROBABILITIES not in outputs:
-        given = Literally(f"{model} with the outputs {', '.join(outputs)}")
+        given = Raw(f"{model} with the outputs {', '.join(outputs)}")
         fix = "Leave it out; where each word has a label, that is shown with its probability."
         raise UsageError("--top", given=given, expected="a model with one label for each input", fix=fix)
     return {"outputs": (PROBABILITIES,), "top": top}

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from edge.cli.answers import print_answer
-from edge.cli.generation import print_as_it_comes, sampling_options, streams
-from edge.cli.images import are_images, labels_of, read_images, takes_images, top_options
+from edge.cli.answers import are_images, labels_of, print_answer, read_images, takes_images, top_options
+from edge.cli.infer import print_as_it_comes, read_tensors, sampling_options, streams
 from edge.cli.options import connection_options
 from edge.cli.output import json_option, print_json, print_table
-from edge.cli.tensors import read_tensors
 from edge.datatypes import Array, TensorSpec
-from edge.errors import Literally, UsageError, printable
+from edge.errors import Raw, UsageError, printable
 from edge.protocol import PROBABILITIES
 
 if TYPE_CHECKING:
@@ -189,7 +187,7 @@ def _inputs(
             inputs[name] = read_images(column) if images else text(column)
     if not inputs:
         raise UsageError(
-            "input", given=Literally("none"), expected="TEXT or --input", fix=_example(model, specs, images=images)
+            "input", given=Raw("none"), expected="TEXT or --input", fix=_example(model, specs, images=images)
         )
     return inputs
 
@@ -213,13 +211,13 @@ def _check(model: str, names: list[str], columns: Sequence[tuple[str, ...]], spe
     """Check that there is a column of texts for each text input of a model, all of the same length."""
     subject, counts = f"TEXT for {model}", [len(column) for column in columns[: len(names)]]
     if not 1 <= len(names) <= 2:
-        given = Literally(f"{len(names)} text inputs")
+        given = Raw(f"{len(names)} text inputs")
         raise UsageError(subject, given=given, expected="one or two", fix=_example(model, specs))
     if len(names) == 1 and columns[1]:
         fix = "Leave --text-pair out; this model reads one text at a time."
         raise UsageError(f"--text-pair for {model}", given=columns[1][0], expected="TEXT alone", fix=fix)
     if len(set(counts)) > 1:
-        given = Literally("{} TEXT, {} --text-pair".format(*counts))
+        given = Raw("{} TEXT, {} --text-pair".format(*counts))
         fix = "This model reads two texts together: give --text-pair once for each TEXT."
         raise UsageError(subject, given=given, expected="as many of both", fix=fix)
 

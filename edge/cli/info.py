@@ -16,7 +16,7 @@ from edge.cli.latencies import print_latencies
 from edge.cli.options import PATH, connection_options
 from edge.cli.output import json_option, print_json, print_table, remark
 from edge.cli.view import board_facts
-from edge.errors import Literally, ServerRefused, UsageError
+from edge.errors import Raw, ServerRefused, UsageError
 from edge.protocol import TELEMETRY
 from edge.security.scopes import RPC_SCOPES, TELEMETRY_GET
 
@@ -52,7 +52,7 @@ def info(
                 _bundle(bundle.path, bundle.manifest)
     else:
         fix = "Try: fewheads info .demo/repository/*"
-        raise UsageError("BUNDLE", given=Literally("none"), expected="a bundle directory, --url or --schema", fix=fix)
+        raise UsageError("BUNDLE", given=Raw("none"), expected="a bundle directory, --url or --schema", fix=fix)
 
 
 def _bundle(path: Path, manifest: Manifest) -> None:

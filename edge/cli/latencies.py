@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from edge.bench.layer_latencies import PREDICTION
 from edge.bundles.latency import Latency, PredictedLatency
 from edge.cli.output import print_table
-from edge.profiling.table import PREDICTION
 
 
 def print_latencies(bundle: str, tiers: Mapping[str, Sequence[Latency]]) -> None:

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from edge.bench.plan import ENFORCERS, PATTERNS, POISSON, Plan, Rate, parse_mix, parse_number_mix
 from edge.cli.options import PATH, check_plot, numbers, section_option
 from edge.cli.output import heading, print_fields, print_json, print_table, progress, remark, stderr
-from edge.errors import Literally, ServerError, UsageError
+from edge.errors import Raw, ServerError, UsageError
 from edge.files import check_parent
-from edge.load.plan import ENFORCERS, PATTERNS, POISSON, Plan, Rate, parse_mix, parse_number_mix
 from edge.scheduling.job import PRIORITY_LEVELS
 
 if TYPE_CHECKING:
-    from edge.load.report import LoadReport
+    from edge.bench.report import LoadReport
 
 OPEN_LOOP = "Open loop, with --rate or --trace"
 #: Steps of the progress bar.
@@ -31,7 +31,7 @@ LIMITS: Final[dict[str, Callable[[Any], dict[float, float]]]] = {
     "tolerances": partial(parse_number_mix, "--tolerance", least=1e-9, most=math.inf),
 }
 _option = section_option(OPEN_LOOP)
-#: Their arguments have the names of :class:`edge.load.plan.Plan`, except for those of :func:`run_load`.
+#: Their arguments have the names of :class:`edge.bench.plan.Plan`, except for those of :func:`run_load`.
 LOAD_OPTIONS = (
     _option("--rate", metavar="RATE", help="Requests per second, or 3x for three times the measured capacity."),
     _option("--arrivals", "pattern", type=click.Choice(PATTERNS), default=POISSON, help="Pattern of the arrivals."),
@@ -74,10 +74,10 @@ def run_load(
     **options: Any,
 ) -> None:
     """Measure one run and show its report, also after Ctrl-C and if requests failed or were lost, which then raise."""
+    from edge.bench.closed_loop import server_for
+    from edge.bench.open_loop import measure
+    from edge.bench.plot import draw
     from edge.bundles.bundle import Bundle
-    from edge.load.bench import server_for
-    from edge.load.measure import measure
-    from edge.load.plot import draw
 
     if plot:
         check_parent("--plot", plot)
@@ -99,15 +99,15 @@ def run_load(
     if result.interrupted:
         raise KeyboardInterrupt
     if result.lost or result.failed:
-        given = Literally(f"{result.failed} requests that failed, and {result.lost} without any answer")
+        given = Raw(f"{result.failed} requests that failed, and {result.lost} without any answer")
         fix = "See the causes above, and its log; with --deadline-by client an answer that never comes is expired."
         expected = "an answer, a refusal or an expiry for each request"
         raise ServerError(f"server at {address}", given=given, expected=expected, fix=fix)
 
 
 def _plan(**options: Any) -> Plan:
-    from edge.load.arrivals import read_trace
-    from edge.load.inputs import read_texts
+    from edge.bench.inputs import read_texts
+    from edge.bench.plan import read_trace
 
     readers: dict[str, Callable[[Any], Any]] = {
         "rate": Rate.parse,

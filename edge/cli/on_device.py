@@ -10,11 +10,11 @@ from msgspec import json
 
 from edge.cli.options import PATH, numbers, section_option
 from edge.cli.output import print_fields, print_json, progress, remark
-from edge.errors import FewheadsError, Literally
+from edge.errors import FewheadsError, Raw
 from edge.files import check_parent, write_result
 
 if TYPE_CHECKING:
-    from edge.load.device_record import DeviceRecord
+    from edge.bench.on_device import DeviceRecord
 
 ON_DEVICE = "On a board, with --on-device"
 _option = section_option(ON_DEVICE)
@@ -44,8 +44,7 @@ def run_on_device(
     keep_throttled: bool,
 ) -> None:
     """Measure one run, and show and write its record."""
-    from edge.load.device_record import Plan
-    from edge.load.on_device import measure_on_device
+    from edge.bench.on_device import Plan, measure_on_device
 
     gaps = numbers("--idle-gaps", idle_gaps, "seconds above 0, at most 600", most=600)
     plan = Plan(requests, rounds, gaps, idle_requests)
@@ -77,7 +76,7 @@ def publish(record: DeviceRecord, out: Path | None, *, keep: bool) -> None:
     if not record.publishable and not keep:
         raise FewheadsError(
             f"benchmark on {record.machine.label}",
-            given=Literally("; ".join(record.doubts)),
+            given=Raw("; ".join(record.doubts)),
             expected="a run without throttling, in one power mode with the same clock limits",
             fix="Cool the board, set its power mode and measure again. --keep-throttled writes it, marked.",
         )

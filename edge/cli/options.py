@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 from click.core import ParameterSource
 
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 
 if TYPE_CHECKING:
     from edge.client.connection import Credentials
@@ -116,7 +116,7 @@ def check_plot(path: Path) -> None:
         found = None
     if found is None:
         fix = "Install it: pip install 'fewheads[plot]', or leave --plot out."
-        raise UsageError("--plot", given=Literally("no matplotlib"), expected="matplotlib", fix=fix)
+        raise UsageError("--plot", given=Raw("no matplotlib"), expected="matplotlib", fix=fix)
 
 
 class SectionOption(click.Option):

@@ -14,13 +14,13 @@ import msgspec
 from edge.bundles.manifest import MANIFEST_NAME
 from edge.cli.options import PATH, cache_option, numbers
 from edge.cli.output import json_option, print_fields, print_json, print_table, progress, remark
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 from edge.files import write_result
 from edge.runtimes.table import targets
 
 if TYPE_CHECKING:
-    from edge.profiling.profile import Progress
-    from edge.profiling.table import LatencyTable
+    from edge.bench.layer_latencies import LayerLatencies
+    from edge.bench.profile import Progress
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _SIZES = ("shape.num_heads", "shape.head_dim", "shape.ffn_dim")
@@ -57,9 +57,7 @@ def profile(directory: Path, out: Path | None, as_json: bool, **options: Any) ->
     if (directory / MANIFEST_NAME).exists():
         _profile_bundle(directory, out, as_json, **options)
     elif out is None:
-        raise UsageError(
-            "--out", given=Literally("none"), expected="a file for the table", fix="Give --out table.json."
-        )
+        raise UsageError("--out", given=Raw("none"), expected="a file for the table", fix="Give --out table.json.")
     else:
         _profile_shapes(directory, out, as_json, **options)
 
@@ -74,14 +72,14 @@ def _profile_bundle(
     replace: bool,
     **options: Any,
 ) -> None:
-    from edge.load.parts import time_parts
+    from edge.bench.parts import time_parts
 
     for option, value in (("--precision", precision), ("--lengths", lengths)):
         if value:
             fix = "Leave it out: each file of a bundle is timed as it is, with golden inputs."
             raise UsageError(option, given=value, expected="none with a bundle", fix=fix)
     if out and out.exists() and not replace:
-        given = Literally("a directory" if out.is_dir() else "a file")
+        given = Raw("a directory" if out.is_dir() else "a file")
         fix = "Give another --out, or --replace."
         raise UsageError(f"--out {out}", given=given, expected="a free path", fix=fix)
     remark(f"timing {path.name}: this takes minutes with several tiers or many rows; fewer --calls take less")
@@ -108,10 +106,10 @@ def _profile_bundle(
 
 
 def _profile_shapes(directory: Path, out: Path, as_json: bool, **options: Any) -> None:
-    from edge.profiling.profile import profile as profile_shapes
+    from edge.bench.profile import profile as profile_shapes
 
     if out.exists() and not out.is_file():
-        given = Literally("a directory" if out.is_dir() else "no regular file")
+        given = Raw("a directory" if out.is_dir() else "no regular file")
         raise UsageError(f"--out {out}", given=given, expected="a file to write", fix="Give another --out.")
     started = time.monotonic()
     with progress() as bar:
@@ -138,7 +136,7 @@ def _left(started: float, done: int, steps: int) -> str:
     return f", about {timedelta(seconds=round((time.monotonic() - started) / done * (steps - done)))} left"
 
 
-def print_latency_table(table: LatencyTable, where: str) -> None:
+def print_latency_table(table: LayerLatencies, where: str) -> None:
     """Print a latency table, and its key."""
     print_table(f"{table.name}: {table.label}, in {where}", ("key", ""), list(table.key.items()))
     rows = [[*attrgetter(*_TIMING)(timing), "throttled" if timing.throttled else ""] for timing in table.timings]

@@ -11,7 +11,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from edge.datatypes import NUMPY_TYPES, Array, TensorSpec
-from edge.errors import Literally, UsageError, elided
+from edge.errors import Raw, UsageError, elided
 
 #: What reading and converting malformed input raises.
 _MALFORMED = (OSError, EOFError, BadZipFile, ValueError, TypeError, OverflowError, RecursionError)
@@ -48,7 +48,7 @@ def _named(argument: str, specs: Mapping[str, TensorSpec]) -> Iterator[tuple[str
             found = np.load(path, allow_pickle=False) if path.suffix == ".npz" else json.loads(path.read_bytes())
             values = dict(found)
         except _MALFORMED as error:
-            given, fix = Literally(f"{argument} ({error})"), "Correct the file, or give --input NAME=JSON."
+            given, fix = Raw(f"{argument} ({error})"), "Correct the file, or give --input NAME=JSON."
             raise UsageError("--input", given=given, expected=expected, fix=fix) from None
         unknown = [name for name in values if name not in specs]
         if unknown:
@@ -77,7 +77,7 @@ def _converted(value: Any, spec: TensorSpec) -> Array:
         fix = "The model's metadata has these sizes, -1 being any."
         if spec.accepts((1, *array.shape)):
             fix = "The first dimension is that of the rows: put a single one into one more pair of brackets."
-        given = Literally(f"the shape {list(array.shape)}")
+        given = Raw(f"the shape {list(array.shape)}")
         raise UsageError(f"--input {spec.name}", given=given, expected=f"{list(spec.shape)}", fix=fix)
     return array
 
@@ -100,7 +100,7 @@ def _numbers(value: Any, dtype: np.dtype[Any]) -> Array:
 
 def _malformed(spec: TensorSpec, value: str, error: Exception) -> UsageError:
     expected = f"{spec.datatype} of shape {list(spec.shape)}, as JSON or @file.npy"
-    given = Literally(f"{elided(value, _MOST_QUOTED_CHARS)} ({error})")
+    given = Raw(f"{elided(value, _MOST_QUOTED_CHARS)} ({error})")
     fix = f"Send what {spec.datatype} can hold, quoted for the shell as in --input x='[[1, 2]]'."
     return UsageError(f"--input {spec.name}", given=given, expected=expected, fix=fix)
 

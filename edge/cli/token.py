@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from edge.cli.output import json_option, print_json, stderr
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 from edge.security.scopes import SCOPES
 from edge.security.tokens import new_token
 
@@ -53,5 +53,5 @@ def _write(path: Path, secret: str) -> None:
         with open(path, "x", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             file.write(f"{secret}\n")
     except OSError as error:
-        given, fix = Literally(error.strerror), "Name a new file in an existing directory."
+        given, fix = Raw(error.strerror), "Name a new file in an existing directory."
         raise UsageError(f"--out {path}", given=given, expected="a file to write", fix=fix) from None

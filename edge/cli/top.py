@@ -16,7 +16,7 @@ from rich.text import Text
 from edge.cli.options import connection_options
 from edge.cli.output import remark, stdout
 from edge.cli.view import view
-from edge.errors import Literally, ServerError, ServerRefused
+from edge.errors import Raw, ServerError, ServerRefused
 
 if TYPE_CHECKING:
     from edge.client.connection import Credentials
@@ -100,7 +100,7 @@ def _readings(url: str, interval: float, credentials: Credentials | None) -> Ite
             except ServerError:
                 if not given_up.is_set():
                     raise
-                given, fix = Literally(f"nothing for {patience:g} s"), "Check that the server runs and is connected."
+                given, fix = Raw(f"nothing for {patience:g} s"), "Check that the server runs and is connected."
                 raise ServerError(f"telemetry at {url}", given=given, expected="a reading", fix=fix) from None
             finally:
                 silence.cancel()

@@ -14,7 +14,7 @@ from edge.client.inference import CallInfo, checked_timeout
 from edge.client.retries import DEFAULT_RETRIES, Attempts, Budget, Retries
 from edge.client.round_robin import RoundRobin
 from edge.client.rpcs import Rpc
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 
 DEFAULT_URL: Final = "127.0.0.1:8001"
 R = TypeVar("R")
@@ -77,7 +77,7 @@ class BaseClient:
     def _begin_call(self, make: Callable[[], Rpc[R]]) -> tuple[Rpc[R], Attempts]:
         rpc = make()
         if rpc.changes_server and not rpc.server and len(self.servers) > 1:
-            given, fix = Literally(f"{len(self.servers)} servers"), "Name it with server=; change one server at a time."
+            given, fix = Raw(f"{len(self.servers)} servers"), "Name it with server=; change one server at a time."
             raise UsageError(f"server for {rpc.subject}", given=given, expected="one of them", fix=fix)
         limit = self._timeout_seconds if rpc.timeout_seconds is None else rpc.timeout_seconds
         return rpc, self._begin(rpc.server, limit, rpc.repeatable)
@@ -117,9 +117,9 @@ class BaseClient:
 
     def _check_usable(self) -> None:
         if self._closed:
-            given = Literally("a call after close()")
+            given = Raw("a call after close()")
             raise UsageError("the client", given=given, expected="none", fix="Make a new client.")
         if os.getpid() != self._process_id:  # a fork ends gRPC's threads
-            given = Literally(f"a call in process {os.getpid()}, a fork of {self._process_id}")
+            given = Raw(f"a call in process {os.getpid()}, a fork of {self._process_id}")
             fix = "Make a client in each process, after the fork."
             raise UsageError("the client", given=given, expected="one of this process", fix=fix)

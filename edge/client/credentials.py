@@ -6,7 +6,7 @@ from pathlib import Path
 
 import grpc
 
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 from edge.security.certificates import read_certificates, read_pem
 
 
@@ -15,7 +15,7 @@ def channel_credentials(
 ) -> grpc.ChannelCredentials:
     """Return credentials for blocking and asyncio channels. Without ``tls_ca`` they trust the authorities of gRPC."""
     if (tls_certificate is None) != (tls_key is None):
-        given = Literally("--tls-key alone" if tls_certificate is None else "--tls-certificate alone")
+        given = Raw("--tls-key alone" if tls_certificate is None else "--tls-certificate alone")
         fix = "Give both, or leave both out."
         raise UsageError("--tls-certificate and --tls-key", given=given, expected="both or none", fix=fix)
     roots = read_pem("--tls-ca", tls_ca) if tls_ca else None

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from edge.errors import Literally, ServerError, ServerRefused, Whole, printable
+from edge.errors import Raw, ServerError, ServerRefused, Whole, printable
 from edge.protocol import RETRY_AFTER_MS
 
 UNAVAILABLE, EXHAUSTED, EXPIRED = "UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"
@@ -94,7 +94,7 @@ class FailedCall:
         """Return the error to raise: :class:`~edge.errors.ServerRefused` if the server rejected the call."""
         refused = self.code in _REFUSED and not self.details.startswith(_NOT_GRPC)
         if refused or _SENTENCE.search(self.details):
-            given = Literally(self.code)
+            given = Raw(self.code)
             fix = f"{quoted(self.details)} {_OPTIONS.get(self.code, '')}".rstrip()
         else:
             words = printable(_PREFIX.sub("", self.details))[:_MAX_MESSAGE_CHARS]
@@ -132,6 +132,4 @@ def quoted(message: str) -> str:
 def malformed(subject: str, server: str, given: str, expected: str) -> ServerError:
     """Return the error for an answer that contradicts itself or the protocol."""
     fix = "Check that it is a server of the Open Inference Protocol, and see its log."
-    return ServerError(
-        f"{subject} at {server}", given=Literally(printable(given)), expected=expected, fix=fix, server=server
-    )
+    return ServerError(f"{subject} at {server}", given=Raw(printable(given)), expected=expected, fix=fix, server=server)

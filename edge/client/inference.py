@@ -10,7 +10,7 @@ import numpy as np
 
 from edge.client.failures import EXHAUSTED, malformed, quoted
 from edge.datatypes import NUMPY_TYPES, Array, datatype_of
-from edge.errors import InvalidRequest, Literally, ServerError, UsageError
+from edge.errors import InvalidRequest, Raw, ServerError, UsageError
 from edge.pb import inference_pb2 as pb
 from edge.protocol import FINAL_RESPONSE, LOOPS, STOPPED, STREAM_PARTIAL, STREAM_RETRY_AFTER_MS
 from edge.serving.wire import check_typed, from_raw, from_typed, to_raw
@@ -152,7 +152,7 @@ class InferFailure:
         """Return the error for it, without a status code, which streams do not carry, unless it may be retried."""
         return ServerError(
             f"model {self.model!r} at {self.call.server}, in a stream",
-            given=Literally("a failure"),
+            given=Raw("a failure"),
             expected="an answer",
             fix=quoted(self.message),
             code=EXHAUSTED if self.retry_after_ms else "",
@@ -221,7 +221,7 @@ def checked_timeout(seconds: float) -> float:
 def _datatype(name: str, array: Array) -> str:
     subject = f"input {name!r}"
     if not isinstance(array, np.ndarray):
-        given = Literally(type(array).__name__)
+        given = Raw(type(array).__name__)
         raise UsageError(subject, given=given, expected="a NumPy array", fix="Wrap it in np.asarray, or in text().")
     try:
         datatype = datatype_of(array)

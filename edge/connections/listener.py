@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from edge.connections.quota import Quota, Share
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ _ABSENT: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 def port_is_taken(option: str, host: str, port: int, reason: str) -> UsageError:
     """Return the error of a server that cannot listen."""
-    given, fix = Literally(reason.splitlines()[0]), f"Give another {option}, or 0 for any free one."
+    given, fix = Raw(reason.splitlines()[0]), f"Give another {option}, or 0 for any free one."
     return UsageError(f"{option} {port}", given=given, expected=f"a free port on {host}", fix=fix)
 
 

@@ -13,7 +13,7 @@ from edge.rpc.inference_servicer import InferenceServicer
 from edge.rpc.limits import Limits
 from edge.rpc.methods import Find, Method
 from edge.rpc.parsing import Refused, Status
-from edge.rpc.telemetry_servicer import TelemetryServicer
+from edge.rpc.servicers import TelemetryServicer
 from edge.security.access import Access
 from edge.security.certificates import Certificates
 from edge.security.credentials import ServerCertificates

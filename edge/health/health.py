@@ -6,7 +6,7 @@ import math
 import time
 from typing import NamedTuple
 
-from edge.errors import DeviceFailed, DrainTimeout, FewheadsError, Literally, RunStuck
+from edge.errors import DeviceFailed, DrainTimeout, FewheadsError, Raw, RunStuck
 from edge.repository.entry import Entry, State
 from edge.repository.loader import load_limit_seconds
 from edge.repository.repository import Repository
@@ -78,17 +78,17 @@ class Health:
         """Return an error that only a restart cures, such as a run stuck ``stuck_exit_seconds`` too long."""
         if lost := self._runs.lost:
             fix = "Start the server again; if it happens again, look at the device."
-            return DeviceFailed("server", given=Literally(lost), expected="a device that computes", fix=fix)
+            return DeviceFailed("server", given=Raw(lost), expected="a device that computes", fix=fix)
         bundle, since = self._repository.loader.occupied_by or (None, 0.0)
         seconds = time.monotonic() - since
         if bundle and seconds > load_limit_seconds(bundle, self._watchdog_seconds) + stuck_exit_seconds:
-            given = Literally(f"a load of {bundle.path} that has occupied the device for {seconds:.1f} s")
+            given = Raw(f"a load of {bundle.path} that has occupied the device for {seconds:.1f} s")
             fix = "Start the server again; if it happens again, look at the golden inputs of the bundle in the log."
             return RunStuck("server", given=given, expected="it to end", fix=fix)
         for overdue in self.overdue():
             limit = overdue.limit + stuck_exit_seconds
             if overdue.seconds > limit:
-                given, expected = Literally(f"{overdue}: {overdue.seconds:.1f} s"), f"it to end within {limit:.1f} s"
+                given, expected = Raw(f"{overdue}: {overdue.seconds:.1f} s"), f"it to end within {limit:.1f} s"
                 fix = "Start the server again; raise --watchdog-seconds if such a run is normal."
                 return RunStuck("server", given=given, expected=expected, fix=fix)
         return None
@@ -96,7 +96,7 @@ class Health:
     def drain_timeout(self, seconds: float) -> DrainTimeout:
         """Return the error of a shutdown that took longer than ``seconds``; it names the runs that still compute."""
         runs = [f"{_name(run)} after {seconds:.1f} s" for run, seconds in self._current()]
-        given = Literally(", ".join(runs) or "models that still load or close")
+        given = Raw(", ".join(runs) or "models that still load or close")
         fix = "Raise --drain-seconds if that work should have ended."
         return DrainTimeout("shutdown", given=given, expected=f"an end within {seconds:g} s", fix=fix)
 

@@ -11,7 +11,7 @@ import h11
 
 from edge.connections.paced import PacedReader
 from edge.connections.quota import Share
-from edge.errors import InvalidRequest, Literally
+from edge.errors import InvalidRequest, Raw
 from edge.http.asgi import Application
 from edge.http.exchange import Exchange
 from edge.http.half import SendingHalf
@@ -161,7 +161,7 @@ class HttpConnection(SendingHalf):
         expected = f"HTTP/1.1, with at most {_MAX_HEAD_BYTES} bytes and {_MAX_HEADERS} headers before the body"
         fix = "Send requests as RFC 9112 defines them."
         # Not the library's text, which quotes what was received.
-        refusal = InvalidRequest("request", given=Literally("other bytes"), expected=expected, fix=fix)
+        refusal = InvalidRequest("request", given=Raw("other bytes"), expected=expected, fix=fix)
         if self._exchange:
             self._exchange.fail(refusal)
             return

@@ -9,7 +9,7 @@ from typing import Final
 
 import h11
 
-from edge.errors import INTERNAL, InvalidRequest, Literally, RequestError
+from edge.errors import INTERNAL, InvalidRequest, Raw, RequestError
 from edge.http.asgi import Application, Message
 from edge.http.half import SendingHalf
 from edge.http.messages import RETRY_SECONDS, body_bytes, error_response, no_room, response_of, scope_of
@@ -75,7 +75,7 @@ class Exchange:
                 self._share.refused("chunks")
                 given, expected = f"{self._chunks} in {self._size} bytes", f"{_LEAST_CHUNK_BYTES} bytes or more in most"
                 fix = "Buffer the body, or send a Content-Length."
-                self.fail(InvalidRequest("chunks of the body", given=Literally(given), expected=expected, fix=fix))
+                self.fail(InvalidRequest("chunks of the body", given=Raw(given), expected=expected, fix=fix))
                 return
             if not self._share.hold(len(data)):
                 self.fail(no_room(self._size))

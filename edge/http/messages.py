@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import h11
 import msgspec
 
-from edge.errors import Literally, Overloaded
+from edge.errors import Overloaded, Raw
 from edge.http.asgi import Message, Scope, state_of
 from edge.http.half import SendingHalf
 
@@ -73,7 +73,7 @@ def error_response(status: int, error: object, headers: dict[str, str] | None = 
 
 def no_room(size: int) -> Overloaded:
     """Return the error of a request that would make the server hold too much."""
-    given, fix = Literally(f"{size} bytes"), "Try again later, with smaller or fewer requests at a time."
+    given, fix = Raw(f"{size} bytes"), "Try again later, with smaller or fewer requests at a time."
     expected = "no more than there is room for beside those of other clients"
     return Overloaded(
         "memory for this request", given=given, expected=expected, fix=fix, retry_after_ms=1000 * RETRY_SECONDS

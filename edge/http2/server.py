@@ -14,7 +14,7 @@ from edge.protocol import INFERENCE
 from edge.rpc.endpoint import Endpoint
 from edge.rpc.inference_servicer import InferenceServicer
 from edge.rpc.limits import Limits
-from edge.rpc.telemetry_servicer import TelemetryServicer
+from edge.rpc.servicers import TelemetryServicer
 from edge.security.access import Access
 from edge.security.credentials import ServerCertificates
 

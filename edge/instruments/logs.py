@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from edge.errors import InvalidRequest, Literally, Unsupported, elided, printable
+from edge.errors import InvalidRequest, Raw, Unsupported, elided, printable
 
 _UTC = "%Y-%m-%dT%H:%M:%SZ"
 #: Triton's names of the formats, and ``json``: one object per line. All but the default are in UTC.
@@ -93,7 +93,7 @@ class Logs:
             raise InvalidRequest("log setting", given=name, expected=expected, fix="Choose one of these.")
         kind = type(self._settings[name])
         if type(value) is not kind or not isinstance(value, bool | int | str):  # a bool is also an int
-            given = Literally("no value") if value is None else value
+            given = Raw("no value") if value is None else value
             raise InvalidRequest(subject, given=given, expected=f"a value of type {kind.__name__}", fix="Send one.")
         if name == "log_file" and value:
             fix = "Redirect the server's stderr where it is started."

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from edge.errors import Literally, UsageError
-from edge.load.plan import CONSTANT, POISSON
+from edge.bench.plan import CONSTANT, POISSON
+from edge.errors import Raw, UsageError
 
 #: Requests come in bursts of half a second, one in each second.
 BURST_PERIOD_SECONDS, BURST_SECONDS = 1.0, 0.5
@@ -65,9 +65,9 @@ def read_trace(path: Path) -> array[float]:
                 if len(times) > 1 and times[-1] < times[-2]:
                     raise UsageError(subject, given=times[-1], expected=f"{times[-2]:g} or later", fix=fix)
     except OSError as error:
-        raise UsageError(f"{path}", given=Literally(error.strerror), expected="a file to read", fix=fix) from None
+        raise UsageError(f"{path}", given=Raw(error.strerror), expected="a file to read", fix=fix) from None
     if not times:
-        raise UsageError(f"{path}", given=Literally("no times"), expected="at least one", fix=fix)
+        raise UsageError(f"{path}", given=Raw("no times"), expected="at least one", fix=fix)
     return array("d", (time - times[0] for time in times))
 
 
@@ -78,6 +78,6 @@ def _at(line: bytes, subject: str, fix: str) -> float:
         value = None
     at = value.get("at") if isinstance(value, dict) else value
     if isinstance(at, bool) or not isinstance(at, int | float) or not math.isfinite(at):
-        given = Literally(line[:40].decode(errors="replace").strip())
+        given = Raw(line[:40].decode(errors="replace").strip())
         raise UsageError(subject, given=given, expected="seconds", fix=fix)
     return float(at)

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from edge.bench.inputs import Inputs, golden_inputs, random_inputs, text_inputs
+from edge.bench.timing import Percentiles
 from edge.bundles.bundle import Bundle
 from edge.bundles.preprocess import preprocessor
 from edge.client import ONCE, Client
 from edge.client.connection import Credentials
 from edge.datatypes import Array
 from edge.launch import running_server
-from edge.load.inputs import Inputs, golden_inputs, random_inputs, text_inputs
-from edge.load.percentiles import Percentiles
 from edge.programs.program import LoopLimits
 from edge.programs.tier_program import TierProgram, load_tier
 from edge.protocol import LOOPS

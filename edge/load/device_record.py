@@ -6,9 +6,9 @@ from typing import Literal
 
 import msgspec
 
+from edge.bench.conditions import BoardState, Range
+from edge.bench.timing import Percentiles
 from edge.instruments.board import Board
-from edge.load.board_watch import BoardState, Range
-from edge.load.percentiles import Percentiles
 
 Where = Literal["in process", "served"]
 

@@ -10,16 +10,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from edge.bench.open_loop import capacity
+from edge.bench.plan import CONSTANT, Plan, due_times, limited
+from edge.bench.sender import EXPIRED, IN_TIME, LATE, REFUSED, Columns, Sender, run
+from edge.bench.timing import Percentiles
+from edge.bench.workload import Workload
 from edge.bundles.bundle import Bundle
-from edge.errors import Literally, ServerError, UsageError
+from edge.errors import Raw, ServerError, UsageError
 from edge.launch import running_server
-from edge.load.arrivals import due_times, limited
-from edge.load.measure import capacity
-from edge.load.percentiles import Percentiles
-from edge.load.plan import CONSTANT, Plan
-from edge.load.record import EXPIRED, IN_TIME, LATE, REFUSED, Columns
-from edge.load.sender import Sender, run
-from edge.load.workload import Workload
 
 #: The default deadline, as a multiple of a request's latency on an idle server, and its minimum.
 _DEADLINE_FACTOR, _LEAST_DEADLINE_MS = 20.0, 50.0
@@ -92,7 +90,7 @@ def goodput(
     """
     bundle = Bundle.open(path)
     if len(bundle.manifest.tiers) < 2:
-        given = Literally(f"{bundle.manifest.name} with one tier")
+        given = Raw(f"{bundle.manifest.name} with one tier")
         fix = "Export several runs into one bundle with `fewheads export --name`."
         raise UsageError("BUNDLE", given=given, expected="one with several tiers", fix=fix)
     plan = Plan(patience_seconds=60.0)
@@ -126,7 +124,7 @@ def _burst(url: str, sender: Sender, rate: float, seconds: float) -> None:
     columns = sender.record.columns()
     other = columns.where(~np.isin(columns.outcome, (IN_TIME, LATE, REFUSED, EXPIRED)))
     if len(other):
-        given = Literally(f"{other.outcome[0]}, {other.cause[0]}")
+        given = Raw(f"{other.outcome[0]}, {other.cause[0]}")
         expected = "an answer, a refusal or a missed deadline"
         raise ServerError(f"server at {url}", given=given, expected=expected, fix="Look into the server's log.")
 

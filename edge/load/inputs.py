@@ -10,7 +10,7 @@ import numpy as np
 from edge.bundles.bundle import Bundle
 from edge.client.inference import text
 from edge.datatypes import NUMPY_TYPES, Array, TensorSpec
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 
 Inputs = dict[str, Array]
 
@@ -37,7 +37,7 @@ def text_inputs(model: str, names: Sequence[str], rows: int, texts: Sequence[str
     columns = [line.split("\t") for line in texts]
     wrong = next((line for line in columns if len(line) != len(names)), None)
     if wrong is not None:
-        given = Literally(f"a line of {len(wrong)}, {chr(9).join(wrong)[:40]!r}")
+        given = Raw(f"a line of {len(wrong)}, {chr(9).join(wrong)[:40]!r}")
         expected = f"{len(names)}, separated by tabs" if names else f"none, since {model} takes no text"
         raise UsageError("--texts", given=given, expected=expected, fix="Leave it out for the golden inputs.")
     picks = [[columns[(start + row) % len(columns)] for row in range(rows)] for start in range(len(columns))]
@@ -56,7 +56,7 @@ def random_inputs(model: str, specs: Sequence[TensorSpec], rows: int) -> list[In
         return prompts
     numeric = [spec for spec in specs if spec.datatype != "BYTES"]
     if not numeric or any(-1 in spec.shape[1:] for spec in numeric):
-        given = Literally(", ".join(f"{spec.name} {spec.datatype} {list(spec.shape)}" for spec in specs))
+        given = Raw(", ".join(f"{spec.name} {spec.datatype} {list(spec.shape)}" for spec in specs))
         fix = "Give lines of text with --texts, or the bundle's directory in place of its name for its golden inputs."
         raise UsageError(f"inputs of {model}", given=given, expected="numbers of a fixed shape", fix=fix)
     if any(spec.shape[0] != -1 for spec in numeric):
@@ -97,9 +97,9 @@ def read_texts(path: Path) -> tuple[str, ...]:
     try:
         lines = tuple(line for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}", given=Literally(error), expected="a file of texts", fix=fix) from None
+        raise UsageError(f"{path}", given=Raw(error), expected="a file of texts", fix=fix) from None
     if not lines:
-        raise UsageError(f"{path}", given=Literally("no lines"), expected="at least one", fix=fix)
+        raise UsageError(f"{path}", given=Raw("no lines"), expected="at least one", fix=fix)
     return lines
 
 

@@ -11,15 +11,14 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from edge.bench.plan import Plan, due_times, limited
+from edge.bench.report import LoadReport, Memory, report_of
+from edge.bench.sender import Sender, run
+from edge.bench.workload import Workload
 from edge.bundles.bundle import Bundle
 from edge.client import Client
 from edge.client.connection import Credentials
-from edge.errors import Literally, ServerError
-from edge.load.arrivals import due_times, limited
-from edge.load.plan import Plan
-from edge.load.report import LoadReport, Memory, report_of
-from edge.load.sender import Sender, run
-from edge.load.workload import Workload
+from edge.errors import Raw, ServerError
 from edge.scheduling.tier_selection import PINNED
 
 _CAPACITY_CLIENTS = 8
@@ -58,7 +57,7 @@ def capacity(url: str, bundles: Mapping[Bundle, float], plan: Plan, seconds: flo
     alone, busy = first.record.columns(), second.record.columns()
     for columns in (alone, busy):
         if not columns.answered.all():
-            subject, given = f"server at {url}", Literally(f"{columns.where(~columns.answered).cause[0]} for a request")
+            subject, given = f"server at {url}", Raw(f"{columns.where(~columns.answered).cause[0]} for a request")
             fix = "Reduce the load on it, or give --rate in requests per second."
             raise ServerError(subject, given=given, expected="a response to each request", fix=fix)
     return Capacity(len(busy) / elapsed, float(np.median(alone.latency)) * 1e3)

@@ -19,15 +19,14 @@ import msgspec
 import numpy as np
 
 from edge import __version__
+from edge.bench.closed_loop import Call, in_process, served, server_for
+from edge.bench.conditions import BoardWatch, cpu_name
+from edge.bench.inputs import Inputs, golden_inputs
+from edge.bench.on_device import DeviceRecord, IdleGap, Machine, Plan, Ratio, Series, Where
+from edge.bench.timing import Percentiles
 from edge.bundles.bundle import Bundle
 from edge.client import ONCE, Client
 from edge.datatypes import Array
-from edge.load.bench import Call, in_process, served, server_for
-from edge.load.board_watch import BoardWatch
-from edge.load.device_record import DeviceRecord, IdleGap, Machine, Plan, Ratio, Series, Where
-from edge.load.inputs import Inputs, golden_inputs
-from edge.load.percentiles import Percentiles
-from edge.profiling.conditions import cpu_name
 from edge.programs.tier_program import golden_loops, load_tier
 from edge.runtimes.build import build
 from edge.runtimes.runtime import Source

@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from edge.bench.conditions import Conditions
+from edge.bench.timing import WARM_UP, turns
 from edge.bundles.bundle import Bundle
 from edge.bundles.golden import Golden
 from edge.bundles.programs import LoopProgram
 from edge.datatypes import Array
-from edge.profiling.conditions import Conditions
-from edge.profiling.timing import WARM_UP, turns
 from edge.programs.program import LoopLimits
 from edge.programs.tier_program import TierProgram, golden_loops, load_tier
 from edge.runner import Runner

@@ -7,9 +7,9 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from edge.bench.report import LoadReport
+from edge.bench.sender import OUTCOMES
 from edge.files import write_result
-from edge.load.record import OUTCOMES
-from edge.load.report import LoadReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

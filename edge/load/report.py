@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 import numpy as np
 
+from edge.bench.plan import Plan
+from edge.bench.sender import FAILED, IN_TIME, LOST, UNSENT, Columns
+from edge.bench.timing import Percentiles
+from edge.bench.workload import Kind
 from edge.datatypes import Array
-from edge.load.percentiles import Percentiles
-from edge.load.plan import Plan
-from edge.load.record import FAILED, IN_TIME, LOST, UNSENT, Columns
-from edge.load.workload import Kind
 
 #: Limits of the number of points in a timeline; points are a second long where these allow.
 _MAX_POINTS, _MIN_POINTS = 600, 20

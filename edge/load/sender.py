@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 import grpc
 import numpy as np
 
+from edge.bench.plan import Plan
+from edge.bench.sender import CANCELLED, EXPIRED, FAILED, LOST, REFUSED, UNSENT, Record
+from edge.bench.workload import Kind, Workload, timeout_tail
 from edge.client.connection import open_channel
-from edge.errors import Literally, ServerError
-from edge.load.plan import Plan
-from edge.load.record import CANCELLED, EXPIRED, FAILED, LOST, REFUSED, UNSENT, Record
-from edge.load.workload import Kind, Workload, timeout_tail
+from edge.errors import Raw, ServerError
 from edge.pb import inference_pb2 as pb
 from edge.protocol import RETRY_AFTER_MS
 
@@ -59,7 +59,7 @@ class Sender:
         try:
             await asyncio.wait_for(ready, _CONNECT_SECONDS)  # now, so that no request's latency includes it
         except asyncio.TimeoutError:
-            given = Literally(f"no connection in {_CONNECT_SECONDS:g} s")
+            given = Raw(f"no connection in {_CONNECT_SECONDS:g} s")
             fix = "Is it running? `fewheads serve REPOSITORY` starts one."
             raise ServerError(f"server at {self._url}", given=given, expected="one that listens", fix=fix) from None
         return self

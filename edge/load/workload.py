@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from edge.bench.inputs import golden_inputs, text_inputs
+from edge.bench.plan import Plan
 from edge.bundles.bundle import Bundle
 from edge.bundles.programs import LoopProgram
 from edge.client.inference import InferRequest, encode
-from edge.errors import Literally, UsageError
-from edge.load.inputs import golden_inputs, text_inputs
-from edge.load.plan import Plan
+from edge.errors import Raw, UsageError
 from edge.pb import inference_pb2 as pb
-from edge.programs.cascade import AUTO
+from edge.programs.program import AUTO
 from edge.scheduling.tier_selection import POLICIES
 
 #: Limit of messages kept for each bundle, whatever its golden set holds.
@@ -75,7 +75,7 @@ class Workload:
         programs = [bundle.manifest.program for bundle in bundles]
         if (plan.max_loops or plan.tolerances) and not any(isinstance(one, LoopProgram) for one in programs):
             option = "--max-loops" if plan.max_loops else "--tolerance"
-            given, fix = Literally("it without a looped model"), "Leave it out."
+            given, fix = Raw("it without a looped model"), "Leave it out."
             raise UsageError(option, given=given, expected="a looped model among the bundles", fix=fix)
         parts = []
         for bundle, part in bundles.items():

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 from edge.instruments.board import read_board
 from edge.instruments.kernel_files import read_text
 from edge.instruments.sensors import Sensors
@@ -47,7 +47,7 @@ class Conditions:
             return ""
         if not board.power_mode:
             fix = "Mount /etc/nvpmodel.conf, /etc/nvpmodel and /var/lib/nvpmodel read-only, or set one with nvpmodel."
-            raise UsageError("power mode", given=Literally("unknown"), expected="the power mode of the board", fix=fix)
+            raise UsageError("power mode", given=Raw("unknown"), expected="the power mode of the board", fix=fix)
         return board.power_mode
 
     def throttling(self) -> Throttling:

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from edge.bench.conditions import Conditions
+from edge.bench.layer_latencies import LayerLatencies, Rest, Timing, check_key
+from edge.bench.profile import FLOOR, REST, ShapeSet, tier_of
+from edge.bench.timing import compared_above, times_in_turns
 from edge.bundles.bundle import Bundle
 from edge.datatypes import NUMPY_TYPES, Array
-from edge.errors import Literally, UsageError
-from edge.profiling.conditions import Conditions
-from edge.profiling.shapes import FLOOR, REST, ShapeSet, tier_of
-from edge.profiling.table import LatencyTable, Rest, Timing, check_key
-from edge.profiling.timing import compared_above, times_in_turns
+from edge.errors import Raw, UsageError
 from edge.runner import Runner
 from edge.runtimes.build import build, load_runner
 from edge.runtimes.runtime import Runtime
@@ -50,7 +50,7 @@ def profile(
     replace: bool = False,
     conditions: Conditions | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
-) -> LatencyTable:
+) -> LayerLatencies:
     """Time the shapes of a directory, each in turns with the dense layer and a model that only copies its input.
 
     The file is complete after every shape. Its earlier timings are kept, unless the device throttled during them.
@@ -100,7 +100,7 @@ class _Run:
     cache: Path | None
     calls: int
     conditions: Conditions
-    table: LatencyTable
+    table: LayerLatencies
     on_progress: Callable[[Progress], None]
     position: Progress
 
@@ -173,7 +173,7 @@ class _Run:
         try:
             self.table.write(self.out)
         except OSError as error:
-            given, fix = Literally(error), "Make room, or give another --out."
+            given, fix = Raw(error), "Make room, or give another --out."
             raise UsageError(f"--out {self.out}", given=given, expected="a file to write", fix=fix) from None
         self._step("written", done=self.position.done + 1)
 
@@ -182,15 +182,15 @@ class _Run:
         self.on_progress(self.position)
 
 
-def _earlier(out: Path, key: dict[str, str], replace: bool) -> LatencyTable:
+def _earlier(out: Path, key: dict[str, str], replace: bool) -> LayerLatencies:
     """Return the table in the file, or an empty one."""
     with suppress(UsageError) if replace else nullcontext():
         if out.exists():
-            table = LatencyTable.read(out)
+            table = LayerLatencies.read(out)
             fix = "Give another --out for this machine, or --replace."
             check_key(f"--out {out}", table.key | {"label": table.label}, key | {"label": "measured"}, fix)
             return table
-    return LatencyTable(key=key)
+    return LayerLatencies(key=key)
 
 
 def _feeds(bundle: Bundle, tokens: int) -> dict[str, Array]:

@@ -7,9 +7,9 @@ from typing import Literal
 
 import msgspec
 
+from edge.bench.layer_latencies import Shape, read_json
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
-from edge.profiling.table import Shape, read_json
 from edge.runtimes.runtime import Runtime
 
 SHAPES_NAME = "shapes.json"
@@ -19,7 +19,7 @@ FLOOR, REST = "floor", "rest"
 class ShapeSet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The ``shapes.json`` of the directory.
 
-    The directory has a bundle for each shape, under :attr:`edge.profiling.table.Shape.name`; ``floor``, which only
+    The directory has a bundle for each shape, under :attr:`edge.bench.layer_latencies.Shape.name`; ``floor``, which only
     copies a layer's input; and ``rest``, embeddings and task head of the model.
     """
 

@@ -12,7 +12,7 @@ from typing import Final, Literal, Protocol, TypeVar
 
 import msgspec
 
-from edge.errors import Literally, UsageError, Whole
+from edge.errors import Raw, UsageError, Whole
 from edge.files import write_whole
 
 Label = Literal["measured", "prediction, not measured on an Orin"]
@@ -27,7 +27,7 @@ def read_json(path: Path, kind: type[T], *, subject: str, expected: str, fix: st
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        given = Literally(f"{prefix}{error.strerror if isinstance(error, OSError) else error}")
+        given = Raw(f"{prefix}{error.strerror if isinstance(error, OSError) else error}")
         raise UsageError(subject, given=given, expected=expected, fix=fix) from None
 
 

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from edge.bench.layer_latencies import Comparison
 from edge.datatypes import Array
-from edge.profiling.table import Comparison
 from edge.runner import Runner
 
 #: Number of uncounted calls before the others.

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from edge.bundles.bundle import Bundle
 from edge.bundles.fields import Role
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
-from edge.programs.cascade import Cascade
 from edge.programs.generate import generator
 from edge.programs.head import head_of
 from edge.programs.loop import Loop, LoopRunners
-from edge.programs.program import Program, SingleRun
+from edge.programs.program import Cascade, Program, SingleRun
 from edge.runner import Runner
 
 

@@ -17,15 +17,25 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import TokenizerPreprocess
 from edge.bundles.preprocess import load_tokenizer
 from edge.bundles.programs import GenerateProgram
+from edge.bundles.steps import TokenizerPreprocess
 from edge.datatypes import Array, TensorSpec, byte_size
-from edge.errors import Literally, RunnerError
+from edge.errors import Raw, RunnerError
 from edge.programs.generated_text import GeneratedText
-from edge.programs.program import TOKENS, Computed, LoopLimits, Mover, Options
+from edge.programs.program import (
+    TOKENS,
+    Computed,
+    Finished,
+    IterativeProgram,
+    Joining,
+    LoopLimits,
+    Mover,
+    Options,
+    Session,
+    close_gaps,
+)
 from edge.programs.sampling import Sampling, log_probability
-from edge.programs.session import Finished, IterativeProgram, Joining, Session, close_gaps
 from edge.protocol import LOGPROBS, STOPPED, TOKEN_IDS
 from edge.runner import DecoderTensors, DeviceDecoder, Runner
 
@@ -279,7 +289,7 @@ def _append(rows: Sequence[GeneratedText], logits: Array) -> None:
             except Exception as error:
                 row.error = _error_of(error)
         else:
-            given, fix = Literally("logits that are not finite"), "Usual causes are FP16 and a broken export."
+            given, fix = Raw("logits that are not finite"), "Usual causes are FP16 and a broken export."
             subject = f"head with alpha {row.alpha:g}" if row.head else "decoder"
             row.error = RunnerError(subject, given=given, expected="finite logits to choose a token from", fix=fix)
 
@@ -288,7 +298,7 @@ def _error_of(error: Exception) -> RunnerError:
     if isinstance(error, RunnerError):
         return error
     log.error("a text failed", exc_info=error)
-    given, fix = Literally(type(error).__name__), "See the log of the server, and export the model again."
+    given, fix = Raw(type(error).__name__), "See the log of the server, and export the model again."
     return RunnerError("text", given=given, expected="a next token and what it adds", fix=fix)
 
 

@@ -16,7 +16,7 @@ from edge.bundles.fields import EXPORT_AGAIN
 from edge.bundles.npz import decode_npz
 from edge.bundles.programs import HeadProgram
 from edge.datatypes import Array
-from edge.errors import BundleError, Literally
+from edge.errors import BundleError, Raw
 from edge.programs.program import Computed, Options, Program
 from edge.runner import Handle, Runner
 
@@ -83,7 +83,7 @@ def head_of(bundle: Bundle, config: HeadProgram, runners: Mapping[str, Runner]) 
         fits = fits and layer.temperatures.shape == shape[:1]
         fits = fits and bool((layer.temperatures > 0).all())
         if not fits or any(one.dtype != np.float32 or not np.isfinite(one).all() for one in layer):
-            given = Literally(f"layer {number} of {[list(one.shape) for one in layer]}")
+            given = Raw(f"layer {number} of {[list(one.shape) for one in layer]}")
             expected = f"finite FP32 [groups, width, {vocabulary}], [groups, {vocabulary}, width] and [groups], above 0"
             raise BundleError(subject, given=given, expected=expected, fix=EXPORT_AGAIN)
     return Head(config, runners, layers)

@@ -16,9 +16,17 @@ import numpy as np
 
 from edge.bundles.programs import LoopProgram
 from edge.datatypes import Array
-from edge.errors import InvalidRequest, Literally, RunnerError
-from edge.programs.program import Computed, LoopLimits, Options
-from edge.programs.session import Finished, IterativeProgram, Joining, Session, close_gaps
+from edge.errors import InvalidRequest, Raw, RunnerError
+from edge.programs.program import (
+    Computed,
+    Finished,
+    IterativeProgram,
+    Joining,
+    LoopLimits,
+    Options,
+    Session,
+    close_gaps,
+)
 from edge.protocol import BY_BUDGET, BY_TOLERANCE, LOOPS, STOPPED
 from edge.runner import DeviceLoop, LoopTensors, Runner
 
@@ -123,7 +131,7 @@ class LoopSession(Session):
         state = embedded[config.state]
         counts = [len(next(iter(request.inputs.values()))) for request in requests]
         if state.shape[0] != sum(counts):
-            given, fix = Literally(f"{state.shape[0]} rows for {sum(counts)}"), "Export the model again."
+            given, fix = Raw(f"{state.shape[0]} rows for {sum(counts)}"), "Export the model again."
             raise RunnerError(
                 f"output {config.state!r}", given=given, expected="a row for each row of the inputs", fix=fix
             )

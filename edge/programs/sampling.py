@@ -10,7 +10,7 @@ import numpy as np
 
 from edge.bundles.programs import GenerateProgram
 from edge.datatypes import Array
-from edge.errors import InvalidRequest, Literally
+from edge.errors import InvalidRequest, Raw
 
 #: Stop strings of a request, and the characters of each.
 MOST_STOPS, LONGEST_STOP = 4, 256
@@ -62,11 +62,11 @@ def sampling_of(config: GenerateProgram, model: str, given: Mapping[str, Any]) -
         _require(model, "seed", found.seed, 0, _MOST_SEED)
     subject, fix = f"parameter 'stop' of {model!r}", "Give fewer or shorter texts."
     if len(found.stop) > MOST_STOPS:
-        given_stops = Literally(f"{len(found.stop)} texts")
+        given_stops = Raw(f"{len(found.stop)} texts")
         raise InvalidRequest(subject, given=given_stops, expected=f"at most {MOST_STOPS}", fix=fix)
     for text in found.stop:
         if not 1 <= len(text) <= LONGEST_STOP:
-            length = Literally(f"a text of {len(text)} characters")
+            length = Raw(f"a text of {len(text)} characters")
             raise InvalidRequest(subject, given=length, expected=f"1 to {LONGEST_STOP}", fix=fix)
     return found
 

@@ -12,11 +12,11 @@ from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import Manifest, Profile
 from edge.bundles.programs import GenerateProgram
 from edge.datatypes import NUMPY_TYPES, TensorSpec
-from edge.errors import Literally, LoadFailed
+from edge.errors import LoadFailed, Raw
 from edge.files import sha256
 from edge.instruments.memory import MemorySampler
 from edge.runtimes.runtime import Runtime
-from edge.scheduling.cache_budget import CacheBudget
+from edge.scheduling.admission import CacheBudget
 
 _MIB = 1024**2
 #: Resident bytes of ONNX Runtime for each byte of the model: 2.2 to 2.3 for MiniLM in FP32 and dynamic INT8, dense and
@@ -90,7 +90,7 @@ class MemoryBudget:
         headroom = f"{_mib(self._headroom_bytes)} to be kept free"
         raise LoadFailed(
             f"memory for {bundle.manifest.name}:{bundle.manifest.version}",
-            given=Literally(f"{_mib(available.size_bytes)} available ({available.source}){others}"),
+            given=Raw(f"{_mib(available.size_bytes)} available ({available.source}){others}"),
             expected=f"{_mib(total)}: {', '.join(reasons)}, and {headroom}",
             fix="Unload another model, serve fewer tiers or instances, or lower --memory-headroom-bytes"
             + (" or --cache-mib." if cache else "."),

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from edge.bundles.bundle import Bundle
-from edge.errors import FewheadsError, Literally, LoadFailed, ModelNotReady, Unsupported
+from edge.errors import FewheadsError, LoadFailed, ModelNotReady, Raw, Unsupported
 from edge.repository.entry import Entry
 from edge.repository.loader import load_limit_seconds
 from edge.repository.model import Model
@@ -127,7 +127,7 @@ class ModelControl:
     def check_explicit(self, method: str) -> None:
         """Raise Unsupported unless clients may load and unload models."""
         if self.mode != "explicit":
-            given = Literally(f"a server with --model-control {self.mode}")
+            given = Raw(f"a server with --model-control {self.mode}")
             fix = "Start it with `fewheads serve --model-control explicit`."
             raise Unsupported(method, given=given, expected="--model-control explicit", fix=fix)
 
@@ -186,7 +186,7 @@ class ModelControl:
         """Await an operation. If the caller is cancelled, as when its client disconnects, the operation goes on."""
         if self._closing.is_set():
             operation.close()
-            given = Literally("a server that is shutting down")
+            given = Raw("a server that is shutting down")
             raise ModelNotReady("server", given=given, expected="READY", fix="Use another server.")
         task = asyncio.create_task(operation)
         self._operations.add(task)
@@ -212,7 +212,7 @@ class ModelControl:
         if not known:
             raise self._repository.unknown(subject, fix="Put its bundle into the repository first.")
         if failures:
-            given = Literally("; ".join(f"{directory}: {reason}" for directory, reason in failures.items()))
+            given = Raw("; ".join(f"{directory}: {reason}" for directory, reason in failures.items()))
             fix = "RepositoryIndex gives the reason. The models that served before still do."
             raise LoadFailed(subject, given=given, expected="bundles that can be served", fix=fix)
 
@@ -277,7 +277,7 @@ class ModelControl:
                 load.task.result()  # raises what interrupted it
                 return
         subject, expected = f"bundle {bundle.path}", f"one within {limit_seconds:.1f} s"
-        given, fix = Literally("no end of its load yet"), "It goes on. If it never ends, look at its golden inputs."
+        given, fix = Raw("no end of its load yet"), "It goes on. If it never ends, look at its golden inputs."
         late = LoadFailed(subject, given=given, expected=expected, fix=fix)
         entry.failed(stopped(subject) if load.unwanted.is_set() else late)
 

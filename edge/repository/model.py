@@ -16,20 +16,17 @@ from edge.bundles.manifest import LabelPostprocess, Serving
 from edge.bundles.preprocess import GoOn, always, postprocessors, preprocessor
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadBase, HeadProgram, LoopProgram
 from edge.datatypes import Array, TensorSpec
-from edge.errors import InvalidRequest, Literally
-from edge.programs.cascade import AUTO
-from edge.programs.factory import program_of
+from edge.errors import InvalidRequest, Raw
+from edge.programs.factory import golden_options, program_of
 from edge.programs.generate import BY_TOKEN, Generate, token_limits
-from edge.programs.golden_options import golden_options
 from edge.programs.head import Head
 from edge.programs.loop import Loop, limits_of
-from edge.programs.program import AppliedHead, Options
+from edge.programs.program import AUTO, AppliedHead, IterativeProgram, Options
 from edge.programs.sampling import sampling_of
-from edge.programs.session import IterativeProgram
 from edge.runtimes.build import Loaded
 from edge.scheduling.batching import BatchAssembler, nonfinite, within
 from edge.scheduling.job import UseCount
-from edge.scheduling.latency import LatencyTable
+from edge.scheduling.latency import LatencyModel
 from edge.scheduling.tier_executor import ServingOptions, TierExecutor
 from edge.scheduling.tier_selection import DEADLINE, PINNED, ROUTER, TierSelector
 
@@ -161,7 +158,7 @@ class Model:
             own = (cascade.lean, cascade.full) if name == AUTO and cascade else (name,)
             # A tier whose rows depend on one another gives every request its own run.
             joined = options.batching and all(self.tiers[tier].row_independent for tier in own)
-            max_rows, latency = self.manifest.max_batch_size if joined else 0, LatencyTable()
+            max_rows, latency = self.manifest.max_batch_size if joined else 0, LatencyModel()
             # The others run several files, or choose the shapes of their runs themselves.
             is_one_run = len(own) == 1 and not isinstance(self.program, (IterativeProgram, Head))
             assembler = BatchAssembler.of(
@@ -196,23 +193,23 @@ class Model:
         sent = [name for name in texts if name in shapes]
         if sent:
             if both := [name for name in computed if name in shapes]:
-                given = Literally(f"{sent[0]!r} and {both[0]!r}")
+                given = Raw(f"{sent[0]!r} and {both[0]!r}")
                 raise self._invalid("inputs", given, "one of them", f"{sent[0]!r} stands for {both[0]!r}.")
             if missing := [name for name in texts if name not in shapes]:
                 fix = f"This model reads them together; add {missing[0]!r}."
-                raise self._invalid("inputs", Literally(f"only {sent[0]!r}"), " and ".join(map(repr, texts)), fix)
+                raise self._invalid("inputs", Raw(f"only {sent[0]!r}"), " and ".join(map(repr, texts)), fix)
         for spec in self.manifest.inputs:
             if spec.name in shapes:
                 self._check_profile(spec.name, shapes[spec.name])
             elif not sent or spec.name not in computed:
                 alternative = f" (or {' and '.join(map(repr, texts))})" if spec.name in computed else ""
-                given = Literally(f"only {sorted(shapes)}")
+                given = Raw(f"only {sorted(shapes)}")
                 raise self._invalid("inputs", given, f"{spec.name!r}{alternative}", "Add it.")
             else:
                 profile, given_rows = self.manifest.profile.get(spec.name), shapes[sent[0]][0]
                 most = profile.max[0] if profile else spec.shape[0]
                 if 0 <= most < given_rows:  # of a model without a batch, too
-                    given = Literally(f"{given_rows} rows")
+                    given = Raw(f"{given_rows} rows")
                     raise self._invalid(f"input {sent[0]!r}", given, f"at most {most}", "Split the request.")
         return rows
 
@@ -256,7 +253,7 @@ class Model:
             of = f"a head of {config.base.name} {config.base.version}" if isinstance(config, HeadProgram) else "no head"
             expected = f"a head of {self.name} {self.version} with the same weights"
             fix = "Name a head that was trained for this model; RepositoryIndex lists all."
-            raise self._invalid("parameter 'head'", Literally(f"{head.name!r}, {of}"), expected, fix)
+            raise self._invalid("parameter 'head'", Raw(f"{head.name!r}, {of}"), expected, fix)
         alpha = config.usual_alpha if alpha is None else alpha
         if not abs(alpha) <= _MOST_ALPHA:
             fix = f"{config.usual_alpha:g} is the default."
@@ -274,22 +271,22 @@ class Model:
             good = within(inputs[name], largest)
             if not good.all():
                 row, column = np.argwhere(~good)[0]
-                given = Literally(f"{inputs[name][row, column]:g}")
+                given = Raw(f"{inputs[name][row, column]:g}")
                 what, fix = f"input {name!r} row {row + 1} column {column + 1}", "Replace it by a number in this range."
                 return self._invalid(what, given, f"a number between {-largest:g} and {largest:g}", fix)
         if isinstance(self.program, Loop) and (wrong := nonfinite(inputs)):
             fix = "A loop would never settle; replace the values that are missing."
-            return self._invalid(f"input {wrong[0]!r}", Literally("NaN or Inf"), "finite numbers", fix)
+            return self._invalid(f"input {wrong[0]!r}", Raw("NaN or Inf"), "finite numbers", fix)
         if isinstance(self.program, Generate):
             ids, mask = inputs[self.program.ids], inputs[self.program.mask]
             if ids.shape != mask.shape or not 0 <= ids.min() <= ids.max() < self._vocabulary:
                 expected = f"as many as {self.program.mask!r} has, from 0 to {self._vocabulary - 1}"
                 fix = "Use the model's tokenizer, or send text."
-                return self._invalid(f"input {self.program.ids!r}", Literally("other token ids"), expected, fix)
+                return self._invalid(f"input {self.program.ids!r}", Raw("other token ids"), expected, fix)
             lengths = mask.sum(axis=1, keepdims=True)
             if lengths.min(initial=1) < 1 or not np.array_equal(mask, np.arange(mask.shape[1]) < lengths):
                 expected, fix = "ones, at least one, and then zeros in each row", "Put the padding behind the prompt."
-                return self._invalid(f"input {self.program.mask!r}", Literally("another mask"), expected, fix)
+                return self._invalid(f"input {self.program.mask!r}", Raw("another mask"), expected, fix)
         return None
 
     def options(self, loop: Mapping[str, Any], text: Mapping[str, Any]) -> Options:
@@ -323,7 +320,7 @@ class Model:
             batches = {name: shape[0] for name, shape in shapes.items()}
             raise self._invalid("batch", batches, "the same first dimension everywhere", "Send as many rows each.")
         if rows > limit:
-            raise self._invalid("batch", Literally(f"{rows} rows"), f"at most {limit}", "Split the request.")
+            raise self._invalid("batch", Raw(f"{rows} rows"), f"at most {limit}", "Split the request.")
         return rows
 
     def _check_points(self, shapes: Shapes) -> None:
@@ -334,7 +331,7 @@ class Model:
             return
         points, values = shapes[loop.points][1], shapes[loop.values][1]
         if points != values + 1:
-            given = Literally(f"{points} points and {values} values")
+            given = Raw(f"{points} points and {values} values")
             fix = "Give the value of each point but the last, whose value is predicted."
             raise self._invalid(f"{loop.points!r} and {loop.values!r}", given, "one point more than values", fix)
 

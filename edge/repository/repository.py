@@ -15,9 +15,9 @@ from edge.errors import (
     BundleError,
     FewheadsError,
     InvalidRequest,
-    Literally,
     ModelNotReady,
     NotFound,
+    Raw,
     UsageError,
     printable,
 )
@@ -56,7 +56,7 @@ class Directory:
                 return [self.path]
             return sorted(path for path in self.path.iterdir() if path.is_dir() and not path.name.startswith("."))
         except OSError as error:
-            given, expected = Literally(error.strerror), "a directory that this process's user may read"
+            given, expected = Raw(error.strerror), "a directory that this process's user may read"
             fix = "Mount it, or change its mode."
             raise UsageError(f"repository {self.path}", given=given, expected=expected, fix=fix) from None
 
@@ -77,7 +77,7 @@ class Directory:
         except Exception as error:
             return load_error(path, error)
         if bundle.manifest.name != name:
-            given, expected = Literally(f"the model {bundle.manifest.name!r}"), f"the model {name!r}"
+            given, expected = Raw(f"the model {bundle.manifest.name!r}"), f"the model {name!r}"
             fix = "It was replaced while it was read. Load it again."
             return BundleError(f"bundle {path}", given=given, expected=expected, fix=fix)
         return bundle
@@ -97,7 +97,7 @@ def load_error(path: Path, error: Exception) -> FewheadsError:
     if isinstance(error, FewheadsError):
         return error
     log.error("bundle %s fails in an unexpected way", path, exc_info=error)
-    given, expected = Literally(f"{type(error).__name__}: {error}"), "a bundle that can be loaded"
+    given, expected = Raw(f"{type(error).__name__}: {error}"), "a bundle that can be loaded"
     return BundleError(f"bundle {path}", given=given, expected=expected, fix="The server's log has the traceback.")
 
 
@@ -158,7 +158,7 @@ class Repository:
             raise InvalidRequest(f"version of model {name!r}", given=version, expected=expected, fix=fix)
         readable = [entry for entry in self.named(name) if entry.version]
         if not readable and not self.listed:
-            given, again = Literally("a server that still lists its models"), "Send the request again."
+            given, again = Raw("a server that still lists its models"), "Send the request again."
             raise ModelNotReady(f"model {name!r}", given=given, expected="READY", fix=again)
         if not readable:
             # Clients of Triton look for these words.
@@ -174,7 +174,7 @@ class Repository:
         """Return an entry and its model; raise as :meth:`find`, and for a model that is not loaded or not READY."""
         entry = self.find(name, version)
         if not entry.wanted:
-            given, fix = Literally("one that is not loaded"), "RepositoryModelLoad loads it."
+            given, fix = Raw("one that is not loaded"), "RepositoryModelLoad loads it."
             raise NotFound(f"model {name!r}", given=given, expected="a loaded one", fix=fix)
         model = entry.model
         if model is None:
@@ -185,7 +185,7 @@ class Repository:
     def unknown(self, subject: str, *, fix: str) -> NotFound:
         """Return the error for a name that no bundle has."""
         known = ", ".join(sorted({entry.name for entry in self})) or "none at all"
-        given = Literally("a name that no bundle has")
+        given = Raw("a name that no bundle has")
         return NotFound(subject, given=given, expected=f"one of: {known}", fix=fix)
 
     def paths_of(self, name: str, keys: Mapping[Path, Key | FewheadsError]) -> list[Path]:

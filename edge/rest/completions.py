@@ -11,16 +11,15 @@ import numpy as np
 
 from edge.bundles.preprocess import TokenizerPreprocessor
 from edge.datatypes import WIRE_TYPES, Array
-from edge.errors import InvalidRequest, Literally
+from edge.errors import InvalidRequest, Raw
 from edge.pb import inference_pb2 as pb
 from edge.programs.generate import PROMPT_TOKENS
 from edge.programs.generated_text import Pieces
 from edge.programs.sampling import MOST_STOPS
 from edge.protocol import BY_STOP, FINAL_RESPONSE, LOGPROBS, STOPPED, STREAM_PARTIAL, TOKEN_IDS
-from edge.rest.json_messages import INT64, checked, encode, encode_parts, field, kind_of, whole
-from edge.rest.messages import set_parameters
+from edge.rest.json_messages import INT64, checked, encode, encode_parts, field, kind_of, set_parameters, whole
 from edge.serving.metadata import TextModel
-from edge.serving.request_limits import check_name
+from edge.serving.request import check_name
 from edge.serving.wire import from_raw
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def completion_of(document: Mapping[str, Any]) -> Completion:
         parameters[STREAM_PARTIAL] = True
     options = field(given, "stream_options", dict, default={})
     if "stream_options" in given and not stream:
-        what, fix = Literally("stream false"), "Set stream to true, or leave them out."
+        what, fix = Raw("stream false"), "Set stream to true, or leave them out."
         raise InvalidRequest("stream_options of body", given=what, expected="stream true", fix=fix)
     for name in options.keys() - {"include_usage"}:
         raise InvalidRequest("field of stream_options", given=name, expected="include_usage", fix="Remove it.")
@@ -128,7 +127,7 @@ def _check_neutral(name: str, value: object) -> None:
     neutral = _NEUTRAL[name]
     if value == neutral and (type(value) is bool) == (type(neutral) is bool):
         return
-    given = value if isinstance(value, bool | int | float | str) else Literally(kind_of(value))
+    given = value if isinstance(value, bool | int | float | str) else Raw(kind_of(value))
     expected = f"{encode(neutral).decode()}, the only value that is offered"
     raise InvalidRequest(f"{name} of body", given=given, expected=expected, fix="Leave it out.")
 
@@ -140,7 +139,7 @@ def _number(value: object, subject: str) -> float:
 def _stops(value: object) -> list[str]:
     texts = value if isinstance(value, list) else [value]
     if len(texts) > MOST_STOPS:
-        given = Literally(f"{len(texts)} texts")
+        given = Raw(f"{len(texts)} texts")
         raise InvalidRequest("stop of body", given=given, expected=f"at most {MOST_STOPS}", fix="Give fewer texts.")
     what = "a text of stop of body" if isinstance(value, list) else "stop of body"
     return [checked(one, str, what) for one in texts]
@@ -150,13 +149,13 @@ def _prompts(value: object) -> list[str | list[int]]:
     several = isinstance(value, list) and not (value and type(value[0]) is int)
     prompts: list[Any] = value if several else [value]  # type: ignore[assignment]
     if not 1 <= len(prompts) <= MOST_CHOICES:
-        given, fix = Literally(f"{len(prompts)} prompts"), "Send them in several requests."
+        given, fix = Raw(f"{len(prompts)} prompts"), "Send them in several requests."
         raise InvalidRequest("prompt of body", given=given, expected=f"1 to {MOST_CHOICES}", fix=fix)
     for prompt in prompts:
         ids = prompt if isinstance(prompt, list) else [] if isinstance(prompt, str) else [prompt]
         if wrong := [kind_of(one) for one in ids if type(one) is not int or one is prompt]:
             expected, fix = "a string, ids of tokens, or a list of such prompts", "Send it in one of these forms."
-            raise InvalidRequest("prompt of body", given=Literally(wrong[0]), expected=expected, fix=fix)
+            raise InvalidRequest("prompt of body", given=Raw(wrong[0]), expected=expected, fix=fix)
     return prompts
 
 

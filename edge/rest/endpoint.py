@@ -16,9 +16,9 @@ from starlette.responses import Response
 from edge.errors import (
     INTERNAL,
     InvalidRequest,
-    Literally,
     NotFound,
     Overloaded,
+    Raw,
     RequestError,
     Unauthenticated,
     Unsupported,
@@ -100,7 +100,7 @@ class Endpoints:
     def _too_large(self, given: str) -> HTTPException:
         fix = "Send it in smaller parts, or raise --max-message-bytes."
         expected = f"at most {self._max_message_bytes} bytes"
-        return HTTPException(413, str(InvalidRequest("body", given=Literally(given), expected=expected, fix=fix)))
+        return HTTPException(413, str(InvalidRequest("body", given=Raw(given), expected=expected, fix=fix)))
 
 
 def failed(request: Request, error: Exception) -> Response:

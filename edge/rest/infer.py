@@ -12,11 +12,22 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from edge.datatypes import NUMPY_TYPES, Array
-from edge.errors import InvalidRequest, Literally
+from edge.errors import InvalidRequest, Raw
 from edge.pb import inference_pb2 as pb
-from edge.rest.json_messages import INT64, MAX_JSON_BYTES, checked, encode, encode_parts, field, kind_of, parse, whole
-from edge.rest.messages import set_parameters, values_of
-from edge.serving.request_limits import MOST_TENSORS, check_number
+from edge.rest.json_messages import (
+    INT64,
+    MAX_JSON_BYTES,
+    checked,
+    encode,
+    encode_parts,
+    field,
+    kind_of,
+    parse,
+    set_parameters,
+    values_of,
+    whole,
+)
+from edge.serving.request import MOST_TENSORS, check_number
 from edge.serving.shared_memory import is_shared
 from edge.serving.wire import from_raw, to_raw
 
@@ -67,7 +78,7 @@ def infer_request(
     for item in _tensors(document, "inputs"):
         end = _add_input(request, checked(item, dict, "an input"), body, end)
     if end != len(body):
-        given = Literally(f"{len(body) - end} bytes that belong to no input")
+        given = Raw(f"{len(body) - end} bytes that belong to no input")
         expected = f"as many as the inputs' {_BINARY_SIZE} add up to"
         raise InvalidRequest("binary data", given=given, expected=expected, fix="Send each input's bytes, and no more.")
     wanted = Wanted(parameters.get("binary_data_output") is True, {})
@@ -159,7 +170,7 @@ def _add_input(request: pb.ModelInferRequest, item: dict[str, Any], body: bytes,
     ways = {"data": "data" in item, _BINARY_SIZE: size is not None, "shared memory": shared}
     found = [way for way, there in ways.items() if there]
     if len(found) != 1:
-        given = Literally(" and ".join(found) or "no contents")
+        given = Raw(" and ".join(found) or "no contents")
         fix = "Send it in one of these ways."
         raise InvalidRequest(subject, given=given, expected=f"one of {', '.join(ways)}", fix=fix)
     if shared:
@@ -188,7 +199,7 @@ def _raw(data: list[Any], datatype: str, shape: tuple[int, ...], subject: str) -
         elements = [_from_base64(element, subject) if type(element) is dict else element for element in elements]
     wrong = set(map(type, elements)) - _ELEMENTS[datatype] - {bytes}
     if wrong:
-        given = Literally(" and ".join(sorted(kind_of(kind()) for kind in wrong)))
+        given = Raw(" and ".join(sorted(kind_of(kind()) for kind in wrong)))
         expected = " or ".join(sorted(kind_of(kind()) for kind in _ELEMENTS[datatype]))
         fix = f"Send what {datatype} can hold."
         raise InvalidRequest(f"an element of {subject}", given=given, expected=expected, fix=fix)
@@ -199,26 +210,26 @@ def _from_base64(element: dict[str, Any], subject: str) -> bytes:
     """Return the bytes of an element ``{"b64": "…"}``, for those that are not text."""
     own, fix = f"an element of {subject}", f'Send {{"{_BASE64}": "…"}}, a string, or binary data.'
     if element.keys() != {_BASE64} or type(element[_BASE64]) is not str:
-        given = Literally(f"an object with {sorted(element)}")
+        given = Raw(f"an object with {sorted(element)}")
         raise InvalidRequest(own, given=given, expected=f"a string under {_BASE64!r} alone", fix=fix)
     try:
         return base64.b64decode(element[_BASE64], validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InvalidRequest(own, given=Literally(error), expected="base64", fix=fix) from None
+        raise InvalidRequest(own, given=Raw(error), expected="base64", fix=fix) from None
 
 
 def _flat(data: list[Any], shape: tuple[int, ...], subject: str) -> list[Any]:
     """Return the elements of a list that is flat, or nested like the shape."""
     if not data or type(data[0]) is not list:
         if len(data) != prod(shape):
-            given, expected = Literally(f"{len(data)} elements"), f"{prod(shape)} for shape {list(shape)}"
+            given, expected = Raw(f"{len(data)} elements"), f"{prod(shape)} for shape {list(shape)}"
             raise InvalidRequest(subject, given=given, expected=expected, fix="Send as many as the shape says.")
         return data
     rows: Iterable[Any] = [data]
     for size in shape:
         for row in rows:
             if type(row) is not list or len(row) != size:
-                given = Literally(f"a list of {len(row)}" if type(row) is list else kind_of(row))
+                given = Raw(f"a list of {len(row)}" if type(row) is list else kind_of(row))
                 expected = f"a list of {size} there: lists nested as {list(shape)}, or a flat one"
                 raise InvalidRequest(subject, given=given, expected=expected, fix="Send as many as the shape says.")
         rows = list(chain.from_iterable(rows))
@@ -255,7 +266,7 @@ def _data(raw: bytes, datatype: str, shape: tuple[int, ...], subject: str) -> by
     """Return a tensor as a flat list of JSON."""
     fix = f"Request it with {_BINARY} true."
     if len(raw) > MAX_JSON_BYTES:
-        given, expected = Literally(f"{len(raw)} bytes as JSON"), f"at most {MAX_JSON_BYTES}"
+        given, expected = Raw(f"{len(raw)} bytes as JSON"), f"at most {MAX_JSON_BYTES}"
         raise InvalidRequest(subject, given=given, expected=expected, fix=fix)
     elements = from_raw(raw, datatype, shape, subject).ravel()
     parts = (elements[start : start + _PART].tolist() for start in range(0, elements.size, _PART))
@@ -270,4 +281,4 @@ def _data(raw: bytes, datatype: str, shape: tuple[int, ...], subject: str) -> by
 
 def _binary_only(subject: str, datatype: str) -> InvalidRequest:
     fix = f"Send inputs with {_BINARY_SIZE}, and request outputs with {_BINARY} true."
-    return InvalidRequest(subject, given=Literally(f"{datatype} as JSON"), expected="binary data", fix=fix)
+    return InvalidRequest(subject, given=Raw(f"{datatype} as JSON"), expected="binary data", fix=fix)

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from google.protobuf.message import Message
 
-from edge.errors import InvalidRequest, Literally
+from edge.errors import InvalidRequest, Raw
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ def parse(data: bytes) -> dict[str, Any]:
     As in Triton, ``NaN``, ``Infinity`` and ``-Infinity`` are numbers.
     """
     if len(data) > MAX_JSON_BYTES:
-        given, expected = Literally(f"{len(data)} bytes"), f"at most {MAX_JSON_BYTES}"
+        given, expected = Raw(f"{len(data)} bytes"), f"at most {MAX_JSON_BYTES}"
         fix = "Send tensors as binary data behind the JSON."
         raise InvalidRequest("JSON", given=given, expected=expected, fix=fix)
     if not data:
@@ -80,7 +80,7 @@ def encode_parts(parts: Iterable[list[Any]]) -> bytes:
 def checked(value: Any, kind: type[T], subject: str) -> T:
     """Return a value of this type."""
     if type(value) is not kind:
-        given = Literally(kind_of(value))  # not the value, whose nesting could be too deep for repr()
+        given = Raw(kind_of(value))  # not the value, whose nesting could be too deep for repr()
         raise InvalidRequest(subject, given=given, expected=_KINDS[kind], fix="Send it as the protocol says.")
     return value
 
@@ -98,7 +98,7 @@ def field(
         return checked(document[name], kind, f"{name} of {subject}")
     if default is _NO_DEFAULT:
         fix = "Add it, as the protocol says."
-        raise InvalidRequest(f"{name} of {subject}", given=Literally("nothing"), expected=_KINDS[kind], fix=fix)
+        raise InvalidRequest(f"{name} of {subject}", given=Raw("nothing"), expected=_KINDS[kind], fix=fix)
     return default  # type: ignore[no-any-return]
 
 
@@ -138,7 +138,7 @@ def _check_nesting(data: bytes) -> None:
     for match in _STRING_OR_BEGINNING.finditer(data):
         nested += data[match.start()] != _QUOTE
         if nested > _MOST_NESTED:
-            given, fix = Literally(f"more than {_MOST_NESTED} lists and objects"), "Send flat lists, or binary data."
+            given, fix = Raw(f"more than {_MOST_NESTED} lists and objects"), "Send flat lists, or binary data."
             raise InvalidRequest("JSON", given=given, expected=f"at most {_MOST_NESTED}", fix=fix)
 
 
@@ -146,13 +146,13 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         name = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise InvalidRequest("JSON", given=Literally(f"{name!r} twice"), expected="it once", fix="Remove one of them.")
+        raise InvalidRequest("JSON", given=Raw(f"{name!r} twice"), expected="it once", fix="Remove one of them.")
     return found
 
 
 def _not_json(given: str) -> InvalidRequest:
     fix = "Send JSON, and tensors as binary data behind it only with Inference-Header-Content-Length."
-    return InvalidRequest("JSON", given=Literally(given), expected="JSON in UTF-8", fix=fix)
+    return InvalidRequest("JSON", given=Raw(given), expected="JSON in UTF-8", fix=fix)
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_object)

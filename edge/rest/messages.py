@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import Any, Final
 
-from edge.errors import InvalidRequest, Literally
+from edge.errors import InvalidRequest, Raw
 from edge.pb import inference_pb2 as pb
 from edge.rest.json_messages import INT64, checked, field, kind_of, whole
-from edge.serving.request_limits import MOST_PARAMETERS, check_number
+from edge.serving.request import MOST_PARAMETERS, check_number
 
 _UINT64: Final = (0, 2**64 - 1)
 _UINT32: Final = (0, 2**32 - 1)
@@ -31,7 +31,7 @@ def set_parameters(
         elif type(value) in (bool, str, int):
             _set(parameters[name], value, "int64_param", INT64, own)
         else:
-            given, fix = Literally(kind_of(value)), "Leave it out, or give it a value."
+            given, fix = Raw(kind_of(value)), "Leave it out, or give it a value."
             raise InvalidRequest(own, given=given, expected="a string, a number, true or false", fix=fix)
 
 

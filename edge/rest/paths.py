@@ -15,9 +15,18 @@ from starlette.routing import Route
 from edge.pb import inference_pb2 as pb
 from edge.protocol import HEALTH, INFERENCE
 from edge.rest.endpoint import Endpoints, Handler, http_error, json_response
-from edge.rest.infer_endpoint import InferEndpoint
-from edge.rest.json_messages import field, parse, plain
-from edge.rest.messages import load_parameters, log_settings, region, trace_of, trace_setting, values_of
+from edge.rest.infer import InferEndpoint
+from edge.rest.json_messages import (
+    field,
+    load_parameters,
+    log_settings,
+    parse,
+    plain,
+    region,
+    trace_of,
+    trace_setting,
+    values_of,
+)
 from edge.rest.openai import OpenAiApi
 from edge.security.access import Access
 from edge.security.hosts import Hosts

@@ -9,13 +9,11 @@ from grpc_reflection.v1alpha import reflection_pb2
 from edge.errors import PermissionDenied, Unauthenticated
 from edge.pb.pool import POOL
 from edge.protocol import HEALTH, INFERENCE, REFLECTION, TELEMETRY
-from edge.rpc.health_servicer import HealthServicer
 from edge.rpc.inference_servicer import InferenceServicer
 from edge.rpc.limits import Limits
 from edge.rpc.methods import Abort, Method, authorization, methods_of, refuse, status_of
 from edge.rpc.parsing import Refused
-from edge.rpc.reflection_servicer import ReflectionServicer
-from edge.rpc.telemetry_servicer import TelemetryServicer
+from edge.rpc.servicers import HealthServicer, ReflectionServicer, TelemetryServicer
 from edge.security.access import CALLER, Access
 
 

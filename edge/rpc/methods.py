@@ -16,7 +16,7 @@ from edge.pb import inference_pb2 as pb
 from edge.protocol import RETRY_AFTER_MS
 from edge.rpc.limits import Limits
 from edge.rpc.parsing import UNPARSEABLE, Refused, Status, encoding_of, inflate, too_large
-from edge.serving.request_limits import SMALL_BYTES, check_message
+from edge.serving.request import SMALL_BYTES, check_message
 from edge.serving.statuses import STATUSES, Code
 
 log = logging.getLogger(__name__)

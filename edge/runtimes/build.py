@@ -20,7 +20,7 @@ from edge.bundles.golden import GoldenReport, check_runner
 from edge.bundles.manifest import Artifact
 from edge.bundles.preprocess import preprocessor
 from edge.datatypes import TensorSpec
-from edge.errors import BackendError, BundleError, Literally
+from edge.errors import BackendError, BundleError, Raw
 from edge.files import replaced_directory, sha256
 from edge.runner import Runner
 from edge.runtimes import build_memory, cache
@@ -119,7 +119,7 @@ def build_with(
     built = cache.find(directory, key)
     if not built:
         fix = "Build it again, on a disk that is sound."
-        raise BackendError(source.subject, given=Literally("none"), expected=f"its build in {directory}", fix=fix)
+        raise BackendError(source.subject, given=Raw("none"), expected=f"its build in {directory}", fix=fix)
     return Built(directory, built.record, reused=False)
 
 
@@ -234,7 +234,7 @@ def _not_built(runtime: Runtime, source: Source, cache_dir: Path | None) -> Back
         given, expected = (f"a build for {key}" for key in other)
     command = runtime.build_command(source) + (f" --cache {cache_dir}" if cache_dir else "")
     subject, fix = f"{source.subject} for {runtime.name}", f"Build it on this machine: {command}"
-    return BackendError(subject, given=Literally(given), expected=expected, fix=fix)
+    return BackendError(subject, given=Raw(given), expected=expected, fix=fix)
 
 
 def _check_fusion(runtime: Runtime, source: Source, engine: EngineReport | None, options: BuildOptions) -> None:
@@ -244,7 +244,7 @@ def _check_fusion(runtime: Runtime, source: Source, engine: EngineReport | None,
     mend = "Export FP16 heads of 16 to 256 features, as many for queries as for values"
     fix = f"{mend if engine else 'Build with --target tensorrt'}, or leave the option out."
     expected = "every block fused, as --require-fused-attention demands"
-    raise BackendError(f"{source.subject} attention", given=Literally(given), expected=expected, fix=fix)
+    raise BackendError(f"{source.subject} attention", given=Raw(given), expected=expected, fix=fix)
 
 
 def _load_checked(runtime: Runtime, source: Source, built: Product | None) -> tuple[Runner, GoldenReport]:
@@ -266,7 +266,7 @@ def _check_tensors(subject: str, found: tuple[TensorSpec, ...], stated: tuple[Te
     if {spec.name: spec for spec in found} != {spec.name: spec for spec in stated}:
         expected = f"{_listed(stated)}, as the manifest says"
         fix = "Export the bundle again; do not edit it by hand."
-        raise BundleError(subject, given=Literally(_listed(found)), expected=expected, fix=fix)
+        raise BundleError(subject, given=Raw(_listed(found)), expected=expected, fix=fix)
 
 
 def _listed(specs: tuple[TensorSpec, ...]) -> str:

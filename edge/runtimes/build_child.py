@@ -23,8 +23,8 @@ from edge.errors import (
     BundleError,
     FewheadsError,
     GoldenError,
-    Literally,
     LoadFailed,
+    Raw,
     RunnerError,
     UsageError,
     Whole,
@@ -138,7 +138,7 @@ def build_in_child(
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     except OSError as error:  # such as no memory for another process
         fix = f"{MORE_MEMORY}, and build again."
-        raise BackendError(source.subject, given=Literally(error), expected="a build process", fix=fix) from None
+        raise BackendError(source.subject, given=Raw(error), expected="a build process", fix=fix) from None
     try:
         with suppress(BrokenPipeError):  # it has died, as the end of its output will show
             assert child.stdin
@@ -153,7 +153,7 @@ def build_in_child(
 
 def stopped(subject: str) -> LoadFailed:
     """Return the error of a build or a load that another thread has stopped."""
-    given, fix = Literally("a request to end it"), "Load the model again."
+    given, fix = Raw("a request to end it"), "Load the model again."
     return LoadFailed(subject, given=given, expected="none", fix=fix)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge.errors import BackendError, Literally
+from edge.errors import BackendError, Raw
 from edge.instruments.memory import MemorySampler
 from edge.runtimes.runtime import BuildOptions, Runtime, Source
 
@@ -28,7 +28,7 @@ def check(runtime: Runtime, source: Source, options: BuildOptions, sampler: Memo
     if needed.pinned_bytes <= available.size_bytes and needed.size_bytes <= available.size_bytes + swap:
         return
     estimate = f"{mib(needed.size_bytes)} by the estimate, of which {mib(needed.pinned_bytes)} cannot be swapped"
-    given = Literally(f"{mib(available.size_bytes)} available ({available.source}) and {mib(swap)} of free swap")
+    given = Raw(f"{mib(available.size_bytes)} available ({available.source}) and {mib(swap)} of free swap")
     fix = f"{MORE_MEMORY} ({options.workspace_bytes // _MIB} now); --ignore-memory builds all the same."
     raise BackendError(f"memory to build {source.subject}", given=given, expected=estimate, fix=fix)
 

@@ -20,7 +20,7 @@ import msgspec
 
 from edge.bundles.bundle import Bundle
 from edge.child import end_with_parent
-from edge.errors import BackendError, FewheadsError, Literally
+from edge.errors import BackendError, FewheadsError, Raw
 from edge.runtimes.build import build_here
 from edge.runtimes.build_child import Advanced, Failed, Finished, Logged, Message, Request
 from edge.runtimes.build_memory import MORE_MEMORY
@@ -70,7 +70,7 @@ def main() -> None:
         build_here(runtime, source, Path(request.cache), request.options, lambda made: channel.send(Advanced(made)))
     except (FewheadsError, MemoryError) as error:
         if isinstance(error, MemoryError):
-            given, fix = Literally("a build process without memory"), f"{MORE_MEMORY}."
+            given, fix = Raw("a build process without memory"), f"{MORE_MEMORY}."
             error = BackendError(request.bundle, given=given, expected="a build that ends", fix=fix)
         channel.send(Failed.of(error))
         _exit(error.exit_code)

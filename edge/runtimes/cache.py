@@ -16,7 +16,7 @@ import msgspec
 
 from edge.bundles.golden import GoldenReport
 from edge.bundles.manifest_file import encode
-from edge.errors import BundleError, Literally, UsageError
+from edge.errors import BundleError, Raw, UsageError
 from edge.files import read_recorded, read_regular, remove_abandoned, sha256, write_durably
 from edge.runtimes.runtime import EngineReport, Product, Runtime, Source
 
@@ -135,7 +135,7 @@ def unwritable(directory: Path, error: OSError) -> UsageError:
     """Return the error of a cache that cannot be written."""
     expected = f"a cache at {directory} that can be written"
     fix = "Give another directory with --cache or FEWHEADS_CACHE, or make room in this one."
-    return UsageError("--cache", given=Literally(error), expected=expected, fix=fix)
+    return UsageError("--cache", given=Raw(error), expected=expected, fix=fix)
 
 
 def clean(given: Path | None) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from edge.datatypes import Array
-from edge.errors import BackendError, Literally
+from edge.errors import BackendError, Raw
 
 _THREAD_LOCAL_CAPTURE = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may use CUDA meanwhile
 _NON_BLOCKING_STREAM = 1  # CU_STREAM_NON_BLOCKING
@@ -215,7 +215,7 @@ def facts() -> DeviceFacts:
         return DeviceFacts(device.name(), f"{major}.{minor}", f"{cuda // 1000}.{cuda % 1000 // 10}", bool(integrated))
     except driver.Error as error:
         fix = "Start a container with the nvidia runtime (docker run --runtime nvidia), and look at `fewheads doctor`."
-        raise BackendError("CUDA", given=Literally(error), expected="an NVIDIA GPU", fix=fix) from error
+        raise BackendError("CUDA", given=Raw(error), expected="an NVIDIA GPU", fix=fix) from error
 
 
 @cache
@@ -225,7 +225,7 @@ def _import_driver() -> Any:
     except ImportError as error:
         # Only the nvidia runtime mounts the host's libcuda.so.1 into a container.
         fix = "Install the extra 'jetson'; start a container with the nvidia runtime (docker run --runtime nvidia)."
-        raise BackendError("pycuda", given=Literally(error), expected="an importable package", fix=fix) from None
+        raise BackendError("pycuda", given=Raw(error), expected="an importable package", fix=fix) from None
     return driver
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from edge.datatypes import Array, TensorSpec
 from edge.runner import DecoderTensors, Runner
-from edge.runtimes.decoder_cache import Group, groups_of, places_for, places_left
+from edge.runtimes.host import Group, groups_of, places_for, places_left
 
 #: Computes one step in place, again and again, on arrays that it was made for; raises as
 #: :meth:`edge.runner.Runner.infer`.

@@ -25,7 +25,7 @@ from edge.runtimes.onnxruntime_runner import (
     import_onnxruntime,
 )
 from edge.runtimes.runtime import BuildOptions, Product, Progress, Runtime, Source, Suitability
-from edge.runtimes.tensorrt import device_key
+from edge.runtimes.tensorrt.runtime import device_key
 
 _OTHER_FILES = "tensorrt"
 _SHAPES = {"min": "trt_profile_min_shapes", "opt": "trt_profile_opt_shapes", "max": "trt_profile_max_shapes"}

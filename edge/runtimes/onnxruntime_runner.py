@@ -13,11 +13,11 @@ import numpy as np
 from edge.bundles import text
 from edge.bundles.onnx_file import check_self_contained
 from edge.datatypes import ONNX_TYPES, Array, TensorSpec
-from edge.errors import BackendError, BundleError, InvalidRequest, Literally, RequestError, RunnerError
+from edge.errors import BackendError, BundleError, InvalidRequest, Raw, RequestError, RunnerError
 from edge.runner import DecoderTensors, DeviceLoop, LoopTensors, Tensor, check_feeds
-from edge.runtimes.handle_loop import HandleLoop
-from edge.runtimes.host_decoder import HostDecoder, StepRun, infer_into
-from edge.runtimes.onnxruntime_loop import OnnxRuntimeLoop
+from edge.runtimes.host import HostDecoder, StepRun, infer_into
+from edge.runtimes.host import HostLoop as HandleLoop
+from edge.runtimes.host import HostLoop as OnnxRuntimeLoop
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -78,7 +78,7 @@ class OnnxRuntimeRunner:
         if not on_cpu and any(name in model for name in _DYNAMIC_INT8):
             fix = "Export the bundle with --artifacts tensorrt too, or serve it on the CPU."
             expected = "FP32, FP16, or INT8 with fixed scales on a GPU"
-            raise BackendError(subject, given=Literally("dynamic INT8"), expected=expected, fix=fix)
+            raise BackendError(subject, given=Raw("dynamic INT8"), expected=expected, fix=fix)
         check_provider(provider)
         options = ort.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1  # more cost more than they gain on few cores
@@ -103,7 +103,7 @@ class OnnxRuntimeRunner:
             self.inputs = tuple(_spec(tensor) for tensor in self._session.get_inputs())
             self.outputs = tuple(_spec(tensor) for tensor in self._session.get_outputs())
         except Exception as error:  # ONNX Runtime raises a class of its own for each status, all under Exception
-            given, expected = Literally(str(error).strip()), f"an ONNX model that ONNX Runtime {ort.__version__} runs"
+            given, expected = Raw(str(error).strip()), f"an ONNX model that ONNX Runtime {ort.__version__} runs"
             fix = "Export the bundle again, at opset 20 or lower."
             raise BundleError(subject, given=given, expected=expected, fix=fix) from None
         # ONNX Runtime falls back to the CPU silently if it cannot load the libraries of a provider.
@@ -220,7 +220,7 @@ class OnnxRuntimeRunner:
     def _failed(self, error: Exception) -> RequestError:
         if outside := _OUTSIDE.search(str(error)):
             index, first, last = outside.groups()
-            given = Literally(index or "an index outside its table")
+            given = Raw(index or "an index outside its table")
             expected = f"values from {first} to {last}" if index else "values inside"
             fix = "Send the token ids of this model's own tokenizer."
             subject = f"an input of {self._subject}"
@@ -228,13 +228,13 @@ class OnnxRuntimeRunner:
                 subject, given=given, expected=f"{expected}, the rows of a table of the model", fix=fix
             )
         log.error("%s failed in ONNX Runtime", self._subject, exc_info=error)
-        given = Literally(type(error).__name__)
+        given = Raw(type(error).__name__)
         return RunnerError(self._subject, given=given, expected="an answer", fix="See the server's log.")
 
     def _unbindable(self, what: str, given: str) -> InvalidRequest:
         expected = "numbers in an array or in a handle of ONNX Runtime"
         fix = "Call infer for text, and feed handles to the runtime that made them."
-        return InvalidRequest(f"{what} {self._subject}", given=Literally(given), expected=expected, fix=fix)
+        return InvalidRequest(f"{what} {self._subject}", given=Raw(given), expected=expected, fix=fix)
 
 
 def import_onnxruntime() -> Any:
@@ -243,7 +243,7 @@ def import_onnxruntime() -> Any:
         import onnxruntime
     except ImportError as error:
         fix = "Install the extra 'cpu' (or 'cuda'); on a Jetson take JetPack's or Jetson AI Lab's wheel."
-        raise BackendError("onnxruntime", given=Literally(error), expected="an importable package", fix=fix) from None
+        raise BackendError("onnxruntime", given=Raw(error), expected="an importable package", fix=fix) from None
     return onnxruntime
 
 

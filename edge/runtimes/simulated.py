@@ -9,10 +9,10 @@ from collections.abc import Collection, Mapping
 from functools import partial
 
 from edge.datatypes import Array
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 from edge.runner import DecoderTensors, DeviceLoop, Handle, LoopTensors, Runner, Tensor
-from edge.runtimes.handle_loop import HandleLoop
-from edge.runtimes.host_decoder import HostDecoder, infer_into
+from edge.runtimes.host import HostDecoder, infer_into
+from edge.runtimes.host import HostLoop as HandleLoop
 from edge.runtimes.onnxruntime import OnnxRuntimeCpu
 from edge.runtimes.runtime import Product, Source, Suitability
 
@@ -104,7 +104,7 @@ class Simulated(OnnxRuntimeCpu):
         except ValueError:
             self._run_ms = math.nan
         if not 0 < self._run_ms <= _MAX_RUN_MS:
-            given = parameter or Literally("no duration")
+            given = parameter or Raw("no duration")
             expected = f"the milliseconds of a run, above 0 and at most {_MAX_RUN_MS:.0f}"
             fix = f"Write {self.name}:1 for runs of one millisecond."
             raise UsageError(f"--target {self.name}", given=given, expected=expected, fix=fix)

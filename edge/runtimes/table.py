@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from edge.errors import BackendError, BundleError, GoldenError, Literally, RunnerError, UsageError
+from edge.errors import BackendError, BundleError, GoldenError, Raw, RunnerError, UsageError
 from edge.runtimes.onnxruntime import OnnxRuntimeCpu, OnnxRuntimeCuda, OnnxRuntimeTensorRt
 from edge.runtimes.runtime import Runtime, Suitability
 from edge.runtimes.simulated import Simulated
@@ -101,5 +101,5 @@ def _suitable() -> Iterator[Runtime]:
             against.append(judged.reason)
     if not found:
         fix = "Install the extra 'cpu', or name a runtime with --target."
-        given = Literally(" ".join(against))
+        given = Raw(" ".join(against))
         raise BackendError("--target auto", given=given, expected="a suitable runtime", fix=fix)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import ClassVar
 
 from edge.bundles.programs import GenerateProgram
-from edge.errors import BackendError, Literally, UsageError
+from edge.errors import BackendError, Raw, UsageError
 from edge.instruments.board import read_board
 from edge.runner import Runner
 from edge.runtimes import cuda, tensorrt_builder, tensorrt_package
 from edge.runtimes.runtime import BuildMemory, BuildOptions, Product, Progress, Runtime, Source, Suitability
-from edge.runtimes.tensorrt_package import Flavor
-from edge.runtimes.tensorrt_profiles import described, optimization_profiles
-from edge.runtimes.tensorrt_runner import SLOTS, TensorRtRunner
+from edge.runtimes.tensorrt.package import Flavor
+from edge.runtimes.tensorrt.profiles import described, optimization_profiles
+from edge.runtimes.tensorrt.runner import SLOTS, TensorRtRunner
 
 #: The major versions that this release supports, by package, and how to get one.
 _MAJORS: dict[Flavor, tuple[tuple[str, ...], str]] = {
@@ -74,7 +74,7 @@ class TensorRt(_Engines):
             expected = f"a GPU of compute capability {'.'.join(map(str, _LEAST_COMPUTE_CAPABILITY))} or above"
             fix = "Take --target onnxruntime."
             given = f"{found.name} of {found.compute_capability}"
-            raise BackendError(f"TensorRT {version}", given=Literally(given), expected=expected, fix=fix)
+            raise BackendError(f"TensorRT {version}", given=Raw(given), expected=expected, fix=fix)
         return version
 
     @classmethod
@@ -119,7 +119,7 @@ class TensorRtRtx(_Engines):
     def __init__(self, parameter: str = "", reason: str = "The target names it.") -> None:
         known = tensorrt_builder.compute_capabilities()
         if parameter not in known:
-            given: object = parameter or Literally("no compute capability")
+            given: object = parameter or Raw("no compute capability")
             fix = "Take one of these; a Jetson Orin (SM87) is none of them, use --target auto there."
             raise UsageError(f"--target {self.name}", given=given, expected=f":{' :'.join(known)}", fix=fix)
         super().__init__(parameter, f"{reason} TensorRT-RTX compiles for {parameter} without a GPU.")

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edge.bundles.onnx_file import check_self_contained
-from edge.errors import BackendError, BundleError, Literally
+from edge.errors import BackendError, BundleError, Raw
 from edge.files import read_regular, sha256, write_whole
 from edge.runtimes.build_memory import MORE_MEMORY
 from edge.runtimes.runtime import BuildMemory, BuildOptions, EngineReport, Product, Progress
-from edge.runtimes.tensorrt_network import attention_blocks, describe, index_limits, unexplained
-from edge.runtimes.tensorrt_package import BuilderLog, Flavor, import_tensorrt, logger_of
-from edge.runtimes.tensorrt_profiles import Profiles, described, optimization_profiles
-from edge.runtimes.tensorrt_progress import interruptible, monitor
+from edge.runtimes.tensorrt.build import interruptible, monitor
+from edge.runtimes.tensorrt.network import attention_blocks, describe, index_limits, unexplained
+from edge.runtimes.tensorrt.package import BuilderLog, Flavor, import_tensorrt, logger_of
+from edge.runtimes.tensorrt.profiles import Profiles, described, optimization_profiles
 
 log = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ class _Job:
         if self.log.out_of_memory:
             expected = f"enough memory to build with a workspace of {self.options.workspace_bytes // _MIB} MiB"
             fix = f"{MORE_MEMORY}."
-        return BackendError(self.subject, given=Literally(given), expected=expected, fix=fix)
+        return BackendError(self.subject, given=Raw(given), expected=expected, fix=fix)
 
     def _parse(self, network: Any) -> None:
         parser = self.trt.OnnxParser(network, self.logger)
@@ -177,7 +177,7 @@ class _Job:
             return
         errors = [parser.get_error(index) for index in range(parser.num_errors)]
         found = [f"{e.desc()}{_where(e.node_name(), e.node_operator())}" for e in errors]
-        given = Literally("; ".join(found) or "a graph without outputs")
+        given = Raw("; ".join(found) or "a graph without outputs")
         expected = f"an ONNX model that {self.flavor} {self.trt.__version__} parses"
         fix = "Export it again with standard ONNX operators, or serve it with --target onnxruntime."
         raise BackendError(self.subject, given=given, expected=expected, fix=fix)
@@ -199,7 +199,7 @@ class _Job:
                 shapes.set_shape(name, allowed.min, allowed.opt, allowed.max)
             if config.add_optimization_profile(shapes) < 0:
                 fix = "Export the bundle again."
-                given = Literally(described(profile))
+                given = Raw(described(profile))
                 raise BackendError(f"{self.subject} profile", given=given, expected="shapes of its inputs", fix=fix)
         if self.compute_capability is not None:
             config.num_compute_capabilities = 1

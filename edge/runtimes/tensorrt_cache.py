@@ -7,8 +7,8 @@ from math import gcd
 from typing import Any
 
 from edge.runtimes.cuda import Device, Slices
-from edge.runtimes.decoder_cache import Group
-from edge.runtimes.tensorrt_engine import ALIGNMENT, Shape
+from edge.runtimes.host import Group
+from edge.runtimes.tensorrt.engine import ALIGNMENT, Shape
 
 
 class Entries:

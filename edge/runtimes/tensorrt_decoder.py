@@ -15,12 +15,12 @@ from edge.datatypes import Array
 from edge.errors import InvalidRequest
 from edge.runner import DecoderTensors
 from edge.runtimes.cuda import Memory
-from edge.runtimes.decoder_cache import groups_of, places_for, places_left
 from edge.runtimes.device_errors import is_out_of_memory
-from edge.runtimes.tensorrt_cache import Entries
-from edge.runtimes.tensorrt_device import SharedDevice
-from edge.runtimes.tensorrt_engine import Engine, Enqueued, Shape, aligned
-from edge.runtimes.tensorrt_model import TensorRtModel
+from edge.runtimes.host import groups_of, places_for, places_left
+from edge.runtimes.tensorrt.decoder import Entries
+from edge.runtimes.tensorrt.device import SharedDevice
+from edge.runtimes.tensorrt.engine import Engine, Enqueued, Shape, aligned
+from edge.runtimes.tensorrt.model import TensorRtModel
 
 _INDEX = np.dtype(np.int64)
 _NUMBER = np.dtype(np.float32)

@@ -12,9 +12,9 @@ from traceback import clear_frames
 from typing import Any, NamedTuple
 
 from edge.datatypes import TensorSpec, byte_size
-from edge.errors import BackendError, InvalidRequest, Literally, shown
+from edge.errors import BackendError, InvalidRequest, Raw, shown
 from edge.runtimes.cuda import CudaError, Graph, Memory
-from edge.runtimes.tensorrt_device import SharedDevice
+from edge.runtimes.tensorrt.device import SharedDevice
 
 log = logging.getLogger(__name__)
 
@@ -223,7 +223,7 @@ class Engine:
             self._graphs.pop(work).graph.free()
 
     def arena_moves(self, arena: Memory) -> None:
-        """Use another arena; see :data:`edge.runtimes.tensorrt_device.ArenaMoves`."""
+        """Use another arena; see :data:`edge.runtimes.tensorrt.device.ArenaMoves`."""
         self._drop_graphs()
         for context in self._contexts:
             context.set_device_memory(arena.address, arena.size_bytes)
@@ -242,7 +242,7 @@ class Engine:
         datatype = self._engine.get_tensor_dtype(name).name
         place = self._engine.get_tensor_location(name)
         if datatype not in DATATYPES or place != self._trt.TensorLocation.DEVICE:
-            given = Literally(f"{datatype} in the memory of the {place.name.lower()}")
+            given = Raw(f"{datatype} in the memory of the {place.name.lower()}")
             expected = f"one of {', '.join(DATATYPES)} in the memory of the device"
             fix = "Export the model with other inputs and outputs, or serve it with --target onnxruntime."
             raise BackendError(f"tensor {name!r} of {self._subject}", given=given, expected=expected, fix=fix)
@@ -276,15 +276,15 @@ class Engine:
         except RuntimeError:
             missing = None
         if missing is None:  # outside the handler, whose frames may refer to a context of TensorRT
-            reason = shown(Literally("; ".join(self._logger.messages) or "no reason"))
+            reason = shown(Raw("; ".join(self._logger.messages) or "no reason"))
             expected = f"shapes that agree with each other; TensorRT says: {reason}"
             fix = "Send inputs of like shapes, such as a mask that is as long as its ids."
             given = self._listed(shapes)
             raise InvalidRequest(f"shapes for {self._subject}", given=given, expected=expected, fix=fix)
         self._check(not missing, "shapes", f"none of {missing}", "one of each input")
 
-    def _listed(self, shapes: tuple[Shape, ...]) -> Literally:
-        return Literally(", ".join(f"{spec.name} {list(one)}" for spec, one in zip(self.inputs, shapes, strict=True)))
+    def _listed(self, shapes: tuple[Shape, ...]) -> Raw:
+        return Raw(", ".join(f"{spec.name} {list(one)}" for spec, one in zip(self.inputs, shapes, strict=True)))
 
     def _enqueue_plain(self, work: Work, before: Copies | None, after: Copies | None, begin: int = 0) -> None:
         for place in range(begin, len(work)):

@@ -15,8 +15,8 @@ from edge.datatypes import NUMPY_TYPES, Array
 from edge.errors import InvalidRequest
 from edge.runner import LoopTensors, Tensor
 from edge.runtimes.cuda import Device
-from edge.runtimes.tensorrt_engine import Engine, Enqueued, Shape, Work, aligned
-from edge.runtimes.tensorrt_model import TensorRtModel
+from edge.runtimes.tensorrt.engine import Engine, Enqueued, Shape, Work, aligned
+from edge.runtimes.tensorrt.model import TensorRtModel
 
 _INDEX = np.dtype(np.int64)
 _NUMBER = np.dtype(np.float32)

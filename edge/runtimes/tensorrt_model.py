@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from edge.datatypes import NUMPY_TYPES, Array
-from edge.errors import BackendError, FewheadsError, InvalidRequest, Literally, RunnerError
+from edge.errors import BackendError, FewheadsError, InvalidRequest, Raw, RunnerError
 from edge.runner import Tensor
 from edge.runtimes.cuda import Memory, abandon, facts
 from edge.runtimes.device_errors import fatal_name, is_out_of_memory
-from edge.runtimes.tensorrt_device import SharedDevice, shared_device
-from edge.runtimes.tensorrt_engine import DATATYPES, Engine, EngineRefused, Shape
-from edge.runtimes.tensorrt_package import Flavor, import_tensorrt, logger_of, version
+from edge.runtimes.tensorrt.device import SharedDevice, shared_device
+from edge.runtimes.tensorrt.engine import DATATYPES, Engine, EngineRefused, Shape
+from edge.runtimes.tensorrt.package import Flavor, import_tensorrt, logger_of, version
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ class TensorRtModel:
             return tensor.memory.address
         raise InvalidRequest(
             f"input {name!r} of {self.subject}",
-            given=Literally(f"a handle of {type(tensor).__name__}"),
+            given=Raw(f"a handle of {type(tensor).__name__}"),
             expected="an array, or a handle of TensorRT whose runner is open",
             fix="Feed handles to the runtime that made them, before its runner is closed.",
         )
@@ -204,7 +204,7 @@ class TensorRtModel:
         given, fix = fatal_name(str(lost or error)) or type(error).__name__, "See the server's log."
         if not lost and is_out_of_memory(str(error)):
             given, fix = "a device out of memory", "Send fewer rows at once, or unload other models."
-        return RunnerError(self.subject, given=Literally(given), expected="an answer", fix=fix)
+        return RunnerError(self.subject, given=Raw(given), expected="an answer", fix=fix)
 
     def _not_loaded(self, error: Exception, rebuild: str) -> BackendError:
         expected, fix = "a GPU that loads it", "See the server's log, and look at `fewheads doctor`."
@@ -212,4 +212,4 @@ class TensorRtModel:
             expected, fix = "memory of the device for it", "Unload other models, or build smaller profiles."
         elif isinstance(error, EngineRefused):
             expected, fix = f"one that TensorRT {version(self._flavor)} has built on this {facts().name}", rebuild
-        return BackendError(f"engine of {self.subject}", given=Literally(error), expected=expected, fix=fix)
+        return BackendError(f"engine of {self.subject}", given=Raw(error), expected=expected, fix=fix)

@@ -10,7 +10,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, Literal
 
-from edge.errors import BackendError, Literally
+from edge.errors import BackendError, Raw
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def import_tensorrt(flavor: Flavor) -> Any:
     try:
         return import_module(flavor)
     except ImportError as error:
-        given, fix = Literally(error), _INSTALL[flavor]
+        given, fix = Raw(error), _INSTALL[flavor]
         raise BackendError(flavor, given=given, expected="an importable package", fix=fix) from None
 
 

@@ -10,13 +10,13 @@ import numpy as np
 from edge.datatypes import Array, TensorSpec, byte_size
 from edge.errors import InvalidRequest
 from edge.runner import DecoderTensors, LoopTensors, Tensor, check_feeds
-from edge.runtimes.tensorrt_decoder import DecoderBuffers, TensorRtDecoder
-from edge.runtimes.tensorrt_device import SharedDevice
-from edge.runtimes.tensorrt_engine import Copies, Engine, Shape
-from edge.runtimes.tensorrt_loop import LoopBuffers, TensorRtLoop
-from edge.runtimes.tensorrt_model import TensorRtHandle, TensorRtModel
-from edge.runtimes.tensorrt_package import Flavor
-from edge.runtimes.tensorrt_slot import Layout, Slot
+from edge.runtimes.tensorrt.decoder import DecoderBuffers, TensorRtDecoder
+from edge.runtimes.tensorrt.device import SharedDevice
+from edge.runtimes.tensorrt.engine import Copies, Engine, Shape
+from edge.runtimes.tensorrt.loop import LoopBuffers, TensorRtLoop
+from edge.runtimes.tensorrt.model import TensorRtHandle, TensorRtModel
+from edge.runtimes.tensorrt.package import Flavor
+from edge.runtimes.tensorrt.runner import Layout, Slot
 
 #: Runs that may be pending at once: the device computes one while the host prepares the other.
 SLOTS = 2

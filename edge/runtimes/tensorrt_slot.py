@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from edge.datatypes import NUMPY_TYPES, Array, TensorSpec, byte_size
 from edge.runtimes.cuda import Device
-from edge.runtimes.tensorrt_engine import Enqueued, Shape, TensorRtError, aligned
-from edge.runtimes.tensorrt_model import TensorRtModel
+from edge.runtimes.tensorrt.engine import Enqueued, Shape, TensorRtError, aligned
+from edge.runtimes.tensorrt.model import TensorRtModel
 
 #: The most layouts that a slot remembers.
 _LAYOUTS = 256

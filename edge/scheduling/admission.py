@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from edge.errors import Literally, Overloaded
+from edge.errors import Overloaded, Raw
 from edge.scheduling.job import Job
-from edge.scheduling.latency import LatencyCorrection, LatencyEstimate, LatencyTable
+from edge.scheduling.latency import LatencyCorrection, LatencyEstimate, LatencyModel
 from edge.scheduling.queue import JobQueue
 from edge.scheduling.tier_executor import TAIL_DEVIATIONS
 
@@ -31,7 +31,7 @@ class Admission:
 
     def __init__(self, queue: JobQueue, instances: int, by_deadline: bool) -> None:
         self.correction = LatencyCorrection()
-        self.returns = LatencyTable()  # from the end of a run to the transport
+        self.returns = LatencyModel()  # from the end of a run to the transport
         self._queue = queue
         self._instances = instances
         self._by_deadline = by_deadline
@@ -60,7 +60,7 @@ class Admission:
             return
         raise Overloaded(
             "queue" if full else "deadline",
-            given=Literally(given),
+            given=Raw(given),
             expected=expected,
             fix="Send the request again later, or to another server.",
             cause=full or "deadline",

@@ -10,9 +10,9 @@ import numpy as np
 
 from edge.bundles.manifest import Manifest, TokenizerPreprocess
 from edge.datatypes import Array, TensorSpec
-from edge.errors import Literally, RunnerError
-from edge.scheduling.buckets import Buckets, next_length
-from edge.scheduling.latency import LatencyTable
+from edge.errors import Raw, RunnerError
+from edge.scheduling.batching import Buckets, next_length
+from edge.scheduling.latency import LatencyModel
 
 
 class BatchAssembler:
@@ -33,13 +33,13 @@ class BatchAssembler:
 
     @classmethod
     def of(
-        cls, manifest: Manifest, *, few_shapes: bool = False, most_rows: int = 0, latency: LatencyTable | None = None
+        cls, manifest: Manifest, *, few_shapes: bool = False, most_rows: int = 0, latency: LatencyModel | None = None
     ) -> BatchAssembler:
         """Return the assembler of a model, which pads what the model's tokenizer would have padded, and nothing else.
 
         Nothing is padded if an output depends on the length, since it would have to be cut, or if another input has a
         length of its own. With ``few_shapes``, every run is padded to the shape of its bucket; see
-        :class:`edge.scheduling.buckets.Buckets` for ``most_rows`` and ``latency``.
+        :class:`edge.scheduling.batching.Buckets` for ``most_rows`` and ``latency``.
         """
         step, padding, longest = manifest.preprocess, {}, 0
         if isinstance(step, TokenizerPreprocess) and manifest.max_batch_size:
@@ -106,7 +106,7 @@ def split(outputs: Mapping[str, Array], rows: Sequence[int], added: int = 0) -> 
         if array.ndim == 0 or len(array) != total:
             raise RunnerError(
                 f"output {name!r}",
-                given=Literally(f"shape {list(array.shape)} for {total} rows"),
+                given=Raw(f"shape {list(array.shape)} for {total} rows"),
                 expected="one row for each row of the inputs",
                 fix="The model mixes its rows; serve it with max_batch_size 0.",
             )

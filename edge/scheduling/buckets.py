@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge.scheduling.latency import LatencyTable
+from edge.scheduling.latency import LatencyModel
 
 #: Runs share a bucket if padding the smaller ones lengthens them by at most this part.
 _SHARE = 0.1
@@ -32,7 +32,7 @@ class Buckets:
         latency: run times by size, rows times tokens, in which padded runs are learnt; None has none.
     """
 
-    def __init__(self, longest: int, most_rows: int = 0, latency: LatencyTable | None = None) -> None:
+    def __init__(self, longest: int, most_rows: int = 0, latency: LatencyModel | None = None) -> None:
         self._longest, self._most_rows, self._latency = longest, most_rows, latency
         self._found: dict[tuple[int, int], tuple[int, int]] = {}
         self._runs = 0

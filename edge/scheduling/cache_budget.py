@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from edge.errors import InvalidRequest, Literally, Overloaded
+from edge.errors import InvalidRequest, Overloaded, Raw
 
 
 class CacheBudget:
@@ -21,7 +21,7 @@ class CacheBudget:
             InvalidRequest: it would not fit alone.
         """
         if size_bytes > self.most_bytes:
-            given = Literally(f"{size_bytes} bytes of keys and values")
+            given = Raw(f"{size_bytes} bytes of keys and values")
             expected = f"at most {self.most_bytes}, all that the server has for them"
             fix = "Shorten the prompt, lower max_tokens, or raise --cache-mib."
             raise InvalidRequest(f"prompt and max_tokens of {model!r}", given=given, expected=expected, fix=fix)
@@ -35,7 +35,7 @@ class CacheBudget:
         """Return the error of a request that gets no bytes, and would be answered in ``seconds`` with others before."""
         return Overloaded(
             "cache",
-            given=Literally(f"{size_bytes} bytes of keys and values for prompt and max_tokens"),
+            given=Raw(f"{size_bytes} bytes of keys and values for prompt and max_tokens"),
             expected=f"at most {self.most_bytes - self.reserved_bytes}, which other requests leave",
             fix="Send the request again later, or lower max_tokens.",
             cause="cache",

@@ -7,12 +7,10 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
-from edge.programs.program import Computed
-from edge.programs.session import Finished, IterativeProgram, Joining, Session
+from edge.programs.program import Computed, Finished, IterativeProgram, Joining, Session
 from edge.protocol import BY_DEADLINE
-from edge.scheduling.answers import Answer
 from edge.scheduling.batching import nonfinite, split
-from edge.scheduling.job import Job
+from edge.scheduling.job import Answer, Job
 from edge.scheduling.runs import Run, Runs
 from edge.scheduling.tier_executor import TierExecutor
 

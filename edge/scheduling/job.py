@@ -13,12 +13,12 @@ from operator import attrgetter
 from typing import Final, NamedTuple, Protocol
 
 from edge.datatypes import Array
-from edge.errors import DeadlineExceeded, Literally
+from edge.errors import DeadlineExceeded, Raw
 from edge.instruments.snapshot import Timings
 from edge.instruments.statistics import ModelStatistics
 from edge.programs.program import Options
-from edge.scheduling.answers import Answer, PartialAnswers
 from edge.scheduling.batching import byte_size
+from edge.scheduling.job import Answer, PartialAnswers
 from edge.scheduling.latency import LatencyEstimate
 from edge.scheduling.tier_executor import TierExecutor
 
@@ -203,7 +203,7 @@ def expired(waited_ns: int) -> DeadlineExceeded:
     """Return the error of a request whose deadline passed while it waited."""
     return DeadlineExceeded(
         "request",
-        given=Literally(f"{waited_ns / 1e6:.1f} ms of waiting"),
+        given=Raw(f"{waited_ns / 1e6:.1f} ms of waiting"),
         expected="its turn before the deadline",
         fix="Allow more time, send fewer requests at once, or use a leaner tier or model.",
     )

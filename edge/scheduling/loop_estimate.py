@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from edge.programs.program import LoopLimits
-from edge.scheduling.latency import LatencyTable
+from edge.scheduling.latency import LatencyModel
 
 #: Weights of a new sample, as in :mod:`edge.scheduling.latency`.
 _MEAN_WEIGHT, _DEVIATION_WEIGHT = 1 / 8, 1 / 4
@@ -23,7 +23,7 @@ class LoopEstimate:
     def __init__(self) -> None:
         self._means: dict[int, float] = {}
         self._deviations: dict[int, float] = {}
-        self._by_budget = LatencyTable()  # of loops instead of seconds
+        self._by_budget = LatencyModel()  # of loops instead of seconds
 
     def observe(self, limits: LoopLimits, loops: float) -> None:
         """Add a request. One that used up its budget shows only that it needs at least as many loops."""

@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from edge.errors import Literally, ModelNotReady
+from edge.errors import ModelNotReady, Raw
 from edge.programs.program import Computed, Options
 from edge.runtimes.device_errors import fatal
-from edge.scheduling.answers import Answer
 from edge.scheduling.batching import nonfinite, split
-from edge.scheduling.job import Job
+from edge.scheduling.job import Answer, Job
 from edge.scheduling.tier_executor import TierExecutor
 
 log = logging.getLogger(__name__)
@@ -144,7 +143,7 @@ class Runs:
     def refusal(self) -> ModelNotReady:
         """Return the error of requests that arrive after the device is lost."""
         fix = "Use another server; this one ends, so that its supervisor can start it again."
-        return ModelNotReady("server", given=Literally(self.lost), expected="a device that computes", fix=fix)
+        return ModelNotReady("server", given=Raw(self.lost), expected="a device that computes", fix=fix)
 
     def _succeeds(self, flight: Flight, worker: int) -> bool:
         jobs, executor = flight.jobs, flight.executor

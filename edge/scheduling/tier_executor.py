@@ -9,11 +9,9 @@ from typing import NamedTuple
 
 from edge.datatypes import Array
 from edge.errors import RequestError, RunnerError
-from edge.programs.program import LoopLimits, Options, Program
-from edge.programs.session import IterativeProgram, Joining
+from edge.programs.program import IterativeProgram, Joining, LoopLimits, Options, Program
 from edge.scheduling.batching import BatchAssembler
-from edge.scheduling.latency import LatencyTable
-from edge.scheduling.loop_estimate import LoopEstimate
+from edge.scheduling.latency import LatencyModel, LoopEstimate
 
 #: Consecutive failures after which the supervisor runs a tier's golden row, to tell a broken tier from wrong requests.
 SUSPECT_AFTER = 3
@@ -75,7 +73,7 @@ class TierExecutor:
     preferred_rows: tuple[int, ...] = ()  # sizes that a run should have; without any, a run takes all that waits
     model: str = ""  # as ``name:version``
     on_gpu: bool = False  # whether an error can mean that the process has lost its device
-    latency: LatencyTable = field(default_factory=LatencyTable)
+    latency: LatencyModel = field(default_factory=LatencyModel)
 
     def __post_init__(self) -> None:
         if not self.max_rows:
@@ -84,7 +82,7 @@ class TierExecutor:
         self.iterative = isinstance(self.program, IterativeProgram)
         # The run of a prompt gives the first token of a text, so its steps are one fewer than its tokens.
         self._joining_loops = int(isinstance(self.program, IterativeProgram) and self.program.generates)
-        self.joins = LatencyTable()  # of the runs in which requests join an iterative program
+        self.joins = LatencyModel()  # of the runs in which requests join an iterative program
         self.loops = LoopEstimate()
         self.failures = FailureTracker()
 
@@ -114,7 +112,7 @@ class TierExecutor:
         self.learn(self.options, finished.computed.repeats)
 
     def is_brief(self, size: int, now: float) -> bool:
-        """Return whether the submitting thread may compute a run; see :meth:`LatencyTable.is_brief`."""
+        """Return whether the submitting thread may compute a run; see :meth:`LatencyModel.is_brief`."""
         return not self.iterative and self.latency.is_brief(size, now)
 
     def limits(self, options: Options) -> LoopLimits:

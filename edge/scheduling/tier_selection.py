@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from edge.bundles.accuracy import Accuracies, is_as_accurate
 from edge.errors import InvalidRequest
-from edge.programs.cascade import AUTO
+from edge.programs.program import AUTO
 from edge.scheduling.tier_executor import TierExecutor
 
 #: A tier must be predicted to use at most this part of the time, because a late answer is worth nothing.

@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Final
 
-from edge.errors import Literally, PermissionDenied, Unauthenticated
+from edge.errors import PermissionDenied, Raw, Unauthenticated
 from edge.security.scopes import OPEN, RPC_SCOPES
 from edge.security.tokens import Token, find_token, read_tokens
 from edge.security.watched import Watched
@@ -44,9 +44,9 @@ class Access(Watched[tuple[Token, ...]]):
             given, expected = "an unknown token", "one of the server's tokens"
             if not bearer:
                 given, expected = ("another scheme", "the scheme Bearer") if header else ("nothing", "a token")
-            raise Unauthenticated("authorization", given=Literally(given), expected=expected, fix=_FIX)
+            raise Unauthenticated("authorization", given=Raw(given), expected=expected, fix=_FIX)
         if not scopes or scopes.isdisjoint(token.scopes):
-            given = Literally(f"token {token.name!r} with the scope {', '.join(token.scopes)}")
+            given = Raw(f"token {token.name!r} with the scope {', '.join(token.scopes)}")
             expected = f"the scope {' or '.join(sorted(scopes))}" if scopes else "no call: the RPC has no scope"
             fix = "Get a token with that scope from the server's administrator."
             raise PermissionDenied(rpc.rpartition("/")[2], given=given, expected=expected, fix=fix)

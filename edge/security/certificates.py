@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 from edge.security.watched import read_limited
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def read_certificates(chain: Path, key: Path, client_ca: Path | None) -> Certifi
         if ca_pem is not None:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=ca_pem.decode("ascii"))
     except (ssl.SSLError, ValueError):
-        given, fix = Literally("something else"), "Give the certificate of the clients' authority, without its key."
+        given, fix = Raw("something else"), "Give the certificate of the clients' authority, without its key."
         raise UsageError(f"--tls-client-ca {client_ca}", given=given, expected="PEM certificates", fix=fix) from None
     certificates = Certificates(chain_pem, key_pem, ca_pem)
     if problem := certificates.problem():
@@ -95,7 +95,7 @@ def read_pem(option: str, path: Path) -> bytes:
     # Comments may have any encoding, of which Python's ssl takes only ASCII.
     blocks = [found[0] + b"\n" for found in _BLOCK.finditer(data or b"")]
     if not blocks:
-        given, expected = Literally(f"{path}, which has no PEM block"), "a file of PEM blocks, at most 1 MiB"
+        given, expected = Raw(f"{path}, which has no PEM block"), "a file of PEM blocks, at most 1 MiB"
         fix = "Convert the binary form with `openssl x509 -inform DER` or `openssl pkcs8 -inform DER -nocrypt`."
         raise UsageError(option, given=given, expected=expected, fix=fix)
     return b"".join(blocks)
@@ -118,9 +118,9 @@ def _load_pair(context: ssl.SSLContext, chain: bytes, key: bytes) -> None:
 def _wrong_pair(chain: Path, key: Path, error: Exception) -> UsageError:
     reason = getattr(error, "reason", "") or ""
     if "MISMATCH" in reason:
-        given, fix = Literally(f"{key}, of another certificate"), f"Give the key that {chain} was made for."
+        given, fix = Raw(f"{key}, of another certificate"), f"Give the key that {chain} was made for."
         return UsageError("--tls-key", given=given, expected=f"the key of {chain}", fix=fix)
-    given = Literally(f"{chain} and {key}: {reason.replace('_', ' ').lower() or 'unreadable'}")
+    given = Raw(f"{chain} and {key}: {reason.replace('_', ' ').lower() or 'unreadable'}")
     fix = "Use a key without a passphrase, and a file whose first certificate is the server's."
     subject, expected = "--tls-certificate and --tls-key", "a certificate and its private key"
     return UsageError(subject, given=given, expected=expected, fix=fix)

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 from edge.security.certificates import Certificates, read_certificates
 from edge.security.watched import Watched, read_limited
 
@@ -44,10 +44,10 @@ def read_token(path: Path) -> str:
     data, status = read_limited(subject, path, _MAX_TOKEN_BYTES, fix)
     mode = stat.S_IMODE(status.st_mode)
     if mode & (stat.S_IRGRP | stat.S_IROTH):
-        given = Literally(f"mode {mode:o}: others may read it")
+        given = Raw(f"mode {mode:o}: others may read it")
         raise UsageError(subject, given=given, expected="a file that only its owner may read", fix=fix)
     token = (data or b"").strip()
     if not token or not all(0x21 <= byte <= 0x7E for byte in token):
-        given = Literally(f"{status.st_size} bytes of another form")
+        given = Raw(f"{status.st_size} bytes of another form")
         raise UsageError(subject, given=given, expected="one token and nothing else", fix=fix)
     return token.decode()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import IPv6Address
 
-from edge.errors import Literally, Overloaded, UsageError
+from edge.errors import Overloaded, Raw, UsageError
 
 #: Further clients share one bucket, until another client's bucket is full and so need not be kept.
 MAX_BUCKETS = 1024
@@ -24,7 +24,7 @@ class Rate:
 
     def __post_init__(self) -> None:
         if not 0 < self.per_second <= _MAX_RATE or not 1 <= self.burst <= _MAX_RATE:
-            given = Literally(f"{self.per_second:g}:{self.burst}")
+            given = Raw(f"{self.per_second:g}:{self.burst}")
             expected = f"more than 0 and at most {_MAX_RATE:g} requests per second, and a burst of 1 to {_MAX_RATE:g}"
             raise UsageError("--rate-limit", given=given, expected=expected, fix="Leave it out for no limit.")
 
@@ -83,7 +83,7 @@ class RateLimit:
         wait_ms = math.ceil(excess / self._rate.per_second * 1000)
         raise Overloaded(
             "requests of this client",
-            given=Literally(f"more than {self._rate.per_second:g} per second after a burst of {self._rate.burst}"),
+            given=Raw(f"more than {self._rate.per_second:g} per second after a burst of {self._rate.burst}"),
             expected="no more than that",
             fix=f"Send it again in {wait_ms} ms.",
             cause="rate",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 from edge.security.scopes import SCOPES
 from edge.security.watched import read_limited
 
@@ -58,14 +58,14 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
             token = msgspec.json.decode(line, type=Token)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             expected = '{"name": "…", "scopes": ["…"], "sha256": "…"}'
-            raise UsageError(subject, given=Literally("something else"), expected=expected, fix=_FIX) from None
+            raise UsageError(subject, given=Raw("something else"), expected=expected, fix=_FIX) from None
         _check(subject, token)
         if any(token.name == other.name or token.sha256 == other.sha256 for other in tokens):
-            given = Literally("the name or the token of an earlier line")
+            given = Raw("the name or the token of an earlier line")
             raise UsageError(subject, given=given, expected="different ones", fix="Remove one of the two lines.")
         tokens.append(token)
     if not 0 < len(tokens) <= MAX_TOKENS:
-        given = Literally(f"{len(tokens)} tokens")
+        given = Raw(f"{len(tokens)} tokens")
         raise UsageError(f"--tokens {path}", given=given, expected=f"1 to {MAX_TOKENS}", fix=_FIX)
     return tuple(tokens)
 
@@ -80,15 +80,15 @@ def find_token(tokens: Sequence[Token], secret: str) -> Token | None:
 def _check(subject: str, token: Token) -> None:
     if not _NAME.fullmatch(token.name):
         expected = "1 to 64 letters, digits and . _ -, the first a letter or digit"
-        given = Literally("a token") if token.name.startswith(_PREFIX) else token.name
+        given = Raw("a token") if token.name.startswith(_PREFIX) else token.name
         raise UsageError(f"{subject} name", given=given, expected=expected, fix="Choose another name.")
     if not token.scopes or not set(token.scopes) <= set(SCOPES):
         unknown = [scope for scope in token.scopes if scope not in SCOPES]
-        given = Literally(f"{len(unknown)} unknown" if unknown else "none")
+        given = Raw(f"{len(unknown)} unknown" if unknown else "none")
         fix = "List the scopes that the token grants."
         raise UsageError(f"{subject} scopes", given=given, expected=f"some of {', '.join(SCOPES)}", fix=fix)
     if not _DIGEST.fullmatch(token.sha256):
-        given = Literally(f"{len(token.sha256)} characters of another form")
+        given = Raw(f"{len(token.sha256)} characters of another form")
         expected = "the token's SHA-256 as 64 lowercase hexadecimal digits"
         raise UsageError(f"{subject} sha256", given=given, expected=expected, fix=_FIX)
 
@@ -99,13 +99,13 @@ def _read(path: Path) -> bytes:
     data, status = read_limited(subject, path, _MAX_FILE_BYTES, fix)
     mode = stat.S_IMODE(status.st_mode)
     if data is None:
-        given, expected = Literally("something else"), f"a regular file of at most {_MAX_FILE_BYTES} bytes"
+        given, expected = Raw("something else"), f"a regular file of at most {_MAX_FILE_BYTES} bytes"
         raise UsageError(subject, given=given, expected=expected, fix="Give the path of the file.")
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
-        given = Literally(f"mode {mode:o}: others may add tokens of their own")
+        given = Raw(f"mode {mode:o}: others may add tokens of their own")
         raise UsageError(subject, given=given, expected="a file that only its owner may write", fix="chmod go-w it.")
     if status.st_uid not in (0, os.geteuid()):
-        given, expected = Literally(f"a file of user {status.st_uid}"), f"a file of user {os.geteuid()} or root"
+        given, expected = Raw(f"a file of user {status.st_uid}"), f"a file of user {os.geteuid()} or root"
         fix = "Change its owner to the server's user or root."
         raise UsageError(subject, given=given, expected=expected, fix=fix)
     return data

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from edge.errors import FewheadsError, Literally, UsageError
+from edge.errors import FewheadsError, Raw, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def read_limited(subject: str, path: Path, max_bytes: int, fix: str) -> tuple[by
             data = file.read(max_bytes + 1)  # it may grow after its size was read
             return data if len(data) <= max_bytes else None, status
     except OSError as error:
-        raise UsageError(subject, given=Literally(error.strerror), expected="a readable file", fix=fix) from None
+        raise UsageError(subject, given=Raw(error.strerror), expected="a readable file", fix=fix) from None
 
 
 class Watched(Generic[T]):
@@ -94,7 +94,7 @@ class Watched(Generic[T]):
             self._problem = ""
         except Exception as error:  # whatever it is, connections and calls go on with the previous value
             known = isinstance(error, FewheadsError)
-            given = Literally(type(error).__name__)
+            given = Raw(type(error).__name__)
             reason = error if known else UsageError(self._subject, given=given, expected="files to read", fix=_LOG)
             self._problem = f"{reason} The previous version stays in force."
             if self._problem != before:

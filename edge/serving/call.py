@@ -14,8 +14,7 @@ from edge.programs.generate import FIRST_TOKEN_NS, LAST_TOKEN_NS, PROMPT_TOKENS
 from edge.programs.loop import RESIDUAL
 from edge.programs.program import TIER, TOKENS
 from edge.protocol import BY_BUDGET, BY_DEADLINE, BY_LENGTH, BY_STOP, BY_TOLERANCE, LOOPS, STOPPED
-from edge.scheduling.answers import Answer
-from edge.scheduling.job import Job
+from edge.scheduling.job import Answer, Job
 from edge.serving.forms import Form
 from edge.serving.shared_memory import Window
 

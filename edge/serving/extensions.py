@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NoReturn
 
-from edge.errors import InvalidRequest, Literally, Unsupported
+from edge.errors import InvalidRequest, Raw, Unsupported
 from edge.instruments.logs import Logs
 from edge.pb import inference_pb2 as pb
 from edge.repository.control import ModelControl
@@ -80,7 +80,7 @@ class Extensions:
             if name != "unload_dependents":
                 raise Unsupported("unload parameter", given=name, expected="unload_dependents", fix="Leave it out.")
             if kind != "bool_param":
-                given = Literally(kind or "nothing")
+                given = Raw(kind or "nothing")
                 raise InvalidRequest(f"parameter {name!r}", given=given, expected="bool_param", fix="Leave it out.")
         await self._control.unload_model(request.model_name)
         return pb.RepositoryModelUnloadResponse()
@@ -112,7 +112,7 @@ class Extensions:
         """Raise Unsupported for a region in GPU memory."""
         expected = "system shared memory: a Jetson, where CPU and GPU share theirs, has no CUDA IPC"
         fix = "Register a POSIX shared memory object with SystemSharedMemoryRegister."
-        raise Unsupported("shared memory", given=Literally("a CUDA IPC handle"), expected=expected, fix=fix)
+        raise Unsupported("shared memory", given=Raw("a CUDA IPC handle"), expected=expected, fix=fix)
 
     def trace_setting(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
         """Return the trace settings. A request may repeat or clear a setting, but not change it."""
@@ -134,7 +134,7 @@ class Extensions:
     def log_settings(self, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
         """Change log settings, and return all of them; :class:`edge.instruments.logs.Logs` describes each."""
         if request.settings and not self._allow_log_settings:
-            given, expected = Literally("a change of the server's log"), "--allow-log-settings"
+            given, expected = Raw("a change of the server's log"), "--allow-log-settings"
             fix = "Start it with `fewheads serve --allow-log-settings`."
             raise Unsupported("LogSettings", given=given, expected=expected, fix=fix)
         kinds = {name: setting.WhichOneof("parameter_choice") for name, setting in request.settings.items()}

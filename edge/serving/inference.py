@@ -10,14 +10,13 @@ from functools import partial
 from typing import Final
 
 from edge.datatypes import Array
-from edge.errors import InvalidRequest, Literally
+from edge.errors import InvalidRequest, Raw
 from edge.instruments.logs import ABOUT, About
 from edge.pb import inference_pb2 as pb
 from edge.protocol import STREAM_PARTIAL
 from edge.repository.repository import Repository
-from edge.scheduling.answers import PartialAnswers
-from edge.scheduling.cache_budget import CacheBudget
-from edge.scheduling.job import BothUses, Use
+from edge.scheduling.admission import CacheBudget
+from edge.scheduling.job import BothUses, PartialAnswers, Use
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import TierExecutor
 from edge.scheduling.tier_selection import PINNED, Demand
@@ -26,7 +25,7 @@ from edge.security.rate import RateLimit
 from edge.serving.call import Call, Reply, Told
 from edge.serving.forms import Draft, Form, Forms, Prepared, take, take_apart
 from edge.serving.replies import Replies, fail
-from edge.serving.request_limits import MOST_NAME_CHARS, check_names
+from edge.serving.request import MOST_NAME_CHARS, check_names
 from edge.serving.shared_memory import SharedMemory, Window
 from edge.serving.threads import Threads
 from edge.serving.traces import CARRIER, Traces
@@ -239,7 +238,7 @@ class InferenceService:
         elif call.windows:
             given, expected, fix = "it with outputs in shared memory", "one of them", "Take the outputs by message."
         if given:
-            raise InvalidRequest(f"parameter {STREAM_PARTIAL!r}", given=Literally(given), expected=expected, fix=fix)
+            raise InvalidRequest(f"parameter {STREAM_PARTIAL!r}", given=Raw(given), expected=expected, fix=fix)
         call.partials, call.told, call.tell = PartialAnswers(), told, self._replies.tell
 
     def _submit(self, call: Call) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge import __version__
-from edge.bundles.manifest import TokenizerPreprocess
 from edge.bundles.programs import GenerateProgram
-from edge.errors import InvalidRequest, Literally, NotFound, RequestError
+from edge.bundles.steps import TokenizerPreprocess
+from edge.errors import InvalidRequest, NotFound, Raw, RequestError
 from edge.health.health import Health
 from edge.pb import inference_pb2 as pb
 from edge.programs.generate import Generate
@@ -149,7 +149,7 @@ class Metadata:
         if found := _text_model(model):
             return found
         known = ", ".join(one.model.name for one in self.text_models()) or "none at all"
-        given, fix = Literally("a model that generates no text"), "GET /v1/models lists those that do."
+        given, fix = Raw("a model that generates no text"), "GET /v1/models lists those that do."
         raise NotFound(f"model {name!r}", given=given, expected=f"one of: {known}", fix=fix)
 
     def text_models(self) -> list[TextModel]:

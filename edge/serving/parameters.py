@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from edge.errors import InvalidRequest, Literally
+from edge.errors import InvalidRequest, Raw
 from edge.pb import inference_pb2 as pb
 from edge.programs.sampling import LONGEST_STOP, MOST_STOPS
 from edge.protocol import LOGPROBS, STREAM_PARTIAL
 from edge.scheduling.job import DEFAULT_PRIORITY, PRIORITY_LEVELS
-from edge.serving.request_limits import MOST_PARAMETERS, check_name, check_number
+from edge.serving.request import MOST_PARAMETERS, check_name, check_number
 
 #: Also the parameters of the response that name the tier that answered, and the reason for its choice.
 TIER, TIER_REASON = "tier", "tier_reason"
@@ -147,7 +147,7 @@ def with_logprobs(
 def _stops(given: str) -> tuple[str, ...]:
     """Return the stop texts in a JSON list of texts; any other string is the only one."""
     if len(given) > _MOST_STOP_CHARS:
-        text, expected = Literally(f"{len(given)} characters"), f"{MOST_STOPS} texts of up to {LONGEST_STOP} characters"
+        text, expected = Raw(f"{len(given)} characters"), f"{MOST_STOPS} texts of up to {LONGEST_STOP} characters"
         raise InvalidRequest("parameter 'stop'", given=text, expected=expected, fix="Give fewer or shorter texts.")
     with suppress(msgspec.DecodeError):
         return msgspec.json.decode(given, type=tuple[str, ...])

@@ -17,12 +17,10 @@ from edge.pb import inference_pb2 as pb
 from edge.programs.generate import PROMPT_TOKENS
 from edge.protocol import STOPPED
 from edge.repository.entry import Entry
-from edge.scheduling.answers import Answer
-from edge.scheduling.job import Job, expired
+from edge.scheduling.job import Answer, Job, expired
 from edge.scheduling.scheduler import Scheduler
-from edge.serving.call import Call, Reply
+from edge.serving.call import Call, Reply, ResponseBuilder
 from edge.serving.parameters import TIER, TIER_REASON
-from edge.serving.responses import ResponseBuilder
 from edge.serving.threads import Threads
 from edge.serving.traces import CARRIER, Traces
 

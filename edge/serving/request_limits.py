@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from edge.errors import InvalidRequest, Literally
+from edge.errors import InvalidRequest, Raw
 from edge.pb import inference_pb2 as pb
 
 #: Of a request, of an input, and of an output. Each unknown name is compared with all known ones.
@@ -34,7 +34,7 @@ def check_number(what: str, given: int, most: int, subject: str) -> None:
     """Raise an InvalidRequest if something has more parts of a kind than it may."""
     if given > most:
         fix = "Send those that the server reads, and no others."
-        raise InvalidRequest(f"{what} of {subject}", given=Literally(f"{given}"), expected=f"at most {most}", fix=fix)
+        raise InvalidRequest(f"{what} of {subject}", given=Raw(f"{given}"), expected=f"at most {most}", fix=fix)
 
 
 def check_names(request: pb.ModelInferRequest) -> None:
@@ -47,7 +47,7 @@ def check_names(request: pb.ModelInferRequest) -> None:
 def check_name(subject: str, name: str) -> None:
     """Raise an InvalidRequest for a name that is too long to be one, before it is quoted or looked up."""
     if len(name) > MOST_NAME_CHARS:
-        given, fix = Literally(f"{len(name)} characters"), "Send a shorter one."
+        given, fix = Raw(f"{len(name)} characters"), "Send a shorter one."
         raise InvalidRequest(subject, given=given, expected=f"at most {MOST_NAME_CHARS}", fix=fix)
 
 
@@ -124,4 +124,4 @@ class _Parts:
 
 def _refused(given: str, expected: str) -> InvalidRequest:
     fix = "Send fewer of them at once, and large tensors as raw contents."
-    return InvalidRequest("request message", given=Literally(given), expected=expected, fix=fix)
+    return InvalidRequest("request message", given=Raw(given), expected=expected, fix=fix)

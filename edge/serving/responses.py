@@ -7,12 +7,12 @@ from types import MappingProxyType
 from typing import Final
 
 from edge.datatypes import DATATYPES, WIRE_TYPES, Array, datatype_of
-from edge.errors import Literally, RunnerError
+from edge.errors import Raw, RunnerError
 from edge.instruments.nonfinite import NonfiniteWarnings
 from edge.pb import inference_pb2 as pb
 from edge.repository.model import Model
-from edge.scheduling.answers import Answer
-from edge.serving.classification import largest_classes
+from edge.scheduling.job import Answer
+from edge.serving.call import largest_classes
 from edge.serving.shared_memory import Window, describe
 from edge.serving.wire import to_raw
 
@@ -69,7 +69,7 @@ class ResponseBuilder:
 def _no_order(model: Model, name: str, reads: str) -> RunnerError:
     return RunnerError(
         f"output {name!r} of {model.name!r}",
-        given=Literally(f"a NaN or an infinity in {reads!r}"),
+        given=Raw(f"a NaN or an infinity in {reads!r}"),
         expected="finite logits to choose a label from",
         fix=f"Request {reads!r} alone to see them; usual causes are inputs out of range and FP16.",
     )

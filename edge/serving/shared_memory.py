@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge.errors import AlreadyThere, InvalidRequest, Literally, NotFound, Overloaded, Unsupported
+from edge.errors import AlreadyThere, InvalidRequest, NotFound, Overloaded, Raw, Unsupported
 from edge.pb import inference_pb2 as pb
 
 #: Where Linux keeps POSIX shared memory objects.
@@ -65,7 +65,7 @@ class Window:
     def write(self, data: bytes) -> None:
         """Write a tensor's bytes."""
         if len(data) > self.byte_size:
-            given, expected = Literally(f"{self.byte_size} bytes"), f"at least {len(data)}"
+            given, expected = Raw(f"{self.byte_size} bytes"), f"at least {len(data)}"
             raise self._invalid(given, expected, "Give the output more room.")
         size, start = os.fstat(self.region.file).st_size, self.region.offset + self.offset
         if size < start + len(data):  # a write would make the object grow again
@@ -74,13 +74,13 @@ class Window:
             if os.pwrite(self.region.file, data, start) < len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            raise self._invalid(Literally(error), "room for it", "Free memory in /dev/shm.") from None
+            raise self._invalid(Raw(error), "room for it", "Free memory in /dev/shm.") from None
 
     def _shrunk(self, given: str) -> InvalidRequest:
         expected = f"{self.byte_size} bytes, as when it was registered"
-        return self._invalid(Literally(given), expected, "Register the region again, with the object's present size.")
+        return self._invalid(Raw(given), expected, "Register the region again, with the object's present size.")
 
-    def _invalid(self, given: Literally, expected: str, fix: str) -> InvalidRequest:
+    def _invalid(self, given: Raw, expected: str, fix: str) -> InvalidRequest:
         subject = f"{self.subject} in shared memory region {self.region.name!r}"
         return InvalidRequest(subject, given=given, expected=expected, fix=fix)
 
@@ -102,22 +102,22 @@ class SharedMemory:
             raise InvalidRequest("shared memory region name", given=name, expected=expected, fix="Choose another name.")
         if name in self._regions:
             fix = "Unregister it first, or choose another name."
-            raise AlreadyThere(subject, given=Literally("a name that is taken"), expected="a new one", fix=fix)
+            raise AlreadyThere(subject, given=Raw("a name that is taken"), expected="a new one", fix=fix)
         if not byte_size:
-            raise InvalidRequest(subject, given=Literally("0 bytes"), expected="1 or more", fix="Give its size.")
+            raise InvalidRequest(subject, given=Raw("0 bytes"), expected="1 or more", fix="Give its size.")
         if len(self._regions) >= MAX_REGIONS:
-            given = Literally(f"one more than {MAX_REGIONS} regions")
+            given = Raw(f"one more than {MAX_REGIONS} regions")
             raise Overloaded(subject, given=given, expected=f"at most {MAX_REGIONS}", fix="Unregister one.")
         used = sum(region.byte_size for region in self._regions.values())
         if used + byte_size > self._max_bytes:
-            given = Literally(f"{byte_size} bytes beside {used}")
+            given = Raw(f"{byte_size} bytes beside {used}")
             fix = "Unregister a region, or start the server with a larger --max-shared-memory-bytes."
             raise Overloaded(subject, given=given, expected=f"at most {self._max_bytes} in all regions", fix=fix)
         file, writable = self._open(f"{subject} key", key)
         region = Region(name, key, offset, byte_size, file, writable)  # which closes the file
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
-            given, fix = Literally("something other than a regular file"), "Give the key of a shared memory object."
+            given, fix = Raw("something other than a regular file"), "Give the key of a shared memory object."
             raise InvalidRequest(f"{subject} key", given=given, expected="a shared memory object", fix=fix)
         if offset + byte_size > status.st_size:
             given, expected = _part(byte_size, offset), f"at most the object's {status.st_size} bytes"
@@ -143,7 +143,7 @@ class SharedMemory:
         """Return the part of a region for one tensor, ``subject``; ``write`` says whether it is an output."""
         region = self._region(name)
         if write and not region.writable:
-            given = Literally(f"region {name!r}, which the server may only read")
+            given = Raw(f"region {name!r}, which the server may only read")
             fix = "Let the server's user write the object, and register it again."
             raise InvalidRequest(subject, given=given, expected="one that it may write", fix=fix)
         subject_there = f"{subject} in shared memory"
@@ -152,7 +152,7 @@ class SharedMemory:
             fix = "Choose an offset and a size inside the region."
             raise InvalidRequest(subject_there, given=_part(byte_size, offset), expected=expected, fix=fix)
         if byte_size > self._max_tensor_bytes:
-            given, expected = Literally(f"{byte_size} bytes"), f"at most {self._max_tensor_bytes}"
+            given, expected = Raw(f"{byte_size} bytes"), f"at most {self._max_tensor_bytes}"
             fix = "Split the request, or start the server with a larger --max-message-bytes."
             raise InvalidRequest(subject_there, given=given, expected=expected, fix=fix)
         return Window(region, offset, byte_size, subject)
@@ -185,7 +185,7 @@ class SharedMemory:
                 return os.open(path, os.O_RDONLY | flags), False  # enough for inputs
         except OSError as error:
             kind = NotFound if error.errno == errno.ENOENT else InvalidRequest
-            given, expected = Literally(f"{base!r}: {error.strerror}"), f"an object in {self._directory} of this host"
+            given, expected = Raw(f"{base!r}: {error.strerror}"), f"an object in {self._directory} of this host"
             fix = "Create the object first, and let the server's user open it."
             raise kind(subject, given=given, expected=expected, fix=fix) from None
 
@@ -207,7 +207,7 @@ def window_of(
         if kind in allowed:
             values[name] = getattr(parameters[name], kind)
         elif name in parameters or name != _OFFSET:
-            given, expected = Literally(f"{name} as {kind or 'nothing'}"), " or ".join(allowed)
+            given, expected = Raw(f"{name} as {kind or 'nothing'}"), " or ".join(allowed)
             fix = f"Send {_REGION} and {_BYTE_SIZE}, and {_OFFSET} unless it is 0."
             raise InvalidRequest(f"{subject} in shared memory", given=given, expected=expected, fix=fix)
     return shared_memory.window(values[_REGION], values[_OFFSET], values[_BYTE_SIZE], subject, write=write)
@@ -234,8 +234,8 @@ def no_shared_memory(subject: str) -> Unsupported:
     """Return the error for shared memory on a server that does not allow it."""
     expected = "none, because the server runs without --allow-shared-memory"
     fix = "Send the tensor in the message, or start the server with that option."
-    return Unsupported(subject, given=Literally("shared memory"), expected=expected, fix=fix)
+    return Unsupported(subject, given=Raw("shared memory"), expected=expected, fix=fix)
 
 
-def _part(byte_size: int, offset: int) -> Literally:
-    return Literally(f"{byte_size} bytes from {offset} on")
+def _part(byte_size: int, offset: int) -> Raw:
+    return Raw(f"{byte_size} bytes from {offset} on")

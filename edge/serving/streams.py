@@ -17,7 +17,7 @@ from edge.pb import inference_pb2 as pb
 from edge.protocol import FINAL_RESPONSE, STREAM_PARTIAL, STREAM_RETRY_AFTER_MS
 from edge.serving.call import Call
 from edge.serving.inference import InferenceService
-from edge.serving.request_limits import MOST_NAME_CHARS
+from edge.serving.request import MOST_NAME_CHARS
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-from edge.errors import Literally, Overloaded
+from edge.errors import Overloaded, Raw
 from edge.scheduling.queue import JobQueue
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class Threads:
             cause, given, expected = "bytes", f"{total} bytes with this request", f"at most {queue.max_bytes}"
         if cause:
             fix = "Send the request again later, or to another server."
-            raise Overloaded("queue", given=Literally(given), expected=expected, fix=fix, cause=cause)
+            raise Overloaded("queue", given=Raw(given), expected=expected, fix=fix, cause=cause)
 
     def _run(self, size_bytes: int, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
         try:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from edge import __version__
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 from edge.protocol import INFERENCE
 from edge.serving.call import Call
 
@@ -52,7 +52,7 @@ class Traces:
             from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError as error:
-            given, fix = Literally(f"no module {error.name}"), "pip install 'fewheads[otel]', or leave it out."
+            given, fix = Raw(f"no module {error.name}"), "pip install 'fewheads[otel]', or leave it out."
             raise UsageError("--trace-endpoint", given=given, expected="the OpenTelemetry SDK", fix=fix) from None
         self.ratio = ratio
         self._provider = TracerProvider(

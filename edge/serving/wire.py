@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from edge.datatypes import NUMPY_TYPES, WIRE_TYPES, Array, TensorSpec, byte_size
-from edge.errors import InvalidRequest, Literally
+from edge.errors import InvalidRequest, Raw
 from edge.pb import inference_pb2 as pb
-from edge.serving.request_limits import MOST_PARAMETERS, check_name, check_number
+from edge.serving.request import MOST_PARAMETERS, check_name, check_number
 from edge.serving.shared_memory import SharedMemory, Window, is_shared, no_shared_memory, window_of
 
 #: Datatype to its field of InferTensorContents. FP16 and BF16 are raw only.
@@ -107,7 +107,7 @@ def sent_inputs(
     if raw and len(raw) != in_messages:
         expected = f"{in_messages}, one for each input that is not in shared memory"
         fix = "Send each input raw and in order, or all of them typed."
-        raise InvalidRequest("raw_input_contents", given=Literally(f"{len(raw)} entries"), expected=expected, fix=fix)
+        raise InvalidRequest("raw_input_contents", given=Raw(f"{len(raw)} entries"), expected=expected, fix=fix)
     contents = iter(raw)
     return {
         name: _sent(tensor, contents if raw else None, specs[name], shared_memory) for name, tensor in named.items()
@@ -131,7 +131,7 @@ def _sent(
     shared = is_shared(tensor.parameters)
     if (contents or shared) and tensor.HasField("contents"):
         fix = "Send either contents, or raw_input_contents, or a region of shared memory."
-        given = Literally(f"{'shared memory' if shared else 'raw'} and typed contents")
+        given = Raw(f"{'shared memory' if shared else 'raw'} and typed contents")
         raise InvalidRequest(subject, given=given, expected="one of them", fix=fix)
     if shared:
         window = window_of(tensor.parameters, shared_memory, subject, write=False)
@@ -169,12 +169,12 @@ def _check_size(size: int, datatype: str, shape: tuple[int, ...], subject: str) 
     if datatype == "BYTES":
         least = 4 * prod(shape)
         if size < least:
-            given, expected = Literally(f"{size} raw bytes"), f"at least {least} for {least // 4} elements"
+            given, expected = Raw(f"{size} raw bytes"), f"at least {least} for {least // 4} elements"
             raise InvalidRequest(subject, given=given, expected=expected, fix=_LENGTHS_FIX)
         return
     expected_bytes = byte_size(datatype, shape)
     if size != expected_bytes:
-        given, fix = Literally(f"{size} raw bytes"), "Send every element, row-major, unpadded."
+        given, fix = Raw(f"{size} raw bytes"), "Send every element, row-major, unpadded."
         raise InvalidRequest(subject, given=given, expected=f"{expected_bytes} for {datatype} {list(shape)}", fix=fix)
 
 
@@ -188,7 +188,7 @@ def _split_bytes(data: bytes, shape: tuple[int, ...], subject: str) -> Array:
         position += 4 + length
         elements.append(data[position - length : position])
     if position != len(data) or len(elements) != count:
-        given = Literally(f"{len(data)} raw bytes that hold {len(elements)} elements in {position} bytes")
+        given = Raw(f"{len(data)} raw bytes that hold {len(elements)} elements in {position} bytes")
         raise InvalidRequest(subject, given=given, expected=f"{count} elements that fill them", fix=_LENGTHS_FIX)
     return _bytes_array(elements, shape)
 
@@ -198,14 +198,14 @@ def check_typed(contents: pb.InferTensorContents, datatype: str, shape: tuple[in
     field = CONTENTS_FIELDS.get(datatype)
     if field is None:
         fix = "Put the bytes into raw_input_contents."
-        raise InvalidRequest(subject, given=Literally(f"typed {datatype}"), expected="raw contents", fix=fix)
+        raise InvalidRequest(subject, given=Raw(f"typed {datatype}"), expected="raw contents", fix=fix)
     for descriptor, _ in contents.ListFields():
         if descriptor.name != field:
             fix = f"Put {datatype} into {field}."
             raise InvalidRequest(f"{subject} contents", given=descriptor.name, expected=field, fix=fix)
     count = len(getattr(contents, field))
     if count != prod(shape):
-        given, expected = Literally(f"{count} elements in {field}"), f"{prod(shape)} for shape {list(shape)}"
+        given, expected = Raw(f"{count} elements in {field}"), f"{prod(shape)} for shape {list(shape)}"
         raise InvalidRequest(subject, given=given, expected=expected, fix="Send as many elements as the shape says.")
     return count
 
@@ -266,18 +266,18 @@ def requested_classes(request: pb.ModelInferRequest, specs: Mapping[str, TensorS
         subject = f"parameter {_CLASSIFICATION!r} of output {output.name!r}"
         parameter = output.parameters[_CLASSIFICATION]
         if parameter.WhichOneof("parameter_choice") != "int64_param" or parameter.int64_param < 1:
-            given, fix = Literally(f"{parameter}".strip() or "nothing"), "Send the number of values to return."
+            given, fix = Raw(f"{parameter}".strip() or "nothing"), "Send the number of values to return."
             raise InvalidRequest(subject, given=given, expected="an integer of 1 or more", fix=fix)
         datatype = specs[output.name].datatype
         if NUMPY_TYPES[datatype].kind not in "fiu":
             fix = "Rank an output of numbers, such as the logits."
-            raise InvalidRequest(subject, given=Literally(f"it for {datatype}"), expected="it for numbers", fix=fix)
+            raise InvalidRequest(subject, given=Raw(f"it for {datatype}"), expected="it for numbers", fix=fix)
         classes[output.name] = parameter.int64_param
     return classes
 
 
 def _repeated(subject: str) -> InvalidRequest:
-    return InvalidRequest(subject, given=Literally("it twice"), expected="it once", fix="Remove one of them.")
+    return InvalidRequest(subject, given=Raw("it twice"), expected="it once", fix="Remove one of them.")
 
 
 def to_raw(array: Array, datatype: str) -> bytes:

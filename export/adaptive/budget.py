@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from edge.errors import UsageError
-from export.points import Point
-from export.reduction.latency import measure_layers
-from export.transformer import LayerShape, TransformerConfig
+from export.models.transformer import LayerShape, TransformerConfig
+from export.reduce.latency import measure_layers
+from export.training.points import Point
 
 #: Step sizes of the dual ascent, in units of the excess cost.
 LINEAR_STEP, SQUARE_STEP = 0.03, 0.5
@@ -52,7 +52,7 @@ SHARE = CostCurve((0.0, 1.0), (0.0, 1.0))
 
 
 def measured_curve(config: TransformerConfig, tokens: int, *, cache: Path | None = None, calls: int = 60) -> CostCurve:
-    """Return the cost as measured with ONNX Runtime; see :func:`export.reduction.latency.measure_layers`."""
+    """Return the cost as measured with ONNX Runtime; see :func:`export.reduce.latency.measure_layers`."""
     dense = config.layers[0]
     widths = [max(1, dense.head_dim * part // _PARTS) for part in range(1, _PARTS)]
     shapes = [LayerShape(0, dense.head_dim, dense.ffn_dim, dense.scale)]

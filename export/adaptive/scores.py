@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from export.attention import FIRST_SCORE_LOGIT, AdaptiveMode, HeadScorer, MultiHeadAttention
-from export.reduction.states import layers_of
-from export.tasks.objectives import Head
+from export.finetune.objectives import Head
+from export.models.attention import FIRST_SCORE_LOGIT, AdaptiveMode, HeadScorer, MultiHeadAttention
+from export.reduce.states import layers_of
 
 HeadT = TypeVar("HeadT", bound=Head)
 
@@ -74,7 +74,7 @@ def with_scores(model: HeadT, mode: AdaptiveMode, scorer_of: Callable[[MultiHead
     """Return a copy of a model with scores on every layer that has heads.
 
     Args:
-        model: usually from :func:`export.adaptive.rotation.rotated_model`; it is not changed.
+        model: usually from :func:`export.papers.adaptive.scores.rotated_model`; it is not changed.
         scorer_of: returns the scorer for an attention and the number of its layer.
     """
     new = copy.deepcopy(model)

@@ -8,13 +8,13 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from edge.errors import Literally
-from export.adaptive.scores import GivenScores, GlobalScores, SkippableAttention
-from export.attention import MultiHeadAttention, hard_keep
+from edge.errors import Raw
 from export.errors import ReductionError
-from export.reduction.states import layers_of
-from export.tasks.objectives import Head
-from export.transformer import Layer
+from export.finetune.objectives import Head
+from export.models.attention import MultiHeadAttention, hard_keep
+from export.models.transformer import Layer
+from export.papers.adaptive.scores import GivenScores, GlobalScores, SkippableAttention
+from export.reduce.states import layers_of
 
 HeadT = TypeVar("HeadT", bound=Head)
 
@@ -57,7 +57,7 @@ def shrunk_model(model: HeadT) -> HeadT:
 def shrunk_attention(attention: MultiHeadAttention) -> nn.Module:
     """Return the attention without the coordinates that its scores drop; errors as :func:`shrunk_model`."""
     if not isinstance(attention.scorer, GivenScores | GlobalScores) or attention.adaptive == "literal":
-        given = Literally(f"{type(attention.scorer).__name__} in mode {attention.adaptive}")
+        given = Raw(f"{type(attention.scorer).__name__} in mode {attention.adaptive}")
         fix = "Run it as it is; only scores that are the same for every input can be folded into the weights."
         raise ReductionError("scores", given=given, expected="fixed ones", fix=fix)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Training of scores: the loss that :class:`export.tasks.finetune.TaskObjective` has beside the task's."""
+"""Training of scores: the loss that :class:`export.finetune.finetune.TaskObjective` has beside the task's."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Literal
 import msgspec
 from torch import Tensor, nn
 
-from export.adaptive.budget import Budget, CostCurve, temperature
-from export.adaptive.scores import scored_attentions
-from export.attention import adaptive_loss, adaptive_weight
+from export.models.attention import adaptive_loss, adaptive_weight
+from export.papers.adaptive.scores import scored_attentions
+from export.papers.adaptive.term import Budget, CostCurve, temperature
 
 #: The paper's lambda, in the 85 % of the steps between its first and its last.
 PAPER_WEIGHT = 0.01
@@ -36,7 +36,7 @@ class Penalty(msgspec.Struct, frozen=True):
 
 
 class Target(msgspec.Struct, frozen=True):
-    """The Lagrangian of :mod:`export.adaptive.budget`.
+    """The Lagrangian of :mod:`export.papers.adaptive.term`.
 
     Attributes:
         cost: C*, the target.
@@ -49,7 +49,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class AdaptiveTerm:
-    """An :class:`export.tasks.finetune.Extra` for a model with scores; see :func:`adaptive_term`."""
+    """An :class:`export.finetune.finetune.Extra` for a model with scores; see :func:`adaptive_term`."""
 
     def __init__(self, model: nn.Module, how: Penalty | Target) -> None:
         self._how, self._attentions = how, list(scored_attentions(model))

@@ -6,12 +6,12 @@ import msgspec
 import torch
 from torch import Tensor
 
-from export.adaptive.scores import scored_attentions
-from export.attention import HeadScorer
-from export.heads import SequenceClassifier
-from export.reduction.states import recorded
-from export.tasks.objectives import outputs_of
-from export.tasks.tokens import Rows, sorted_batches
+from export.data.tokens import Rows, sorted_batches
+from export.finetune.objectives import outputs_of
+from export.models.attention import HeadScorer
+from export.models.heads import SequenceClassifier
+from export.papers.adaptive.scores import scored_attentions
+from export.reduce.states import recorded
 
 _BATCH = 64
 _PLACES = 64

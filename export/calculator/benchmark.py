@@ -16,9 +16,9 @@ import numpy as np
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
 from edge.files import sha256
-from export.calculator.data import Split, load
-from export.calculator.specs import SPECS
-from export.intervals import draws, middle, over_seeds
+from export.papers.calculator.data import Split, load
+from export.papers.calculator.specs import SPECS
+from export.training.intervals import draws, middle, over_seeds
 
 BASELINE_MODEL = "calculator-baseline"
 BASELINE = Path(__file__).with_name("baseline.json")

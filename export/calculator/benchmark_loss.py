@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from export.calculator import generated
-from export.calculator.benchmark import FLOOR
-from export.calculator.data import Split
-from export.calculator.networks.regressor import Regressor
-from export.calculator.train import CalculatorObjective
+from export.papers.calculator import generated
+from export.papers.calculator.benchmark import FLOOR
+from export.papers.calculator.data import Split
+from export.papers.calculator.networks import Regressor
+from export.papers.calculator.train import CalculatorObjective
+from export.training.checkpoint import fingerprint
 from export.training.device import model_device
 from export.training.objective import Score
-from export.training.state import fingerprint
 
 DevLoss = Literal["mse", "mae", "benchmark"]
 #: Batches by split: tokens [N, 15] and values [N, 1].

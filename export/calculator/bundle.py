@@ -15,16 +15,14 @@ from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, ExpressionPreprocess, Manifest, Profile, Tier
 from edge.datatypes import Array, TensorSpec
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.calculator.data import Split, load
-from export.calculator.evaluate import evaluate, head_use
-from export.calculator.networks import NETWORKS
-from export.calculator.networks.regressor import Regressor
-from export.calculator.networks.transformer import Transformer
-from export.calculator.specs import SPECS
-from export.checkpoint import load as load_run
-from export.convert import OPSET, golden_of, largest_difference, to_onnx
-from export.exported import FULL, Exported
-from export.latencies import with_latencies
+from export.bundle.exported import FULL, Exported
+from export.bundle.latencies import with_latencies
+from export.models.convert import OPSET, golden_of, largest_difference, to_onnx
+from export.papers.calculator.benchmark import evaluate, head_use
+from export.papers.calculator.data import Split, load
+from export.papers.calculator.networks import NETWORKS, Regressor, Transformer
+from export.papers.calculator.specs import SPECS
+from export.training.checkpoint import load as load_run
 
 MAX_BATCH_SIZE = 256
 _GOLDEN_SPLITS = ("val", "in_range", "out_of_range", "long")

@@ -10,10 +10,10 @@ import torch
 
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
-from export.calculator.benchmark import NEW_LENGTHS, measures_of
-from export.calculator.data import LONG_TERMS, Split
-from export.calculator.networks.transformer import Transformer
-from export.intervals import mean, mean_measure, middle, resampled, wilson
+from export.papers.calculator.benchmark import NEW_LENGTHS, measures_of
+from export.papers.calculator.data import LONG_TERMS, Split
+from export.papers.calculator.networks import Transformer
+from export.training.intervals import mean, mean_measure, middle, resampled, wilson
 
 EVALUATED = ("val", "in_range", "out_of_range", "long")
 
@@ -25,7 +25,7 @@ def evaluate(predict: Callable[[Array], Array], splits: Mapping[str, Split]) -> 
     intervals; ``exact_match`` is the share of answers that are right once rounded, with Wilson's interval. Beside each
     split as a whole there are ``long/2`` … ``long/8`` by number of terms, ``long/4-8``, the mean over those lengths,
     which are new to the predictor, and ``long/with_5`` and ``long/without_5`` by whether the unseen operand 5 occurs.
-    ``benchmark`` has the scores of :mod:`export.calculator.benchmark`.
+    ``benchmark`` has the scores of :mod:`export.papers.calculator.benchmark`.
 
     Args:
         predict: maps tokens [n, 15] to values [n, 1].

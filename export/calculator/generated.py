@@ -19,7 +19,7 @@ from functools import cache
 import msgspec
 import numpy as np
 
-from export.calculator.data import SIZES, Split, load, random_expression, split_of, three_terms
+from export.papers.calculator.data import SIZES, Split, load, random_expression, split_of, three_terms
 
 _SEED = 7
 _DEV_OPERANDS = (-10, -9, 9, 10)

@@ -41,7 +41,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """A model.
 
     Attributes:
-        network: its class in :mod:`export.calculator.networks`.
+        network: its class in :mod:`export.papers.calculator.networks`.
         arguments: of that class, which give the network's shape.
         parameters: their number.
         recipe: None for a network that is constructed.

@@ -12,23 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from export.attention import AdaptiveMode, adaptive_loss, adaptive_weight
-from export.calculator.data import DESCRIPTION, Split, load
-from export.calculator.evaluate import evaluate, head_use
-from export.calculator.networks import create
-from export.calculator.networks.regressor import Regressor
-from export.calculator.networks.transformer import Transformer
-from export.calculator.specs import SPECS
-from export.checkpoint import save
-from export.processor import processor
-from export.provenance import provenance
-from export.runs import RunConfig, RunMetrics
+from export.models.attention import AdaptiveMode, adaptive_loss, adaptive_weight
+from export.papers.calculator.benchmark import evaluate, head_use
+from export.papers.calculator.data import DESCRIPTION, Split, load
+from export.papers.calculator.networks import Regressor, Transformer, create
+from export.papers.calculator.specs import SPECS
+from export.training.checkpoint import fingerprint, save
 from export.training.device import DeviceName, device_of, model_device
-from export.training.objective import Score
-from export.training.observer import SILENT, Observer
+from export.training.log import RunFiles
+from export.training.objective import SILENT, Observer, Score
+from export.training.provenance import processor, provenance
 from export.training.recipe import Recipe
-from export.training.run_files import RunFiles
-from export.training.state import fingerprint
+from export.training.runs import RunConfig, RunMetrics
 from export.training.trainer import Trained, train
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from edge.bench.layer_latencies import PREDICTION
 from edge.cli.output import json_option, print_json, print_table, progress
 from edge.cli.profile import parse_lengths
-from edge.profiling.table import PREDICTION
 from export.estimate.devices import DEFAULT_BOARD, DEVICES
 from export.estimate.roofline import Regime
 from export.options import DIRECTORY

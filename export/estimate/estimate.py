@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from edge.bench.layer_latencies import PREDICTION, LayerLatencies, Shape, check_key
 from edge.bundles.bundle import Bundle
-from edge.profiling.table import PREDICTION, LatencyTable, Shape, check_key
 from export.estimate.devices import DEVICES, mode_of
 from export.estimate.model import RUNTIME, TierModel, how_counted
 from export.estimate.operations import Halves
@@ -48,7 +48,7 @@ class MeasuredTable(NamedTuple):
     """A measured latency table, and its file."""
 
     path: Path
-    table: LatencyTable
+    table: LayerLatencies
 
     @classmethod
     def read(cls, path: Path, device: str, power_mode: str) -> MeasuredTable:
@@ -57,7 +57,7 @@ class MeasuredTable(NamedTuple):
         Raises:
             UsageError: it is not a table, is a prediction itself, or of another runtime, board or power mode.
         """
-        table = LatencyTable.read(path)
+        table = LayerLatencies.read(path)
         board = table.key.get("device", "")
         name = DEVICES[device].name
         check_key(

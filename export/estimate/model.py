@@ -15,7 +15,7 @@ from edge.bundles.bundle import Bundle
 from edge.bundles.fields import Role
 from edge.bundles.manifest import Profile, Tier
 from edge.errors import BackendError
-from edge.runtimes import tensorrt_package
+from edge.runtimes.tensorrt import package as tensorrt_package
 from export.estimate.devices import Mode
 from export.estimate.operations import Halves, halves_of, work_of
 from export.estimate.roofline import Prediction, predict

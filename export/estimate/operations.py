@@ -11,7 +11,7 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from edge.errors import BundleError, Literally
+from edge.errors import BundleError, Raw
 from export.estimate.structure import PRODUCTS, RECURRENT, Structure, structure_of
 from export.estimate.work import ITEM_BYTES, Kernel, Work
 
@@ -149,7 +149,7 @@ class _Graph:
         if foreign:
             raise BundleError(
                 subject,
-                given=Literally(f"operators of {foreign}"),
+                given=Raw(f"operators of {foreign}"),
                 expected="standard ONNX operators, as in files for TensorRT",
                 fix="Export the bundle with --artifacts tensorrt too.",
             )
@@ -157,7 +157,7 @@ class _Graph:
         if uncounted:
             raise BundleError(
                 subject,
-                given=Literally(f"the operator {uncounted}"),
+                given=Raw(f"the operator {uncounted}"),
                 expected=f"products by {', '.join(PRODUCTS)}",
                 fix="Measure this model on a board: fewheads bench.",
             )
@@ -174,7 +174,7 @@ class _Graph:
         if found is None or not found.HasField("shape") or 0 in sizes:
             raise BundleError(
                 self._subject,
-                given=Literally(f"a tensor {name!r} of unknown shape"),
+                given=Raw(f"a tensor {name!r} of unknown shape"),
                 expected="shapes that follow from the inputs",
                 fix="Measure this model on a board: fewheads bench.",
             )

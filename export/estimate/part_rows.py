@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 
+from edge.bench.layer_latencies import PREDICTION
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import Tier
 from edge.bundles.programs import LoopProgram
-from edge.errors import FewheadsError, Literally, UsageError
-from edge.profiling.table import PREDICTION
+from edge.errors import FewheadsError, Raw, UsageError
 from edge.programs.tier_program import golden_loops, load_tier
 from export.estimate.devices import Mode
 from export.estimate.model import RUNTIME, TierModel
@@ -71,10 +71,10 @@ def check_options(bundle: Bundle, *, lengths: object, table: object, loops: floa
     for option, value in given.items():
         if value:
             expected = f"none for {bundle.manifest.name}, which is {'' if looped else 'not '}looped"
-            raise UsageError(option, given=Literally(value), expected=expected, fix="Leave it out.")
+            raise UsageError(option, given=Raw(value), expected=expected, fix="Leave it out.")
     if table and bundle.manifest.roles != ("model",):
         expected = f"none for {bundle.manifest.name}, whose requests need several runs"
-        raise UsageError("--latency-table", given=Literally(table), expected=expected, fix="Leave it out.")
+        raise UsageError("--latency-table", given=Raw(table), expected=expected, fix="Leave it out.")
 
 
 def _mean_loops(bundle: Bundle, tier: Tier) -> tuple[float, str]:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from export.estimate.work import ITEM_BYTES, Kernel, Work
 
 if TYPE_CHECKING:
-    from export.transformer import LayerShape, TransformerConfig
+    from export.models.transformer import LayerShape, TransformerConfig
 
 #: Kernels beside products and attentions, as :mod:`export.estimate.structure` counts them in FP16: a half of a layer
 #: has the sum and normalisation behind it, and embeddings and task head have the rest.
 _OTHERS_OF_A_HALF, _OTHERS_AROUND_TEXT, _OTHERS_AROUND_IMAGE = 1, 4, 2
-#: Heads that :mod:`export.fewest_kernels` makes of a single one.
+#: Heads that :mod:`export.bundle.fewest_kernels` makes of a single one.
 _LEAST_HEADS = 2
 _PRECISION = "fp16"
 

@@ -13,25 +13,24 @@ import onnx
 from msgspec.structs import replace
 
 from edge.datatypes import Array
-from edge.errors import Literally, UsageError
-from export.intervals import Estimate
-from export.processor import Processor, processor
-from export.provenance import versions
-from export.quantization.dynamic import dynamic_int8
-from export.quantization.projections import projections
-from export.quantization.ranges import LARGEST, InputRange, Scheme, input_ranges
-from export.quantization.static import static_int8
-from export.quantization.training import trained_ranges
-from export.tasks.calibration import calibration_feeds, feeds_of, plain_onnx
-from export.tasks.file_accuracy import predict_file
-from export.tasks.models import Architecture, open_model
-from export.tasks.objectives import Head
-from export.tasks.predictions import paired, read_matching
-from export.tasks.registry import task_of
-from export.tasks.run import prepare
-from export.tasks.sentences import SentenceTask
-from export.tasks.tokens import Rows
-from export.tasks.vision import ImageTask
+from edge.errors import Raw, UsageError
+from export.bundle.accuracy import predict_file
+from export.data.tokens import Rows
+from export.finetune.image_tasks import ImageTask
+from export.finetune.models import Architecture, open_model
+from export.finetune.objectives import Head
+from export.finetune.predictions import paired, read_matching
+from export.finetune.registry import task_of
+from export.finetune.run import prepare
+from export.finetune.text_tasks import SentenceTask
+from export.quantize.calibration import calibration_feeds, feeds_of, plain_onnx
+from export.quantize.dynamic import dynamic_int8
+from export.quantize.projections import projections
+from export.quantize.ranges import LARGEST, InputRange, Scheme, input_ranges
+from export.quantize.static import static_int8
+from export.quantize.training import trained_ranges
+from export.training.intervals import Estimate
+from export.training.provenance import Processor, processor, versions
 
 #: Not a scheme for TensorRT, but the file for CPUs.
 DYNAMIC = "dynamic"
@@ -124,11 +123,11 @@ def compare_int8(
     found = open_model(run)
     task = task_of(found, run)
     if not isinstance(task, SentenceTask | ImageTask) or found.head is None or found.architecture is None:
-        given, fix = Literally(f"a run on {task.name}"), "Give a run of 'fewheads finetune' with classes or a score."
+        given, fix = Raw(f"a run on {task.name}"), "Give a run of 'fewheads finetune' with classes or a score."
         raise UsageError(f"run {run}", given=given, expected="a classifier or regression", fix=fix)
     if found.int8:
         given, fix = (
-            Literally("a run that was trained for INT8"),
+            Raw("a run that was trained for INT8"),
             "Give the run that it was made of, and it as --trained.",
         )
         raise UsageError(f"run {run}", given=given, expected="a run in FP32, to compare with", fix=fix)
@@ -185,9 +184,9 @@ def _trained(run: Path, expected: Architecture) -> _Trained:
     found = open_model(run)
     fix = "Give a run of 'fewheads finetune --int8' whose --model was RUN."
     if not found.int8 or found.head is None:
-        raise UsageError(f"--trained {run}", given=Literally("a run in FP32"), expected="one for INT8", fix=fix)
+        raise UsageError(f"--trained {run}", given=Raw("a run in FP32"), expected="one for INT8", fix=fix)
     if found.architecture != expected:
-        given = Literally("a run with another task, or other labels or layers")
+        given = Raw("a run with another task, or other labels or layers")
         raise UsageError(f"--trained {run}", given=given, expected="the task, labels and layers of RUN", fix=fix)
     return _Trained(found.head, found.int8)
 

@@ -10,15 +10,15 @@ import msgspec
 
 from edge.cli.output import json_option, print_json, print_table
 from edge.files import write_whole
+from export.bundle.outputs import check_file
+from export.finetune import data_inputs, labelled_data
 from export.loading import loading_torch
 from export.options import DIRECTORY, replace_option, run_data_dir_option
-from export.outputs import check_file
-from export.runs import recorded
-from export.tasks import data_inputs, labelled_data
+from export.training.runs import recorded
 from export.training.watch import counting
 
 if TYPE_CHECKING:
-    from export.experiments.int8 import Comparison
+    from export.quantize.compare import Comparison
 
 
 @click.command()
@@ -66,7 +66,7 @@ def int8(
     if out:
         check_file("--out", out, inputs, replace=replace)
     with loading_torch():
-        from export.experiments.int8 import METHODS, check_methods, compare_int8
+        from export.quantize.compare import METHODS, check_methods, compare_int8
     check_methods(methods)
     with counting("scoring") as on_file:
         found = compare_int8(
@@ -87,7 +87,7 @@ def int8(
 
 
 def _print(found: Comparison) -> None:
-    from export.intervals import bounds_of
+    from export.training.intervals import bounds_of
 
     title = f"{found.run}: {found.task}, {found.split}, n = {found.n}, {found.metric} {found.fp32:.4f} in FP32"
     rows = []

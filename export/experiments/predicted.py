@@ -1,6 +1,6 @@
 """Predicted times on a Jetson of the models whose measured times documents state: untrained ones of the same shapes.
 
-``python -m export.experiments.predicted`` writes the record ``predicted.json`` beside this module, and the tables in
+``python -m export.papers.predicted`` writes the record ``predicted.json`` beside this module, and the tables in
 :data:`PAGES` between their markers. Nothing is measured, and no engine is built.
 """
 
@@ -14,21 +14,21 @@ import click
 import msgspec
 import torch
 
+from edge.bench.layer_latencies import PREDICTION, Label
 from edge.files import write_whole
-from edge.profiling.table import PREDICTION, Label
-from export.calculator.networks import create
-from export.calculator.specs import NAMES
-from export.convert import to_onnx
 from export.estimate.devices import DEFAULT_BOARD, DEVICES
 from export.estimate.parts import predict_file
 from export.estimate.roofline import Prediction, predict
 from export.estimate.sizes import USUAL_BATCHES, USUAL_LENGTHS
 from export.estimate.transformers import transformer_work
-from export.experiments.records import markdown_table
-from export.looped.graphs import step_feeds, step_onnx
-from export.looped.model import PromptConfig, PromptTransformer
-from export.looped.tier import usual_steps
-from export.transformer import LayerShape, TransformerConfig
+from export.models.convert import to_onnx
+from export.models.transformer import LayerShape, TransformerConfig
+from export.papers.calculator.networks import create
+from export.papers.calculator.specs import NAMES
+from export.papers.experiment import markdown_table
+from export.papers.looped.graphs import step_feeds, step_onnx
+from export.papers.looped.model import PromptConfig, PromptTransformer
+from export.papers.looped.tier import usual_steps
 
 RECORD = Path(__file__).with_suffix(".json")
 _EXPORT = Path(__file__).parents[1]
@@ -148,7 +148,7 @@ def block_of(record: Record, table: str) -> str:
 
 def markers(table: str) -> tuple[str, str]:
     """Return the lines around a table."""
-    return f"<!-- {table}: made by python -m export.experiments.predicted -->", f"<!-- end of {table} -->"
+    return f"<!-- {table}: made by python -m export.papers.predicted -->", f"<!-- end of {table} -->"
 
 
 def _speed(row: Row) -> str:

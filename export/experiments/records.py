@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from edge.cli.output import remark
-from edge.errors import Literally
+from edge.errors import Raw
 from export.errors import CheckpointError
 from export.training.watch import Watch, watching_each
 
@@ -38,7 +38,7 @@ def read_part(path: Path, kind: type[T]) -> T:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError) as error:
         fix = "Delete it, and give the same command."
-        raise CheckpointError(f"{path}", given=Literally(error), expected="a part", fix=fix) from None
+        raise CheckpointError(f"{path}", given=Raw(error), expected="a part", fix=fix) from None
 
 
 def markdown_table(heads: Sequence[object], rows: Sequence[Sequence[object]], *, texts: int) -> list[str]:

@@ -13,9 +13,9 @@ import onnxruntime
 import torch
 
 from edge import __version__
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 from edge.files import sha256, write_whole
-from export.processor import processor
+from export.training.provenance import processor
 
 SETTINGS = "settings.json"
 
@@ -34,7 +34,7 @@ def keep_settings(directory: Path, settings: msgspec.Struct, *, unused: tuple[st
             write_whole(directory / SETTINGS, msgspec.json.format(msgspec.json.encode(settings), indent=2))
         except OSError as error:
             expected, fix = "a directory to write", "Give another --out."
-            given = Literally(error.strerror)
+            given = Raw(error.strerror)
             raise UsageError(f"--out {directory}", given=given, expected=expected, fix=fix) from None
 
 
@@ -52,17 +52,17 @@ def check_settings(directory: Path, settings: msgspec.Struct, *, unused: tuple[s
     try:
         if not path.exists():
             if directory.is_dir() and any(directory.iterdir()):
-                given, expected = Literally("results without settings"), f"{SETTINGS} beside them"
+                given, expected = Raw("results without settings"), f"{SETTINGS} beside them"
                 raise UsageError(f"--out {directory}", given=given, expected=expected, fix="Give another --out.")
             return False
         found = dict(_flat(msgspec.json.decode(path.read_bytes())))
     except (OSError, msgspec.DecodeError, AttributeError) as error:
-        raise UsageError(f"{path}", given=Literally(error), expected="settings of an experiment", fix=fix) from None
+        raise UsageError(f"{path}", given=Raw(error), expected="settings of an experiment", fix=fix) from None
     wanted = dict(_flat(msgspec.json.decode(msgspec.json.encode(settings))))
     names = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
     names = [name for name in names if not name.startswith(unused)]
     if names:
-        given = Literally(_listed(found, names))
+        given = Raw(_listed(found, names))
         raise UsageError(f"--out {directory}", given=given, expected=_listed(wanted, names), fix=fix)
     return True
 

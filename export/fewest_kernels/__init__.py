@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import onnx
 
-from export.fewest_kernels.attention import attention_of
-from export.fewest_kernels.graph import Graph
-from export.fewest_kernels.projections import rewrite
-from export.fewest_kernels.tokens import order_by_position
-from export.precision import checked
+from export.bundle.fewest_kernels.attention import attention_of
+from export.bundle.fewest_kernels.graph import Graph
+from export.bundle.fewest_kernels.projections import rewrite
+from export.bundle.fewest_kernels.tokens import order_by_position
+from export.quantize.precision import checked
 
 #: From here on Split, Squeeze, Unsqueeze and ReduceSum take sizes and axes as inputs, and DequantizeLinear has an axis.
 _LEAST_OPSET = 13

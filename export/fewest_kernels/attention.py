@@ -9,7 +9,7 @@ from onnx import NodeProto
 from onnx.helper import get_attribute_value
 
 from edge.datatypes import Array
-from export.fewest_kernels.graph import Graph
+from export.bundle.fewest_kernels.graph import Graph
 
 #: The axes of [N, T, heads, head_dim] in queries and values, and in keys.
 HEADS, TRANSPOSED_HEADS = [0, 2, 1, 3], [0, 2, 3, 1]

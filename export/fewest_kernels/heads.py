@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from onnx import NodeProto
 
-from export.fewest_kernels.attention import Weight
-from export.fewest_kernels.graph import Graph
+from export.bundle.fewest_kernels.attention import Weight
+from export.bundle.fewest_kernels.graph import Graph
 
 
 def set_weight(graph: Graph, product: NodeProto, weight: Weight) -> None:

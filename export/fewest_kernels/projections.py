@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from onnx.helper import make_node
 
-from export.fewest_kernels.attention import HEADS, Attention, Weight, weight_of
-from export.fewest_kernels.biases import remove_biases
-from export.fewest_kernels.graph import Graph
-from export.fewest_kernels.heads import set_weight, to_heads
+from export.bundle.fewest_kernels.attention import HEADS, Attention, Weight, weight_of
+from export.bundle.fewest_kernels.biases import remove_biases
+from export.bundle.fewest_kernels.graph import Graph
+from export.bundle.fewest_kernels.heads import set_weight, to_heads
 
 
 def rewrite(graph: Graph, found: Attention) -> bool:

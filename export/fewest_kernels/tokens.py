@@ -13,8 +13,8 @@ import numpy as np
 from onnx import NodeProto
 from onnx.helper import get_attribute_value
 
-from export.fewest_kernels.attention import weight_of
-from export.fewest_kernels.graph import Graph
+from export.bundle.fewest_kernels.attention import weight_of
+from export.bundle.fewest_kernels.graph import Graph
 
 #: They compute each value from one of each operand.
 _ELEMENTWISE = {"Add", "Sub", "Mul", "Div", "Erf", "Tanh", "Gelu", "Relu", "Sigmoid"}
@@ -175,7 +175,7 @@ class _Tokens:
         del chosen.attribute[:]
 
     def _mask_of_mean(self, product: NodeProto) -> str | None:
-        """Return the mask [N, T] by which a product averages tokens, as :mod:`export.heads` does, or None."""
+        """Return the mask [N, T] by which a product averages tokens, as :mod:`export.models.heads` does, or None."""
         graph = self._graph
         chosen = graph.reader(product.output[0], "Gather") if product.op_type == "MatMul" else None
         weights = graph.maker(product.input[0], "Unsqueeze") if chosen is not None and self._is_first(chosen) else None

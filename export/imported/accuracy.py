@@ -8,14 +8,14 @@ from functools import partial
 import torch
 
 from edge.bundles.manifest import Measure
-from export.exported import int8_tier
-from export.heads import SpanClassifier, TokenClassifier
-from export.runtimes import ExportedArtifact
-from export.tasks.file_accuracy import OnRows, in_tier, outputs_of_file, rows_share_runs
-from export.tasks.imported import ImportedTask
-from export.tasks.objectives import Outputs
-from export.tasks.task import HOLDOUT
-from export.tasks.tokens import Rows
+from export.bundle.accuracy import OnRows, in_tier, outputs_of_file, rows_share_runs
+from export.bundle.exported import int8_tier
+from export.bundle.tier_files import ExportedArtifact
+from export.data.tokens import Rows
+from export.finetune.imported import ImportedTask
+from export.finetune.objectives import Outputs
+from export.finetune.task import HOLDOUT
+from export.models.heads import SpanClassifier, TokenClassifier
 
 #: Heads whose outputs have a value for each token.
 BY_TOKEN = (TokenClassifier, SpanClassifier)
@@ -34,7 +34,7 @@ def int8_measures(
 
     Args:
         rows: the hold-out, with the answers of the original as targets.
-        names: see :func:`export.tasks.file_accuracy.outputs_of_file`.
+        names: see :func:`export.bundle.accuracy.outputs_of_file`.
     """
     measures = []
     for one in exported:

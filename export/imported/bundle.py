@@ -19,21 +19,21 @@ from edge.bundles.manifest import (
     TokenLabelPostprocess,
 )
 from edge.datatypes import Array, TensorSpec, datatype_of
-from export.exported import RUNTIMES, Exported
-from export.heads import SequenceClassifier, TokenClassifier
-from export.imported.accuracy import BY_TOKEN, int8_measures
-from export.imported.bundle_inputs import image_inputs, text_inputs
-from export.imported.questions import as_imported, task_of
-from export.latencies import with_latencies
-from export.provenance import provenance
-from export.tasks.bundle_inputs import MAX_BATCH_SIZE, USUAL_TOKENS
-from export.tasks.examples import limited, split_holdout
-from export.tasks.file_accuracy import OnRows, in_tier
-from export.tasks.imported import MOST_HELD_OUT, ImportedTask, check_alike
-from export.tasks.models import SCORE, open_model
-from export.tasks.objectives import Head
-from export.tasks.tier import tier_files
-from export.tasks.tokens import Rows
+from export.bundle.accuracy import OnRows, in_tier
+from export.bundle.classifier_inputs import MAX_BATCH_SIZE, USUAL_TOKENS
+from export.bundle.classifier_tier import tier_files
+from export.bundle.exported import RUNTIMES, Exported
+from export.bundle.imported_accuracy import BY_TOKEN, int8_measures
+from export.bundle.imported_inputs import image_inputs, text_inputs
+from export.bundle.latencies import with_latencies
+from export.data.examples import limited, split_holdout
+from export.data.tokens import Rows
+from export.finetune.imported import MOST_HELD_OUT, ImportedTask, check_alike
+from export.finetune.models import SCORE, open_model
+from export.finetune.objectives import Head
+from export.importing.questions import as_imported, task_of
+from export.models.heads import SequenceClassifier, TokenClassifier
+from export.training.provenance import provenance
 
 #: Output with the characters of each token.
 _OFFSETS = "offsets"
@@ -72,7 +72,7 @@ def export_imported(
         runs: the original first.
         data: texts or images for the golden set, the ranges of INT8 and its agreement, of runs on SQuAD the data
             directory; None takes some of ours, and measures nothing.
-        tiers, artifacts: see :func:`export.tasks.bundle.export_classifier`.
+        tiers, artifacts: see :func:`export.bundle.classifier.export_classifier`.
         on_rows: called while the files in INT8 are compared with the first run on the hold-out; None compares none.
 
     Raises:

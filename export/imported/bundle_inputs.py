@@ -11,15 +11,15 @@ import numpy as np
 from edge.bundles.image import ImagePreprocessor
 from edge.bundles.manifest import ImagePreprocess, TokenizerPreprocess
 from edge.datatypes import Array
-from export.imported.accuracy import BY_TOKEN
-from export.imported.images import sample_images
-from export.quantization.ranges import Feeds
-from export.tasks.bundle_inputs import BATCH_NAMES, GOLDEN_ROWS, TEXTS, columns, text_step
-from export.tasks.calibration import CALIBRATION_ROWS
-from export.tasks.examples import Examples, limited, split_holdout
-from export.tasks.image_files import read_image, read_pixels
-from export.tasks.imported import ImportedTask
-from export.tasks.texts import sample_texts
+from export.bundle.classifier_inputs import BATCH_NAMES, GOLDEN_ROWS, TEXTS, columns, text_step
+from export.bundle.imported_accuracy import BY_TOKEN
+from export.data.examples import Examples, limited, split_holdout
+from export.data.image_files import read_image, read_pixels
+from export.data.texts import sample_texts
+from export.finetune.imported import ImportedTask
+from export.importing.images import sample_images
+from export.quantize.calibration import CALIBRATION_ROWS
+from export.quantize.ranges import Feeds
 
 #: The characters of each token, which the graph reads and returns.
 OFFSETS_READ = "token_offsets"
@@ -38,7 +38,7 @@ class ImportedInputs(NamedTuple):
 
     @property
     def batch_names(self) -> dict[str, str]:
-        """The names of the graph's inputs in :attr:`export.tasks.tokens.Batch.named`, and of the offsets."""
+        """The names of the graph's inputs in :attr:`export.data.tokens.Batch.named`, and of the offsets."""
         return {**BATCH_NAMES, OFFSETS_READ: "offsets", self.step.outputs[0]: "inputs"}
 
 

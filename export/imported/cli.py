@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from edge.cli.output import json_option, print_json, print_table, remark, working
+from export.bundle.outputs import check_run
 from export.loading import loading_torch
 from export.options import DIRECTORY, imported_data_option, out_option, replace_option
-from export.outputs import check_run
 
 
 @click.command("import")
@@ -39,7 +39,7 @@ def import_(
     """
     check_run("--out", out, {"DIR": directory, "--data": data}, replace=replace)
     with loading_torch():
-        from export.imported.run import import_run
+        from export.importing.run import import_run
     with working(f"importing {directory}"):
         imported = import_run(directory, out, data=data, pair=pair, max_length=max_length)
     if imported.missing:

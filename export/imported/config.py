@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from edge.errors import Literally
+from edge.errors import Raw
 from export.errors import CheckpointError
 
 PACK = (
@@ -75,7 +75,7 @@ def read_json(path: Path, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:
-        raise CheckpointError(f"{path}", given=Literally(error.strerror), expected="a file", fix=fix) from None
+        raise CheckpointError(f"{path}", given=Raw(error.strerror), expected="a file", fix=fix) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         expected = "the JSON of a Hugging Face model"
-        raise CheckpointError(f"{path}", given=Literally(error), expected=expected, fix=fix) from None
+        raise CheckpointError(f"{path}", given=Raw(error), expected=expected, fix=fix) from None

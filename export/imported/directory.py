@@ -10,18 +10,18 @@ import msgspec
 from tokenizers import Tokenizer
 from torch import nn
 
-from edge.bundles.manifest import Labels
-from edge.errors import Literally, UsageError
+from edge.bundles.steps import Labels
+from edge.errors import Raw, UsageError
+from export.data.tokens import load_tokenizer
 from export.errors import CheckpointError
-from export.heads import Activation, SentenceEmbedder, SequenceClassifier
-from export.huggingface import CONFIG, INDEX, WEIGHTS, Pretrained, load_pretrained
-from export.imported.config import PACK, ModelConfig, TokenizerConfig, read_json
-from export.imported.embedder import MODULES, Embedder, read_embedder
-from export.imported.image_processor import read_image_processor
-from export.tasks.models import SCORE, Architecture
-from export.tasks.objectives import Head
-from export.tasks.tokens import load_tokenizer
-from export.transformer import TransformerConfig
+from export.finetune.models import SCORE, Architecture
+from export.finetune.objectives import Head
+from export.importing.config import PACK, ModelConfig, TokenizerConfig, read_json
+from export.importing.embedder import MODULES, Embedder, read_embedder
+from export.importing.image_processor import read_image_processor
+from export.models.heads import Activation, SentenceEmbedder, SequenceClassifier
+from export.models.huggingface import CONFIG, INDEX, WEIGHTS, Pretrained, load_pretrained
+from export.models.transformer import TransformerConfig
 
 #: Activation behind the layer d -> d before the classifier of a sequence, by ``model_type``.
 POOLERS: Mapping[str, Activation] = {"bert": "tanh", "roberta": "tanh", "xlm-roberta": "tanh", "distilbert": "relu"}
@@ -65,7 +65,7 @@ def read_directory(directory: Path, *, pair: bool = False, max_length: int | Non
     kind = "sentence-embedding" if embedder else _kind(place, config)
     if pair and kind != "text-classification":
         expected = "a classifier or regression of texts"
-        raise UsageError("--pair", given=Literally(f"{kind} in {directory}"), expected=expected, fix="Leave it out.")
+        raise UsageError("--pair", given=Raw(f"{kind} in {directory}"), expected=expected, fix="Leave it out.")
     pretrained = load_pretrained(place)
     transformer = pretrained.transformer.config
     per_token = kind == "token-classification"
@@ -99,10 +99,10 @@ def read_directory(directory: Path, *, pair: bool = False, max_length: int | Non
 def _check_supported(place: Path, config: ModelConfig) -> None:
     if config.model_type not in SUPPORTED:
         expected = f"one of {', '.join(SUPPORTED)}"
-        subject, given = f"{place / CONFIG} field model_type", config.model_type or Literally("nothing")
+        subject, given = f"{place / CONFIG} field model_type", config.model_type or Raw("nothing")
         raise CheckpointError(subject, given=given, expected=expected, fix=PACK)
     if config.auto_map:
-        given, expected = Literally(f"code of its own, {', '.join(config.auto_map)}"), "a model without code"
+        given, expected = Raw(f"code of its own, {', '.join(config.auto_map)}"), "a model without code"
         fix = f"Code of a model is never executed here. {PACK}"
         raise CheckpointError(f"{place / CONFIG} field auto_map", given=given, expected=expected, fix=fix)
 
@@ -111,7 +111,7 @@ def _check_weights(place: Path) -> None:
     pickled = sorted(path.name for path in place.glob("*.bin"))
     if pickled and not (place / WEIGHTS).exists() and not (place / INDEX).exists():
         fix = "Load the model with transformers, and save it with save_pretrained: a pickle can execute anything."
-        raise CheckpointError(f"{place}", given=Literally(f"only {pickled[0]}"), expected=WEIGHTS, fix=fix)
+        raise CheckpointError(f"{place}", given=Raw(f"only {pickled[0]}"), expected=WEIGHTS, fix=fix)
 
 
 def _kind(place: Path, config: ModelConfig) -> str:
@@ -119,7 +119,7 @@ def _kind(place: Path, config: ModelConfig) -> str:
     for ending, kind in KINDS.items():
         if len(found) == 1 and found[0].endswith(ending):
             return kind
-    given = Literally(", ".join(found) or "nothing")
+    given = Raw(", ".join(found) or "nothing")
     expected = f"one class that ends with {' or '.join(KINDS)}, or {MODULES} of sentence-transformers"
     fix = "A model without a head is fine-tuned first: fewheads finetune TASK --model DIR."
     raise CheckpointError(f"{place / CONFIG} field architectures", given=given, expected=expected, fix=fix)
@@ -129,11 +129,11 @@ def _labels(place: Path, config: ModelConfig, pretrained: Pretrained, *, per_tok
     """Return the labels in the order of the classifier's rows; one row for a whole input is a score."""
     rows = 0 if pretrained.classifier is None else pretrained.classifier.out_features
     if config.problem_type == "multi_label_classification" or (config.problem_type == "regression" and rows > 1):
-        given, expected = Literally(f"{config.problem_type} of {rows} outputs"), "one label or score for each input"
+        given, expected = Raw(f"{config.problem_type} of {rows} outputs"), "one label or score for each input"
         raise CheckpointError(f"{place / CONFIG} field problem_type", given=given, expected=expected, fix=PACK)
     found = config.id2label or {number: f"LABEL_{number}" for number in range(rows)}
     if sorted(found) != list(range(rows)):
-        given, expected = Literally(f"{len(found)} labels"), f"one for each of the {rows} rows of the classifier"
+        given, expected = Raw(f"{len(found)} labels"), f"one for each of the {rows} rows of the classifier"
         raise _broken(f"{place / CONFIG} field id2label", given, expected)
     if rows == 1 and not per_token:
         return (SCORE,)
@@ -142,7 +142,7 @@ def _labels(place: Path, config: ModelConfig, pretrained: Pretrained, *, per_tok
         return msgspec.convert([found[number] for number in range(rows)], Labels) if rows else ()
     except msgspec.ValidationError as error:
         subject, expected = f"{place / CONFIG} field id2label", "2 to 4096 short texts, as a bundle holds"
-        raise CheckpointError(subject, given=Literally(error), expected=expected, fix=PACK) from None
+        raise CheckpointError(subject, given=Raw(error), expected=expected, fix=PACK) from None
 
 
 def _max_length(place: Path, transformer: TransformerConfig, embedder: Embedder | None, wanted: int | None) -> int:
@@ -161,7 +161,7 @@ def _max_length(place: Path, transformer: TransformerConfig, embedder: Embedder 
 def _tokenizer(place: Path, transformer: TransformerConfig) -> Tokenizer:
     tokenizer = load_tokenizer(place)
     if tokenizer.get_vocab_size() > transformer.vocab_size:
-        given, expected = Literally(f"{tokenizer.get_vocab_size()} tokens"), f"at most {transformer.vocab_size}"
+        given, expected = Raw(f"{tokenizer.get_vocab_size()} tokens"), f"at most {transformer.vocab_size}"
         raise _broken(f"{place / 'tokenizer.json'}", given, f"{expected}, the vocab_size of the model")
     return tokenizer
 
@@ -180,7 +180,7 @@ def _load_head(place: Path, model: Head, pretrained: Pretrained, embedder: Embed
 def _copy(place: Path, what: str, ours: nn.Linear, theirs: nn.Linear | None) -> None:
     """Copy the weights of a layer; raise a CheckpointError if the files lack it, or it has other rows or no bias."""
     if theirs is None or theirs.bias is None or theirs.weight.shape != ours.weight.shape:
-        given = Literally("none" if theirs is None else f"{list(theirs.weight.shape)}, bias {theirs.bias is not None}")
+        given = Raw("none" if theirs is None else f"{list(theirs.weight.shape)}, bias {theirs.bias is not None}")
         raise _broken(f"{place} tensors of {what}", given, f"{list(ours.weight.shape)} with a bias")
     ours.load_state_dict(theirs.state_dict())
 

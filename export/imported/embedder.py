@@ -11,10 +11,10 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from edge.errors import Literally
+from edge.errors import Raw
 from export.errors import CheckpointError
-from export.heads import Activation, DenseShape, Embedding, Pooling
-from export.imported.config import PACK, read_json
+from export.importing.config import PACK, read_json
+from export.models.heads import Activation, DenseShape, Embedding, Pooling
 
 MODULES = "modules.json"
 _LIST = "Transformer, Pooling, any number of Dense, and at most one Normalize"
@@ -80,7 +80,7 @@ def read_embedder(directory: Path) -> Embedder | None:
         return None
     dense = kinds.count("Dense")
     if kinds not in ([*_FIRST, *["Dense"] * dense], [*_FIRST, *["Dense"] * dense, "Normalize"]):
-        raise CheckpointError(f"{path}", given=Literally(", ".join(kinds)), expected=_LIST, fix=PACK)
+        raise CheckpointError(f"{path}", given=Raw(", ".join(kinds)), expected=_LIST, fix=PACK)
     if any(".." in Path(module.path).parts or Path(module.path).is_absolute() for module in modules):
         expected = "paths inside of the directory"
         raise CheckpointError(f"{path}", given=[module.path for module in modules], expected=expected, fix=PACK)
@@ -114,7 +114,7 @@ def _pooling(path: Path) -> Pooling:
     chosen = [str(fields["pooling_mode"])] if "pooling_mode" in fields else chosen
     chosen = [_OLD_POOLINGS.get(name, name) for name in chosen]
     if len(chosen) != 1 or chosen[0] not in _POOLINGS:
-        given, expected = Literally(" and ".join(chosen) or "nothing"), f"one of {', '.join(_POOLINGS)}"
+        given, expected = Raw(" and ".join(chosen) or "nothing"), f"one of {', '.join(_POOLINGS)}"
         raise CheckpointError(f"{path} field pooling_mode", given=given, expected=expected, fix=PACK)
     return _POOLINGS[chosen[0]]
 
@@ -137,7 +137,7 @@ def _linear(path: Path, config: _Dense) -> dict[str, Tensor]:
     try:
         stored = safetensors.torch.load(path.read_bytes())
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}", given=Literally(error), expected="a safetensors file", fix=fix) from None
+        raise CheckpointError(f"{path}", given=Raw(error), expected="a safetensors file", fix=fix) from None
     found = {name.removeprefix("linear."): tensor for name, tensor in stored.items()}
     shapes = {name: list(tensor.shape) for name, tensor in found.items()}
     if shapes != wanted:

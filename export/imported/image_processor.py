@@ -7,11 +7,11 @@ from typing import Literal
 
 import msgspec
 
-from edge.bundles.manifest import ImagePreprocess
-from edge.errors import Literally
+from edge.bundles.steps import ImagePreprocess
+from edge.errors import Raw
+from export.data.image_files import MAX_BYTES, MAX_PIXELS
 from export.errors import CheckpointError
-from export.imported.config import ImageConfig, Side, read_json
-from export.tasks.image_files import MAX_BYTES, MAX_PIXELS
+from export.importing.config import ImageConfig, Side, read_json
 
 #: ConvNextImageProcessor, which ResNet has, too, does not crop images of this size or more.
 _UNCROPPED = 384
@@ -33,7 +33,7 @@ def read_image_processor(path: Path, image_size: int, channels: int) -> ImagePre
     shorter, final = _sizes(found)
     expected = f"{image_size} x {image_size} pixels in the end, as the model reads them"
     holds = (final.height, final.width) == (image_size, image_size) and (shorter is None or shorter >= image_size)
-    _require(holds, path, "size", Literally(msgspec.json.encode(found.size).decode()), expected)
+    _require(holds, path, "size", Raw(msgspec.json.encode(found.size).decode()), expected)
     colours = f"{channels}, one for each colour"
     _require(len(found.image_mean) == channels, path, "image_mean", found.image_mean, colours)
     positive = len(found.image_std) == channels and min(found.image_std) > 0

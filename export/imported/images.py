@@ -7,7 +7,7 @@ from io import BytesIO
 
 import numpy as np
 
-from edge.bundles.manifest import ImagePreprocess
+from edge.bundles.steps import ImagePreprocess
 
 _COUNT = 8
 

@@ -16,15 +16,15 @@ import torch
 
 from edge.bundles.image import ImagePreprocessor
 from edge.datatypes import Array
-from edge.errors import FewheadsError, GoldenError, Literally
-from export.heads import SentenceEmbedder, SpanClassifier
-from export.imported.config import PACK
-from export.imported.directory import FineTuned
-from export.imported.images import sample_images
-from export.tasks.examples import Examples
-from export.tasks.teacher import outputs_by_row
-from export.tasks.texts import sample_texts
-from export.tasks.tokens import encode
+from edge.errors import FewheadsError, GoldenError, Raw
+from export.data.examples import Examples
+from export.data.texts import sample_texts
+from export.data.tokens import encode
+from export.finetune.teacher import outputs_by_row
+from export.importing.config import PACK
+from export.importing.directory import FineTuned
+from export.importing.images import sample_images
+from export.models.heads import SentenceEmbedder, SpanClassifier
 
 #: Largest difference of outputs, relative to their largest value.
 _ALLOWED = 1e-3
@@ -73,14 +73,14 @@ def check_parity(directory: Path, found: FineTuned) -> Parity:
     except FewheadsError:
         raise
     except Exception as error:  # the packages raise many types
-        given = Literally(f"{type(error).__name__}: {error}".splitlines()[0])
+        given = Raw(f"{type(error).__name__}: {error}".splitlines()[0])
         fix = f"Save model and tokenizer, or image processor, again with save_pretrained of {library}."
         expected = f"a directory that {library} {version(library)} reads"
         raise GoldenError(f"{directory} in {library}", given=given, expected=expected, fix=fix) from None
     difference = max(float(np.abs(ours - theirs).max()) for ours, theirs in pairs)
     allowed = _ALLOWED * max(float(np.abs(theirs).max()) for _, theirs in pairs)
     if not difference <= allowed:
-        given, expected = Literally(f"a difference of {difference:.2g}"), f"at most {allowed:.2g}"
+        given, expected = Raw(f"a difference of {difference:.2g}"), f"at most {allowed:.2g}"
         fix = f"The directory has something that is not computed here. {PACK}"
         raise GoldenError(f"{directory} compared with {library}", given=given, expected=expected, fix=fix)
     return Parity(f"{library} {version(library)}", difference)

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from export.tasks.examples import Examples
-from export.tasks.imported import ImportedTask
-from export.tasks.models import OpenedModel
-from export.tasks.questions import SQUAD, learning_questions
+from export.data.examples import Examples
+from export.finetune.imported import ImportedTask
+from export.finetune.models import OpenedModel
+from export.finetune.questions import SQUAD, learning_questions
 
 
 class SquadQuestions(ImportedTask, frozen=True):
@@ -18,7 +18,7 @@ class SquadQuestions(ImportedTask, frozen=True):
 
     @property
     def origin(self) -> str:
-        """See :class:`export.tasks.task.Task`."""
+        """See :class:`export.finetune.task.Task`."""
         return SQUAD.origin
 
     def items(self, data: Path) -> Examples:

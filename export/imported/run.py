@@ -7,21 +7,20 @@ from pathlib import Path
 
 import msgspec
 
-from export.checkpoint import save
-from export.imported.directory import read_directory
-from export.imported.parity import Parity, check_parity, missing_library
-from export.processor import processor
-from export.provenance import provenance
-from export.runs import TOKENIZER, RunConfig, RunMetrics
-from export.tasks.imported import ImportedTask
-from export.tasks.models import MODEL
+from export.finetune.imported import ImportedTask
+from export.finetune.models import MODEL
+from export.importing.directory import read_directory
+from export.importing.parity import Parity, check_parity, missing_library
+from export.training.checkpoint import save
+from export.training.provenance import processor, provenance
+from export.training.runs import TOKENIZER, RunConfig, RunMetrics
 
 
 class ImportedRun(msgspec.Struct, frozen=True):
     """A run that was made of a Hugging Face directory.
 
     Attributes:
-        task: of :data:`export.tasks.IMPORTED`.
+        task: of :data:`export.finetune.IMPORTED`.
         labels: none of a span or an embedding.
         width: columns of an output.
         parity: None if the package to compare with, ``missing``, is not installed.
@@ -44,7 +43,7 @@ def import_run(
 
     Args:
         data: texts or images, whose path is recorded for later commands.
-        pair, max_length: see :func:`export.imported.directory.read_directory`.
+        pair, max_length: see :func:`export.importing.directory.read_directory`.
 
     Raises:
         CheckpointError: the directory is malformed or not supported.

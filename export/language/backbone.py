@@ -12,12 +12,12 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 from edge.files import replaced_directory, write_durably
 from export.errors import CheckpointError
 from export.language.files import INDEX, TOKENIZER_CONFIG, WEIGHTS
 from export.language.tokenizer import TextTokenizer
-from export.runs import CONFIG, TOKENIZER
+from export.training.runs import CONFIG, TOKENIZER
 
 if TYPE_CHECKING:
     from transformers import GPT2LMHeadModel, PreTrainedModel
@@ -114,7 +114,7 @@ def save_backbone(
                 write_durably(new / name, data)
     except OSError as error:
         fix = "Free space, or choose another --out."
-        raise CheckpointError(f"{directory}", given=Literally(error), expected="a writable place", fix=fix) from None
+        raise CheckpointError(f"{directory}", given=Raw(error), expected="a writable place", fix=fix) from None
 
 
 def positions_of(model: PreTrainedModel) -> int:
@@ -134,7 +134,7 @@ def _transformers() -> Any:
         import transformers
     except ImportError as error:
         fix = "Install it with pip install 'fewheads[language]'."
-        raise UsageError("transformers", given=Literally(error), expected="an importable package", fix=fix) from None
+        raise UsageError("transformers", given=Raw(error), expected="an importable package", fix=fix) from None
     logging: Any = transformers.utils.logging
     logging.disable_progress_bar()  # a file takes milliseconds, and a bar of ours is shown beside it
     return transformers
@@ -150,4 +150,4 @@ def _architecture(path: Path) -> object:
 
 
 def _broken(path: Path, given: object, expected: str) -> CheckpointError:
-    return CheckpointError(f"{path}", given=Literally(given), expected=expected, fix=_FIX)
+    return CheckpointError(f"{path}", given=Raw(given), expected=expected, fix=_FIX)

@@ -33,9 +33,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edge.errors import Literally, UsageError
-from export.language.head_config import HeadConfig
-from export.language.online_softmax import weighted_means
+from edge.errors import Raw, UsageError
+from export.papers.backward.head import HeadConfig, weighted_means
 
 #: Added to the mean square of an embedding.
 _EPS = 1e-8
@@ -161,7 +160,7 @@ def create(embeddings: Tensor, **arguments: Any) -> BackwardHead:
     try:
         return BackwardHead(msgspec.convert(arguments["config"], HeadConfig), embeddings)
     except (KeyError, msgspec.ValidationError) as error:
-        raise TypeError(str(error)) from None  # export.checkpoint expects this of wrong arguments
+        raise TypeError(str(error)) from None  # export.training.checkpoint expects this of wrong arguments
 
 
 def split_heads(matrix: Tensor, heads: int) -> Tensor:
@@ -175,5 +174,5 @@ def _matrix(inputs: int, outputs: int) -> nn.Parameter:
 
 
 def _misshapen(name: str, tensor: Tensor, expected: str) -> UsageError:
-    given, fix = Literally(f"the shape {list(tensor.shape)}"), "Give the head's own language model."
+    given, fix = Raw(f"the shape {list(tensor.shape)}"), "Give the head's own language model."
     return UsageError(f"{name} of a backward head", given=given, expected=expected, fix=fix)

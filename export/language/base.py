@@ -12,12 +12,12 @@ import msgspec
 from torch import Tensor, nn
 
 from export.language.backbone import load_backbone
-from export.language.controls import revised_logits
 from export.language.files import WEIGHTS, tokenizer_files
 from export.language.read_out import ReadOut, read_out_of
 from export.language.tokenizer import TextTokenizer
-from export.runs import CONFIG, TOKENIZER
+from export.papers.backward.training import revised_logits
 from export.training.device import DeviceName, device_of
+from export.training.runs import CONFIG, TOKENIZER
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,7 +37,7 @@ class BaseIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LastStates(nn.Module):
-    """From token ids [B, T] to the last hidden states [B, T, E], a :data:`export.language.hidden.Backbone`."""
+    """From token ids [B, T] to the last hidden states [B, T, E], a :data:`export.papers.backward.training.Backbone`."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Base:
         """Return the model with its logits changed by a head or a control, which also writes texts, during the block.
 
         Args:
-            module: as in :class:`export.language.head_objective.HeadObjective`, on the model's device; None changes
+            module: as in :class:`export.papers.backward.training.HeadObjective`, on the model's device; None changes
                 nothing.
         """
         if module is None:

@@ -13,11 +13,12 @@ from edge.bundles.manifest import Manifest, Profile, Tier, TokenizerPreprocess, 
 from edge.bundles.preprocess import load_tokenizer
 from edge.bundles.programs import CacheTensor, GenerateProgram
 from edge.datatypes import TensorSpec
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
+from edge.programs.factory import golden_options
 from edge.programs.generate import Generate
-from edge.programs.golden_options import golden_options
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.exported import FULL, Exported
+from export.bundle.exported import FULL, Exported
+from export.bundle.latencies import with_latencies
 from export.language.backbone import load_backbone
 from export.language.base import BaseIdentity, identity_of
 from export.language.decoder import LAST, LENGTHS, LOGITS, TOKENS, DecoderGraph, cache_names
@@ -25,8 +26,7 @@ from export.language.decoder_artifacts import MAX_BATCH_SIZE, decoders_of
 from export.language.decoding import end_tokens
 from export.language.golden_texts import clearest, golden_of_texts, greedy_of_file, greedy_of_model
 from export.language.parts import left_parameters
-from export.latencies import with_latencies
-from export.provenance import provenance
+from export.training.provenance import provenance
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -72,7 +72,7 @@ def export_language_model(
     size_bytes = 4 * left_parameters(model)
     if size_bytes > _MOST_ONNX_BYTES:
         fix = "Reduce it, or take a smaller one: a bundle's ONNX file contains the weights."
-        given = Literally(f"{size_bytes:,} bytes of weights in FP32")
+        given = Raw(f"{size_bytes:,} bytes of weights in FP32")
         raise UsageError(f"{directory}", given=given, expected=f"at most {_MOST_ONNX_BYTES:,}", fix=fix)
     definition = _tokenizer_of(directory)
     config = model.config.get_text_config()
@@ -154,7 +154,7 @@ def _tokenizer_of(directory: Path) -> bytes:
         return (directory / _TOKENIZER).read_bytes()
     except OSError as error:
         fix = "Save it with the tokenizer's save_pretrained."
-        raise UsageError(f"{directory / _TOKENIZER}", given=Literally(error), expected="a file", fix=fix) from None
+        raise UsageError(f"{directory / _TOKENIZER}", given=Raw(error), expected="a file", fix=fix) from None
 
 
 @contextmanager

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edge.errors import Literally
+from edge.errors import Raw
+from export.data.tokens import sorted_batches
 from export.errors import ReductionError
 from export.language.objective import Batch, learnt_logits, padded
 from export.language.parts import Part, layers_of, parts_of
 from export.language.tokenizer import Encoded
-from export.reduction.calibration import Moments
-from export.reduction.states import recorded, tokens_of
-from export.tasks.tokens import sorted_batches
+from export.reduce.calibration import Moments
+from export.reduce.states import recorded, tokens_of
 from export.training.device import model_device
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Calibration:
         lengths = np.array([len(row.ids) for row in rows])
         widest, tokens = max(part.features.numel() for parts in self.layers for part in parts), int(lengths.sum())
         if tokens <= widest:
-            given, fix = Literally(f"{tokens} tokens in {len(rows)} texts"), "Give more --data or a larger --texts."
+            given, fix = Raw(f"{tokens} tokens in {len(rows)} texts"), "Give more --data or a larger --texts."
             expected = f"more than {widest}, the features of the widest part"
             raise ReductionError("calibration set", given=given, expected=expected, fix=fix)
         places = sorted_batches(lengths, _BATCH)
@@ -145,5 +145,5 @@ def _features(part: Part, moments: Moments) -> Features:
         covariance, mean = moments.covariance[0], moments.mean[0]
     if not torch.isfinite(covariance).all():
         fix = "Check the model on these texts with fewheads language evaluate."
-        raise ReductionError("activations", given=Literally("NaN or Inf"), expected="finite numbers", fix=fix)
+        raise ReductionError("activations", given=Raw("NaN or Inf"), expected="finite numbers", fix=fix)
     return Features(covariance, mean)

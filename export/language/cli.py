@@ -9,6 +9,7 @@ import click
 
 from edge.cli.output import json_option, print_json, progress
 from edge.errors import UsageError
+from export.bundle.outputs import check_name
 from export.language.files import check_language_model
 from export.language.formats import Source, source_of
 from export.language.table import print_files
@@ -23,7 +24,6 @@ from export.options import (
     seed_option,
     tensorboard_option,
 )
-from export.outputs import check_name
 from export.training.watch import watching
 
 # torch takes seconds to import, so only the commands' bodies do it.
@@ -180,7 +180,7 @@ def evaluate(
         from export.language.decoding import Decoding
         from export.language.evaluate import evaluate as measures_of
         from export.language.formats import read_source
-        from export.language.head_run import load_head
+        from export.papers.backward.training import load_head
 
         base = Base(directory, device)
         module = None if head is None else load_head(head, base)

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from export.convert import to_onnx
 from export.language.parts import drop_removed
 from export.language.read_out import read_out_of, softcapped
+from export.models.convert import to_onnx
 
 TOKENS, LENGTHS, LAST, LOGITS = "tokens", "lengths", "last", "logits"
 #: Name of the attention in the library's registry.

@@ -11,14 +11,14 @@ import torch
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, Profile
 from edge.datatypes import Array, TensorSpec
-from edge.runtimes.decoder_cache import FEWEST_PLACES
-from export.convert import OPSET, golden_of
-from export.exported import FULL, int8_tier
+from edge.runtimes.host import FEWEST_PLACES
+from export.bundle.exported import FULL, int8_tier
+from export.bundle.tier_files import measured
 from export.language.decoder import LAST, LENGTHS, LOGITS, TOKENS, DecoderGraph, cache_names, decoder_onnx
 from export.language.joined_cache import join_caches
-from export.precision import fused, half
-from export.quantization.dynamic import dynamic_int8
-from export.runtimes import measured
+from export.models.convert import OPSET, golden_of
+from export.quantize.dynamic import dynamic_int8
+from export.quantize.precision import fused, half
 
 MAX_BATCH_SIZE = 8
 _GOLDEN, _FP16_GOLDEN = "backbone.golden.npz", "backbone.fp16.golden.npz"

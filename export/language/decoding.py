@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from export.data.tokens import sorted_batches
 from export.language.backbone import positions_of
 from export.language.tokenizer import TextTokenizer
-from export.tasks.tokens import sorted_batches
 from export.training.device import model_device
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from edge.bundles.manifest import Measure
-from edge.errors import Literally
+from edge.errors import Raw
 from export.errors import DataError
 from export.language.answers import parse_answer
 from export.language.backbone import positions_of
@@ -70,6 +70,6 @@ def fitting(tokenizer: TextTokenizer, examples: Sequence[Example], positions: in
     """
     pairs = [(one, row) for one in examples if len((row := tokenizer.encode(one)).ids) <= positions]
     if not pairs:
-        given, expected = Literally(f"{len(examples)}, all longer"), f"some of at most {positions} tokens"
+        given, expected = Raw(f"{len(examples)}, all longer"), f"some of at most {positions} tokens"
         raise DataError("examples", given=given, expected=expected, fix="Give a model with more positions.")
     return pairs

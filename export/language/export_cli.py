@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 
 from edge.cli.output import json_option, working
-from export.exported import print_exported
+from export.bundle.exported import print_exported
+from export.bundle.outputs import check_bundle, check_name
 from export.language.formats import read_source, source_of
 from export.loading import loading_torch
 from export.options import DIRECTORY, replace_option, repository_option, version_option
-from export.outputs import check_bundle, check_name
 
 #: Prompts to choose golden ones from, if there are no data.
 _PROMPTS = ("Question: What is 3 + 4?\nAnswer:", "The", "Once upon a time", "1, 2, 3,", "Hello", "In the year 2000")
@@ -92,10 +92,10 @@ def export_head(
     check_bundle(repository / f"{check_name('--name', name)}-{version}", read, replace=replace)
     with loading_torch():
         from export.language.base import Base
-        from export.language.folding import fold
-        from export.language.head_bundle import export_head as write_head
-        from export.language.head_run import load_head
-        from export.runs import METRICS, RunMetrics, decode, read_config
+        from export.papers.backward.bundle import export_head as write_head
+        from export.papers.backward.bundle import fold
+        from export.papers.backward.training import load_head
+        from export.training.runs import METRICS, RunMetrics, decode, read_config
 
         model = Base(backbone, "cpu")
         head = load_head(run, model)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
+from export.bundle.outputs import Inputs, check_run
 from export.errors import CheckpointError
-from export.outputs import Inputs, check_run
-from export.runs import CONFIG, LOG, METRICS, TOKENIZER
+from export.training.runs import CONFIG, LOG, METRICS, TOKENIZER
 
 WEIGHTS, INDEX, GENERATION = "model.safetensors", "model.safetensors.index.json", "generation_config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
-#: The record of a training, a :class:`export.runs.RunConfig`.
+#: The record of a training, a :class:`export.training.runs.RunConfig`.
 TRAINING = "training.json"
 #: Directory of the adapter that a fine-tuned model was merged with, in the format of the package peft.
 ADAPTER = "adapter"
@@ -39,7 +39,7 @@ def tokenizer_files(directory: Path) -> dict[str, bytes]:
     try:
         return {str(path.relative_to(directory)): path.read_bytes() for path in paths}
     except OSError as error:
-        given, fix = Literally(error.strerror), "Give a model as transformers saves it."
+        given, fix = Raw(error.strerror), "Give a model as transformers saves it."
         raise CheckpointError(f"{error.filename}", given=given, expected="a file that can be read", fix=fix) from None
 
 
@@ -54,5 +54,5 @@ def check_language_model(option: str, directory: Path, inputs: Inputs, *, replac
         check_run(option, directory, inputs, replace=False)
     elif not replace:
         fix = "Give --replace to replace it, or another --out."
-        given = Literally("an existing language model")
+        given = Raw("an existing language model")
         raise UsageError(f"{option} {directory}", given=given, expected="a free path", fix=fix)

@@ -9,15 +9,15 @@ import msgspec
 from msgspec.structs import replace
 from torch import nn
 
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 from export.language.base import Base
 from export.language.files import ADAPTER
 from export.language.finetuned import adapter_files, merged, moved, trainable, unfrozen, with_lora
 from export.language.nf4 import rounded_to_nf4
 from export.language.train import Corpus, train_to_directory
-from export.runs import RunMetrics
-from export.training.observer import SILENT, Observer
+from export.training.objective import SILENT, Observer
 from export.training.recipe import Recipe
+from export.training.runs import RunMetrics
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -47,7 +47,7 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.rank is None and self.base != "fp32":
             fix = "Leave --full or --base-precision out."
-            given = Literally(f"{self.base} with --full")
+            given = Raw(f"{self.base} with --full")
             raise UsageError("--base-precision", given=given, expected="adapters, or fp32", fix=fix)
 
     @property

@@ -9,13 +9,13 @@ import click
 
 from edge.cli.output import json_option, print_json
 from edge.errors import UsageError
+from export.bundle.outputs import check_name
 from export.language.cli import data_option, files_of, language_seed_option, limit_option
 from export.language.files import check_language_model
 from export.language.formats import source_of
 from export.loading import loading_torch
 from export.measures import print_measures
 from export.options import device_option, replace_option, runs_option, tensorboard_option
-from export.outputs import check_name
 from export.training.watch import watching
 
 # torch takes seconds to import, so only the command's body does it.

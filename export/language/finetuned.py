@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -90,7 +90,7 @@ def _peft() -> Any:
         import peft
     except ImportError as error:
         fix = "Install it with pip install 'fewheads[language]'."
-        raise UsageError("peft", given=Literally(error), expected="an importable package", fix=fix) from None
+        raise UsageError("peft", given=Raw(error), expected="an importable package", fix=fix) from None
     return peft
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from edge.datatypes import Array
 from edge.errors import UsageError
-from export.language.backward import BackwardHead, split_heads
+from export.papers.backward.head import BackwardHead, split_heads
 
 
 class Folded(NamedTuple):

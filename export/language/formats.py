@@ -7,7 +7,7 @@ gsm8k          a JSONL file with ``question`` and ``answer``       github.com/op
 openmath       a JSONL or Parquet file, or a directory of them     huggingface.co/datasets/nvidia/OpenMathInstruct-2
 mathematics    a text file with questions and answers on           github.com/google-deepmind/mathematics_dataset, or
                alternating lines, or a directory of them           export/language/generate_mathematics.py
-calculator     a split: train, val, in_range, out_of_range, long   :mod:`export.calculator.data`
+calculator     a split: train, val, in_range, out_of_range, long   :mod:`export.papers.calculator.data`
 =============  ==================================================  ==========================================
 
 The text of an example is ``Question: …\nAnswer: <solution> #### <answer>``. A model completes ``Question: …\nAnswer:``,
@@ -24,11 +24,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from edge.errors import Literally, UsageError
-from export.calculator import data as calculator
+from edge.errors import Raw, UsageError
 from export.errors import DataError
 from export.language.answers import MARK, normalised, parse_answer
 from export.language.rows import json_lines, lines, malformed, parquet_rows
+from export.papers.calculator import data as calculator
 
 _CALCULATION = re.compile(r"<<[^<>]*>>")
 
@@ -92,14 +92,14 @@ def read_source(source: Source, limit: int | None = None) -> dict[str, tuple[Exa
     path = Path(source.path)
     files = sorted(file for file in path.rglob("*") if file.suffix in endings) if path.is_dir() else [path]
     if not files or not path.exists():
-        given = Literally("a directory without such files" if path.is_dir() else "nothing there")
+        given = Raw("a directory without such files" if path.is_dir() else "nothing there")
         fix = f"Get the data as the documentation of {__name__} says, or correct the path."
         raise DataError(f"data {path}", given=given, expected=f"files that end in {' or '.join(endings)}", fix=fix)
     found = {}
     for file in files:
         examples = tuple(islice(reader(file), limit))
         if not examples:
-            raise malformed(file, "line 1", Literally("the end of the file"), "an example")
+            raise malformed(file, "line 1", Raw("the end of the file"), "an example")
         found[f"{file.absolute().parent.name}/{file.stem}"] = examples
     return found
 
@@ -137,7 +137,7 @@ def _mathematics(path: Path) -> Iterator[Example]:
     for place, question in found:
         _, answer = next(found, ("", ""))
         if not question.strip() or not answer.strip():
-            given = Literally("a question without an answer" if question.strip() else "an empty line")
+            given = Raw("a question without an answer" if question.strip() else "an empty line")
             raise malformed(path, place, given, "a question, and its answer on the next line")
         yield Example(question, "", normalised(answer))
 

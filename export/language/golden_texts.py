@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from edge.bundles.golden import Golden
-from edge.bundles.manifest import TokenizerPreprocess
 from edge.bundles.preprocess import TokenizerPreprocessor
 from edge.bundles.programs import GenerateProgram
-from edge.errors import Literally, UsageError
+from edge.bundles.steps import TokenizerPreprocess
+from edge.errors import Raw, UsageError
 from edge.programs.generate import Generate
 from edge.programs.generated_text import Pieces
 from export.language.decoding import generate
@@ -61,7 +61,7 @@ def greedy_of_model(model: Any, tokenizer: Tokenizer, prompts: Sequence[str], pr
         found.append(Greedy(prompt, ids, made.sequences[0, len(ids) :].tolist(), leads))
     if not found:
         expected = f"some of less than {program.positions} tokens"
-        given = Literally("prompts that leave no room for a text")
+        given = Raw("prompts that leave no room for a text")
         fix = "Give --data with shorter ones, or --positions."
         raise UsageError("golden prompts", given=given, expected=expected, fix=fix)
     return found
@@ -104,7 +104,7 @@ def clearest(texts: Sequence[Greedy], rows: int, tier: str) -> list[Greedy]:
     longest = max(len(text.tokens) for text in texts)
     chosen = max(map(cut, range(1, longest + 1)), key=lambda found: sum(len(text.tokens) for text in found))
     if not chosen:
-        given = Literally(f"prompts after which no token leads by {LEAST_LEAD}")
+        given = Raw(f"prompts after which no token leads by {LEAST_LEAD}")
         expected = f"one whose next token leads the second choice by {LEAST_LEAD} logits"
         fix = "Give --data with other prompts; a model without training may have none."
         raise UsageError(f"golden prompts of the tier {tier!r}", given=given, expected=expected, fix=fix)

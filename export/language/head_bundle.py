@@ -14,17 +14,17 @@ from edge.bundles.manifest import Artifact, Manifest, Measure, Profile, Provenan
 from edge.bundles.npz import encode_npz
 from edge.bundles.programs import GenerateProgram, HeadBase, HeadProgram
 from edge.datatypes import Array, TensorSpec
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 from edge.programs.head import Head, HeadLayer
 from edge.programs.program import Options
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.convert import OPSET, golden_of, largest_difference, to_onnx
-from export.exported import FULL, Exported
+from export.bundle.exported import FULL, Exported
+from export.bundle.latencies import with_latencies
+from export.bundle.tier_files import allowed_tolerance, worst_tolerance
 from export.language.base import BaseIdentity
 from export.language.bundle import is_origin, origin_of
-from export.language.folding import Folded, FoldedHead
-from export.latencies import with_latencies
-from export.runtimes import allowed_tolerance, worst_tolerance
+from export.models.convert import OPSET, golden_of, largest_difference, to_onnx
+from export.papers.backward.bundle import Folded, FoldedHead
 
 _LOGITS, _KEYS, _VALUES, _TEMPERATURES, _ALPHA, _MOVED = "logits", "keys", "values", "temperatures", "alpha", "moved"
 _FILE, _TENSORS, _GOLDEN, _PART_GOLDEN = "head.onnx", "tensors.npz", "golden.npz", "head.golden.npz"
@@ -54,7 +54,7 @@ def export_head(
     """Write the bundle ``repository/<name>-<version>`` of a head.
 
     Args:
-        layers: of :func:`export.language.folding.fold`.
+        layers: of :func:`export.papers.backward.bundle.fold`.
         base: bundle of the language model that the head was trained on.
         identity: of that model.
 
@@ -113,12 +113,12 @@ def _base_manifest(base: Path, identity: BaseIdentity, vocabulary: int) -> Manif
     """Return the manifest of a base that a head fits to."""
     manifest = Bundle.open(base, models=False).manifest
     if not isinstance(manifest.program, GenerateProgram):
-        given, fix = Literally("no such model"), "Export it with 'fewheads language export'."
+        given, fix = Raw("no such model"), "Export it with 'fewheads language export'."
         raise UsageError(f"base {base}", given=given, expected="a bundle that generates text", fix=fix)
     outputs = manifest.tensors(manifest.tiers[0].artifacts[0]).outputs
     logits = next(spec for spec in outputs if spec.name == manifest.program.logits)
     if not is_origin(manifest.provenance.trainer, identity) or logits.shape[1] != vocabulary:
-        given, fix = Literally(manifest.provenance.trainer), "Give a bundle of the head's own model."
+        given, fix = Raw(manifest.provenance.trainer), "Give a bundle of the head's own model."
         expected = f"a bundle of {origin_of(identity)} and {vocabulary} tokens"
         raise UsageError(f"base {base}", given=given, expected=expected, fix=fix)
     return manifest

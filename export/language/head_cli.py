@@ -10,6 +10,7 @@ import msgspec
 
 from edge.cli.options import grouped_options
 from edge.cli.output import json_option, print_json
+from export.bundle.outputs import check_run, check_workspace
 from export.language.cli import data_option, files_of, language_seed_option, limit_option
 from export.language.formats import source_of
 from export.loading import loading_torch
@@ -23,7 +24,6 @@ from export.options import (
     seeds_option,
     tensorboard_option,
 )
-from export.outputs import check_run, check_workspace
 from export.training.watch import watching
 
 # torch takes seconds to import, so only the command's body does it.
@@ -35,7 +35,7 @@ _STATES = ".states"
 
 
 class HeadShape(msgspec.Struct, frozen=True):
-    """Fields of :class:`export.language.head_config.HeadConfig` that do not follow from the language model."""
+    """Fields of :class:`export.papers.backward.head.HeadConfig` that do not follow from the language model."""
 
     dims: int
     heads: int
@@ -96,10 +96,10 @@ def head(
     states = out.with_name(_STATES)
     check_workspace("--out", states, inputs, settings="*/targets.npy")
     with loading_torch("loading torch, model and data"):
-        from export.intervals import pooled
         from export.language.base import Base
-        from export.language.head_run import new_head, train_head
         from export.language.train import read_corpus
+        from export.papers.backward.training import new_head, train_head
+        from export.training.intervals import pooled
 
         base = Base(backbone, device)
         corpus = read_corpus(sources, seed=seed, limit=limit)

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 
 
 class HeadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -19,7 +19,7 @@ class HeadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         heads: H, which share d; each learns a temperature if there is more than one.
         latent: r, width of the latent projection; None has none.
         gated: whether a SiLU gate multiplies the latent projection.
-        chunk_bytes: see :func:`export.language.online_softmax.weighted_means`.
+        chunk_bytes: see :func:`export.papers.backward.head.weighted_means`.
     """
 
     vocabulary: int
@@ -45,7 +45,7 @@ class HeadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         if self.gated and self.latent is None:
             raise _wrong("gated", True, "a latent to gate", "Give a latent.")
         if self.form == "literal" and (self.heads, self.layers) != (1, 1):
-            given = Literally(f"{self.heads} heads and {self.layers} layers")
+            given = Raw(f"{self.heads} heads and {self.layers} layers")
             raise _wrong("form literal", given, "one head and one layer, as in the paper", "Give the form residual.")
 
 

@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edge.datatypes import Array
-from export.language.controls import revised_logits
-from export.language.hidden import HiddenStates
 from export.language.read_out import ReadOut
+from export.papers.backward.training import HiddenStates, revised_logits
+from export.training.checkpoint import fingerprint
 from export.training.device import model_device
 from export.training.objective import Score
-from export.training.state import fingerprint
 
 
 class Batch(NamedTuple):
@@ -33,7 +32,7 @@ class HeadObjective:
     The cross-entropy is of what the model returns, so that of a literal head is the paper's.
 
     Args:
-        model: maps logits [N, V] to logits, or is a :class:`export.language.controls.HiddenModule`.
+        model: maps logits [N, V] to logits, or is a :class:`export.papers.backward.training.HiddenModule`.
         read_out: of the language model; it is moved to the model's device.
         states: to train on; an epoch has each of them once.
         holdout: states that choose the best epoch.

@@ -11,24 +11,21 @@ import torch
 from msgspec.structs import replace
 
 from edge.bundles.manifest import Provenance
-from edge.errors import Literally
-from export.checkpoint import load, save
+from edge.errors import Raw
 from export.errors import CheckpointError
 from export.language.backbone import positions_of
-from export.language.backward import BackwardHead, create
 from export.language.base import Base, BaseIdentity, LastStates
 from export.language.evaluate import completion_limit, encode_fitting, evaluate
-from export.language.head_config import HeadConfig
-from export.language.head_objective import HeadObjective
-from export.language.hidden import HiddenStates, cached_hidden
 from export.language.tokenizer import Encoded
 from export.language.train import Corpus
-from export.processor import processor
-from export.provenance import provenance
-from export.runs import RunConfig, RunMetrics, read_config
-from export.training.observer import SILENT, Observer
+from export.papers.backward.head import BackwardHead, HeadConfig, create
+from export.papers.backward.training import HeadObjective, HiddenStates, cached_hidden
+from export.training.checkpoint import load, save
+from export.training.log import RunFiles
+from export.training.objective import SILENT, Observer
+from export.training.provenance import processor, provenance
 from export.training.recipe import Recipe
-from export.training.run_files import RunFiles
+from export.training.runs import RunConfig, RunMetrics, read_config
 from export.training.trainer import train
 
 #: Name of the model in the record.
@@ -41,7 +38,7 @@ def new_head(base: Base, seed: int, **shape: Any) -> BackwardHead:
     """Return a head with random weights on a model's device.
 
     Args:
-        shape: fields of :class:`export.language.head_config.HeadConfig`, without those that follow from the model.
+        shape: fields of :class:`export.papers.backward.head.HeadConfig`, without those that follow from the model.
     """
     config = HeadConfig(vocabulary=base.vocabulary, width=base.width, **shape)
     with torch.random.fork_rng(devices=[]):
@@ -155,4 +152,4 @@ def _described(identity: BaseIdentity) -> str:
 
 def _foreign(directory: str | Path, given: object, expected: str) -> CheckpointError:
     fix = "Give the head's own language model, or train a head for this one."
-    return CheckpointError(f"head {directory}", given=Literally(given), expected=expected, fix=fix)
+    return CheckpointError(f"head {directory}", given=Raw(given), expected=expected, fix=fix)

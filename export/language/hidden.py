@@ -22,12 +22,12 @@ from numpy.lib import format as npy
 from torch import Tensor, nn
 
 from edge.datatypes import Array
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 from edge.files import replaced_directory, write_durably
+from export.data.tokens import sorted_batches
 from export.errors import DataError
 from export.language.objective import padded
 from export.language.tokenizer import Encoded
-from export.tasks.tokens import sorted_batches
 from export.training.device import model_device
 
 HIDDEN, TARGETS = "hidden.npy", "targets.npy"
@@ -75,7 +75,7 @@ def cached_hidden(
 def _write(directory: Path, backbone: Backbone, sequences: Sequence[Encoded], batch_size: int) -> None:
     positions = sum(int(one.learnt[1:].sum()) for one in sequences)  # nothing predicts a first token
     if not positions:
-        given, fix = Literally(f"{len(sequences)} sequences without any"), "Give examples with solutions."
+        given, fix = Raw(f"{len(sequences)} sequences without any"), "Give examples with solutions."
         raise UsageError("tokens with a loss", given=given, expected="at least one", fix=fix)
     targets = np.empty(positions, np.int32)
     end = 0
@@ -131,4 +131,4 @@ def _fingerprint(name: str, sequences: Sequence[Encoded]) -> str:
 
 
 def _unusable(directory: Path, error: Exception, expected: str, fix: str) -> DataError:
-    return DataError(f"hidden states in {directory}", given=Literally(error), expected=expected, fix=fix)
+    return DataError(f"hidden states in {directory}", given=Raw(error), expected=expected, fix=fix)

@@ -8,9 +8,9 @@ import numpy as np
 
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
-from export.intervals import item_shares, known_interval, known_middle, mean, mean_measure
 from export.language.answers import parse_number, same_answer
 from export.language.objective import TeacherForced
+from export.training.intervals import item_shares, known_interval, known_middle, mean, mean_measure
 
 
 def token_measures(split: str, forced: TeacherForced) -> tuple[Measure, ...]:

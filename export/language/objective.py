@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edge.datatypes import Array
+from export.data.tokens import shuffled_batches, sorted_batches
 from export.language.tokenizer import Encoded
-from export.tasks.tokens import shuffled_batches, sorted_batches
+from export.training.checkpoint import fingerprint
 from export.training.device import model_device, multiplying_in
 from export.training.objective import Score
 from export.training.recipe import Precision
-from export.training.state import fingerprint
 
 
 class Batch(NamedTuple):

@@ -1,6 +1,6 @@
 """Which heads and neurons of a language model go first, and how many each layer keeps.
 
-Ranked is by the loss of optimal brain surgery (:mod:`export.reduction.removal`), measured in what the error of a part's
+Ranked is by the loss of optimal brain surgery (:mod:`export.reduce.removal`), measured in what the error of a part's
 output does to the model's logits. This unit is the same in all layers, so that they can be compared.
 """
 
@@ -16,8 +16,8 @@ from edge.datatypes import Array
 from edge.errors import UsageError
 from export.language.calibration import Calibration
 from export.language.parts import Part
-from export.reduction.lowrank import regularised
-from export.reduction.removal import Removal, head_removal, neuron_removal
+from export.reduce.lowrank import regularised
+from export.reduce.removal import Removal, head_removal, neuron_removal
 
 #: Is called with the work, and how many of how many parts of it are done.
 OnPart = Callable[[str, int, int], None]

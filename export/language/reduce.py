@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from edge.bundles.manifest import Measure
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 from export.language.backbone import load_backbone, positions_of, save_backbone
 from export.language.base import identity_of
 from export.language.bundle import origin_of
@@ -30,11 +30,10 @@ from export.language.parts import Part, left_parameters
 from export.language.ranking import NEURON_BLOCK, OnPart, blocks_to_remove, by_calibration, by_magnitude, kept_counts
 from export.language.tokenizer import Encoded, TextTokenizer
 from export.language.train import Corpus
-from export.processor import processor
-from export.provenance import provenance
-from export.reduction.removal import kept_columns, least_squares, output_error
-from export.runs import METRICS, RunConfig, RunMetrics
+from export.reduce.removal import kept_columns, least_squares, output_error
 from export.training.device import DeviceName, device_of
+from export.training.provenance import processor, provenance
+from export.training.runs import METRICS, RunConfig, RunMetrics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -161,7 +160,7 @@ def reduce_model(
     fewer_heads = blocks_to_remove("--heads", [one.groups for one, _ in layers], shares.heads, 1)
     fewer_neurons = blocks_to_remove("--neurons", [one.groups for _, one in layers], shares.neurons, NEURON_BLOCK)
     if not fewer_heads + fewer_neurons:
-        given, expected = Literally(f"{shares.heads:g} and {shares.neurons:g}"), "shares that remove something"
+        given, expected = Raw(f"{shares.heads:g} and {shares.neurons:g}"), "shares that remove something"
         raise UsageError("--heads and --neurons", given=given, expected=expected, fix="Give a smaller share.")
     # The ranking uses up what it gets.
     removals = by_magnitude(layers) if method == "magnitude" else by_calibration(copy(calibration), seed, on_part)

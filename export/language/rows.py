@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from edge.errors import Literally
+from edge.errors import Raw
 from export.errors import DataError
 
 Row = TypeVar("Row", bound=msgspec.Struct)
@@ -27,7 +27,7 @@ def lines(path: Path) -> Iterator[tuple[str, str]]:
                 yield place, _text(path, place, line, "utf-8-sig" if number == 1 else "utf-8")
     except OSError as error:
         fix = "Correct the path or its permissions."
-        raise DataError(f"{path}", given=Literally(error.strerror), expected="a file to read", fix=fix) from None
+        raise DataError(f"{path}", given=Raw(error.strerror), expected="a file to read", fix=fix) from None
 
 
 def json_lines(path: Path, kind: type[Row]) -> Iterator[tuple[str, Row]]:
@@ -41,7 +41,7 @@ def json_lines(path: Path, kind: type[Row]) -> Iterator[tuple[str, Row]]:
             try:
                 row = msgspec.json.decode(line, type=kind)
             except msgspec.DecodeError as error:  # ValidationError is one
-                raise malformed(path, place, Literally(error), _fields(kind)) from None
+                raise malformed(path, place, Raw(error), _fields(kind)) from None
             yield place, row
 
 
@@ -56,7 +56,7 @@ def parquet_rows(path: Path, kind: type[Row]) -> Iterator[tuple[str, Row]]:
         from pyarrow.parquet import ParquetFile
     except ImportError:
         fix = "Install it with pip install pyarrow, or give the data as JSONL."
-        raise DataError(f"{path}", given=Literally("Parquet"), expected="the package pyarrow", fix=fix) from None
+        raise DataError(f"{path}", given=Raw("Parquet"), expected="the package pyarrow", fix=fix) from None
     place, number = "row 1", 0
     try:
         for batch in ParquetFile(path).iter_batches(columns=list(kind.__struct_fields__)):
@@ -65,7 +65,7 @@ def parquet_rows(path: Path, kind: type[Row]) -> Iterator[tuple[str, Row]]:
                 place = f"row {number}"
                 yield place, msgspec.convert(row, kind)
     except (OSError, KeyError, pyarrow.ArrowException, msgspec.ValidationError) as error:
-        raise malformed(path, place, Literally(error), _fields(kind)) from None
+        raise malformed(path, place, Raw(error), _fields(kind)) from None
 
 
 def malformed(path: Path, place: str, given: object, expected: str) -> DataError:

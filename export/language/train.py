@@ -19,13 +19,12 @@ from export.language.formats import Example, Source, read_source
 from export.language.objective import LanguageObjective
 from export.language.recipes import Plan
 from export.language.tokenizer import TextTokenizer, gpt2_bpe, train_bpe, train_characters
-from export.processor import processor
-from export.provenance import provenance
-from export.runs import METRICS, RunConfig, RunMetrics
 from export.training.device import DeviceName, device_of
-from export.training.observer import SILENT, Observer
+from export.training.log import RunFiles
+from export.training.objective import SILENT, Observer
+from export.training.provenance import processor, provenance
 from export.training.recipe import Recipe
-from export.training.run_files import RunFiles
+from export.training.runs import METRICS, RunConfig, RunMetrics
 from export.training.trainer import train
 
 if TYPE_CHECKING:

@@ -1,15 +1,15 @@
 """Looped transformers that learn function classes in context: paper 003, after Garg et al. 2022 (arXiv 2208.01066).
 
-- :mod:`export.looped.functions` draws prompts: points and their values under a random function
-- :mod:`export.looped.seeds` keeps the prompts of trainings, evaluations and exports apart
-- :mod:`export.looped.baselines` has methods that learn each prompt from scratch
-- :mod:`export.looped.shifts` draws prompts that differ from those of the training
-- :mod:`export.looped.model` has the looped and the unlooped transformer
-- :mod:`export.looped.objective` has the truncated loss and its curricula
-- :mod:`export.looped.solvers` runs a model for many loops, stops early and accelerates
-- :mod:`export.looped.recipes` has the plans of trainings
-- :mod:`export.looped.reduce` makes the layers of a run smaller
-- :mod:`export.looped.bundle` and :mod:`export.looped.tier` write bundles
+- :mod:`export.papers.looped.functions` draws prompts: points and their values under a random function
+- :mod:`export.papers.looped.seeds` keeps the prompts of trainings, evaluations and exports apart
+- :mod:`export.papers.looped.baselines` has methods that learn each prompt from scratch
+- :mod:`export.papers.looped.shifts` draws prompts that differ from those of the training
+- :mod:`export.papers.looped.model` has the looped and the unlooped transformer
+- :mod:`export.papers.looped.objective` has the truncated loss and its curricula
+- :mod:`export.papers.looped.solvers` runs a model for many loops, stops early and accelerates
+- :mod:`export.papers.looped.recipes` has the plans of trainings
+- :mod:`export.papers.looped.reduce` makes the layers of a run smaller
+- :mod:`export.papers.looped.bundle` and :mod:`export.papers.looped.tier` write bundles
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from edge.datatypes import Array
-from export.looped.functions import HIDDEN_UNITS
+from export.papers.looped.functions import HIDDEN_UNITS
 
 LASSO_PENALTIES = (1.0, 0.1, 0.01, 0.001, 0.0001)
 _NEIGHBOURS = 3
@@ -135,7 +135,7 @@ def on_signs(predict: Predict) -> Predict:
 
 
 def two_layer_network(pairs: Pairs, *, steps: int = 1000, rate: float = 5e-3) -> Tensor:
-    """Train a network with :data:`export.looped.functions.HIDDEN_UNITS` ReLU units on each prompt, by Adam.
+    """Train a network with :data:`export.papers.looped.functions.HIDDEN_UNITS` ReLU units on each prompt, by Adam.
 
     The networks of all prompts are trained side by side. A step takes ten random pairs, or all if there are fewer.
     """

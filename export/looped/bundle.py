@@ -10,13 +10,13 @@ import msgspec
 from edge.bundles.bundle import write_bundle
 from edge.bundles.manifest import Manifest, Measure
 from edge.datatypes import TensorSpec
-from edge.errors import Literally, UsageError
-from export.checkpoint import load
-from export.exported import FULL, Exported
-from export.latencies import with_latencies
-from export.looped import MODEL, PREFIX
-from export.looped.tier import MAX_BATCH_SIZE, PROGRAM, TierFiles, client_inputs, numbers, tier_files
-from export.looped.train import create
+from edge.errors import Raw, UsageError
+from export.bundle.exported import FULL, Exported
+from export.bundle.latencies import with_latencies
+from export.papers.looped import MODEL, PREFIX
+from export.papers.looped.tier import MAX_BATCH_SIZE, PROGRAM, TierFiles, client_inputs, numbers, tier_files
+from export.papers.looped.train import create
+from export.training.checkpoint import load
 
 
 def export_looped(
@@ -47,10 +47,10 @@ def export_looped(
     for run, tier, (model, _, metrics) in zip(runs, tiers, loaded, strict=True):
         shape = model.config
         if shape.injection is None:
-            given, fix = Literally("an unlooped model"), "Train one without --unlooped."
+            given, fix = Raw("an unlooped model"), "Train one without --unlooped."
             raise UsageError(f"run {run}", given=given, expected="a looped model", fix=fix)
         if (shape.points, shape.dims) != (config.points, config.dims):
-            given = Literally(f"{shape.points} points of {shape.dims} dimensions")
+            given = Raw(f"{shape.points} points of {shape.dims} dimensions")
             expected = f"{config.points} points of {config.dims}, as in {runs[0]}"
             raise UsageError(f"run {run}", given=given, expected=expected, fix="Make a bundle for each of them.")
         made += tier_files(model, function, tier, int8=int8)

@@ -11,14 +11,14 @@ import msgspec
 
 from edge.cli.options import grouped_options
 from edge.errors import UsageError
-from export.looped import NAMES, PREFIX
 from export.options import precision_option
+from export.papers.looped import NAMES, PREFIX
 from export.training.watch import Watch
 
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
-    from export.runs import RunMetrics
     from export.training.device import DeviceName
+    from export.training.runs import RunMetrics
 
 
 class LoopedOptions(msgspec.Struct, frozen=True):
@@ -79,7 +79,7 @@ _OPTIONS = (
         type=click.IntRange(1),
         help="Looped models: steps of the first stage; the rest keeps its proportion.",
     ),
-    # Not auto, because the results in export/looped/RESULTS.md are of trainings in FP32.
+    # Not auto, because the results in export/papers/looped/RESULTS.md are of trainings in FP32.
     precision_option(default="fp32", help="Looped models: precision of the multiplications, as for finetune."),
 )
 
@@ -98,9 +98,9 @@ def train_looped(
     device: DeviceName,
     tensorboard: Path | None,
 ) -> RunMetrics:
-    """Train one model of :data:`export.looped.NAMES`; see :func:`export.looped.train.train_run`."""
-    from export.looped.recipes import plan_of
-    from export.looped.train import train_run
+    """Train one model of :data:`export.papers.looped.NAMES`; see :func:`export.papers.looped.train.train_run`."""
+    from export.papers.looped.recipes import plan_of
+    from export.papers.looped.train import train_run
 
     function = name.removeprefix(PREFIX)
     injection: Any = None if options.unlooped else options.injection or "add"

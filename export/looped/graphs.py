@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from edge.datatypes import Array
-from export.convert import to_onnx
-from export.looped.model import PromptConfig, PromptTransformer
-from export.looped.solvers import RESIDUAL_TOKENS
+from export.models.convert import to_onnx
+from export.papers.looped.model import PromptConfig, PromptTransformer
+from export.papers.looped.solvers import RESIDUAL_TOKENS
 
 #: Names of the tensors, and the dynamic dimensions of the inputs.
 EMBED_INPUTS: dict[str, dict[int, str]] = {"xs": {0: "batch", 1: "points"}, "ys": {0: "batch", 1: "pairs"}}
@@ -44,7 +44,7 @@ class StepGraph(nn.Module):
     """One loop: state and prompt [N, T, D], and the index ``last`` [N, 1] of each prompt's last token, int64.
 
     Returns the next state [N, T, D], the prediction [N, 1] at the last token, and the residual [N, 1] of
-    :mod:`export.looped.solvers`.
+    :mod:`export.papers.looped.solvers`.
     """
 
     def __init__(self, model: PromptTransformer) -> None:

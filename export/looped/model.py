@@ -19,7 +19,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from export.transformer import Layer, LayerShape, TransformerConfig
+from export.models.transformer import Layer, LayerShape, TransformerConfig
 
 Injection = Literal["add", "multiply", "gated", "none"]
 #: GPT-2's deviation of new weights.

@@ -10,13 +10,13 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from export.looped.functions import FUNCTION_CLASSES, Prompts, draw_prompts
-from export.looped.model import PromptTransformer
-from export.looped.seeds import VALIDATION, generator_of, training_generator
+from export.papers.looped.functions import FUNCTION_CLASSES, Prompts, draw_prompts
+from export.papers.looped.model import PromptTransformer
+from export.papers.looped.seeds import VALIDATION, generator_of, training_generator
+from export.training.checkpoint import fingerprint
 from export.training.device import model_device, multiplying_in
 from export.training.objective import Score
 from export.training.recipe import Precision
-from export.training.state import fingerprint
 
 #: Prompts that choose the best epoch.
 _VALIDATION = 256

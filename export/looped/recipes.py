@@ -8,8 +8,8 @@ import msgspec
 from msgspec.structs import replace
 
 from edge.errors import UsageError
-from export.looped.model import Injection, PromptConfig, gpt2_shapes
-from export.looped.objective import Curriculum, Rising
+from export.papers.looped.model import Injection, PromptConfig, gpt2_shapes
+from export.papers.looped.objective import Curriculum, Rising
 from export.training.recipe import Recipe
 
 Size = Literal["small", "paper"]

@@ -14,26 +14,26 @@ import msgspec
 import torch
 from torch import Tensor
 
+from edge.bench.layer_latencies import Comparison
 from edge.bundles.manifest import Measure
-from edge.errors import Literally, UsageError
-from edge.profiling.table import Comparison
-from export.checkpoint import load
-from export.looped import MODEL
-from export.looped.functions import draw_prompts
-from export.looped.graphs import step_feeds, step_onnx
-from export.looped.model import PromptTransformer
-from export.looped.objective import Teacher
-from export.looped.recipes import tuning_plan
-from export.looped.seeds import REDUCTION, generator_of
-from export.looped.train import Start, create, evaluate, train_run
-from export.reduction.latency import compare
-from export.reduction.plan import LayerPlan
-from export.reduction.reduce import LayerReport, reduced_layer
-from export.reduction.states import after_feed_forward
-from export.runs import RunMetrics, Speedup
+from edge.errors import Raw, UsageError
+from export.models.transformer import Layer, LayerShape
+from export.papers.looped import MODEL
+from export.papers.looped.functions import draw_prompts
+from export.papers.looped.graphs import step_feeds, step_onnx
+from export.papers.looped.model import PromptTransformer
+from export.papers.looped.objective import Teacher
+from export.papers.looped.recipes import tuning_plan
+from export.papers.looped.seeds import REDUCTION, generator_of
+from export.papers.looped.train import Start, create, evaluate, train_run
+from export.reduce.latency import compare
+from export.reduce.plan import LayerPlan
+from export.reduce.reduce import LayerReport, reduced_layer
+from export.reduce.states import after_feed_forward
+from export.training.checkpoint import load
 from export.training.device import DeviceName
-from export.training.observer import SILENT, Observer
-from export.transformer import Layer, LayerShape
+from export.training.objective import SILENT, Observer
+from export.training.runs import RunMetrics, Speedup
 
 #: Prompts whose states are measured.
 _PROMPTS = 128
@@ -68,7 +68,7 @@ class Smaller(msgspec.Struct, frozen=True):
         shape = LayerShape(*sizes.values())
         if shape == msgspec.structs.replace(original, scale=None):
             expected = f"fewer than {original.num_heads} heads of {original.head_dim} and {original.ffn_dim} units"
-            subject, own = "--heads, --head-dim and --units", Literally("the run's own sizes")
+            subject, own = "--heads, --head-dim and --units", Raw("the run's own sizes")
             raise UsageError(subject, given=own, expected=expected, fix="Give a smaller number for one of them.")
         return shape
 

@@ -17,7 +17,7 @@ from export.training.watch import watching
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
-    from export.looped.reduce import Reduced
+    from export.papers.looped.reduce import Reduced
     from export.training.device import DeviceName
 
 
@@ -71,9 +71,9 @@ def check_others(names: tuple[str, ...]) -> None:
 
 
 def shrink_run(run: Path, out: Path, sizes: SizeOptions, device: DeviceName) -> Reduced:
-    """Reduce a looped run, with a bar; see :func:`export.looped.reduce.reduce_looped`."""
+    """Reduce a looped run, with a bar; see :func:`export.papers.looped.reduce.reduce_looped`."""
     with loading_torch():
-        from export.looped.reduce import Smaller, reduce_looped
+        from export.papers.looped.reduce import Smaller, reduce_looped
 
     with watching(out.name, lines=False) as watch:
         return reduce_looped(

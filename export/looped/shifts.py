@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from export.looped.functions import Prompts, linear
+from export.papers.looped.functions import Prompts, linear
 
 #: By which points and values are multiplied.
 SCALES = {"1/3": 1 / 3, "1/2": 1 / 2, "2": 2.0, "3": 3.0}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from edge.datatypes import Array
-from export.looped.model import PromptTransformer
+from export.papers.looped.model import PromptTransformer
 
 #: Tokens whose change is the residual.
 RESIDUAL_TOKENS = 2
@@ -45,7 +45,7 @@ def residual(state: Tensor, next_state: Tensor) -> Tensor:
 
 @torch.no_grad()
 def states(model: PromptTransformer, xs: Tensor, ys: Tensor, loops: int) -> Iterator[Tensor]:
-    """Yield the states Y_0, Y_1, … [N, T, D]; arguments as :meth:`export.looped.model.PromptTransformer.forward`."""
+    """Yield the states Y_0, Y_1, … [N, T, D]; arguments as :meth:`export.papers.looped.model.PromptTransformer.forward`."""
     prompt = model.embed(xs, ys)
     state = model.first_state(prompt)
     yield state

@@ -19,19 +19,27 @@ from edge.errors import UsageError
 from edge.programs.loop import Loop, LoopRunners
 from edge.programs.program import LoopLimits, Options
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.convert import OPSET, golden_of, largest_difference
-from export.exported import FULL, int8_tier
-from export.fewest_kernels import fewest_kernels
-from export.looped.functions import draw_prompts, squared_errors
-from export.looped.graphs import EMBED_OUTPUTS, STEP_INPUTS, STEP_OUTPUTS, Embed, StepGraph, embed_onnx, step_onnx
-from export.looped.model import PromptConfig, PromptTransformer
-from export.looped.seeds import CALIBRATION, GOLDEN, JUDGED, generator_of
-from export.looped.solvers import trajectory
-from export.precision import fused, half
-from export.quantization.dynamic import dynamic_int8
-from export.quantization.ranges import Feeds, Scheme, input_ranges
-from export.quantization.static import INT8_OPSET, static_int8
-from export.runtimes import allowed_tolerance, worst_tolerance
+from export.bundle.exported import FULL, int8_tier
+from export.bundle.fewest_kernels import fewest_kernels
+from export.bundle.tier_files import allowed_tolerance, worst_tolerance
+from export.models.convert import OPSET, golden_of, largest_difference
+from export.papers.looped.functions import draw_prompts, squared_errors
+from export.papers.looped.graphs import (
+    EMBED_OUTPUTS,
+    STEP_INPUTS,
+    STEP_OUTPUTS,
+    Embed,
+    StepGraph,
+    embed_onnx,
+    step_onnx,
+)
+from export.papers.looped.model import PromptConfig, PromptTransformer
+from export.papers.looped.seeds import CALIBRATION, GOLDEN, JUDGED, generator_of
+from export.papers.looped.solvers import trajectory
+from export.quantize.dynamic import dynamic_int8
+from export.quantize.precision import fused, half
+from export.quantize.ranges import Feeds, Scheme, input_ranges
+from export.quantize.static import INT8_OPSET, static_int8
 
 MAX_BATCH_SIZE = 64
 #: Loops of a request that sets no budget, and the most that it may set.

@@ -9,21 +9,20 @@ import msgspec
 import torch
 
 from edge.bundles.manifest import Measure
-from export.checkpoint import save
-from export.intervals import interval, mean
-from export.looped import MODEL
-from export.looped.functions import draw_prompts, squared_errors
-from export.looped.model import PromptConfig, PromptTransformer
-from export.looped.objective import PromptObjective, Teacher
-from export.looped.recipes import Plan
-from export.looped.seeds import EVALUATION, generator_of
-from export.looped.solvers import trajectory
-from export.processor import processor
-from export.provenance import provenance
-from export.runs import RunConfig, RunMetrics, Speedup
+from export.papers.looped import MODEL
+from export.papers.looped.functions import draw_prompts, squared_errors
+from export.papers.looped.model import PromptConfig, PromptTransformer
+from export.papers.looped.objective import PromptObjective, Teacher
+from export.papers.looped.recipes import Plan
+from export.papers.looped.seeds import EVALUATION, generator_of
+from export.papers.looped.solvers import trajectory
+from export.training.checkpoint import save
 from export.training.device import DeviceName, device_of
-from export.training.observer import SILENT, Observer
-from export.training.run_files import RunFiles
+from export.training.intervals import interval, mean
+from export.training.log import RunFiles
+from export.training.objective import SILENT, Observer
+from export.training.provenance import processor, provenance
+from export.training.runs import RunConfig, RunMetrics, Speedup
 from export.training.trainer import train
 
 #: Prompts of an evaluation, as in the paper.
@@ -53,7 +52,7 @@ def create(**arguments: Any) -> PromptTransformer:
     try:
         return PromptTransformer(msgspec.convert(arguments["config"], PromptConfig))
     except (KeyError, msgspec.ValidationError) as error:
-        raise TypeError(str(error)) from None  # export.checkpoint expects this of wrong arguments
+        raise TypeError(str(error)) from None  # export.training.checkpoint expects this of wrong arguments
 
 
 def train_run(

@@ -11,8 +11,8 @@ import numpy as np
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
-from edge.errors import Literally, UsageError
-from export.spread import spread_of
+from edge.errors import Raw, UsageError
+from export.bundle.tolerance import spread_of
 
 #: Share of the pairs of an output's values whose order a precision may reverse.
 _MOST_REVERSED = {"fp16": 0.01, "int8": 0.05}
@@ -88,13 +88,13 @@ def check_accuracy(
             fix = f"{way_out}, or export the model without the last steps that select values."
             raise UsageError(where, given=list(have.shape), expected=f"the shape in FP32, {list(want.shape)}", fix=fix)
         if want.dtype.kind != "f" and not np.array_equal(have, want):
-            given = Literally(f"{np.count_nonzero(have != want)} of {want.size} values that differ")
+            given = Raw(f"{np.count_nonzero(have != want)} of {want.size} values that differ")
             expected = "the same ones as in FP32, because they are not floating-point numbers"
             fix = f"{way_out}, or export the model with its scores in place of this output."
             raise UsageError(where, given=given, expected=expected, fix=fix)
         if want.dtype.kind == "f" and not np.isfinite(have).all():
             fix = f"{way_out}: the model exceeds the range of the precision."
-            raise UsageError(where, given=Literally("NaN or Inf"), expected="finite values", fix=fix)
+            raise UsageError(where, given=Raw("NaN or Inf"), expected="finite values", fix=fix)
     errors = errors_of(got, golden, has_rows)
     precision = option.removeprefix("--")
     limit = largest_rms(precision)
@@ -103,7 +103,7 @@ def check_accuracy(
             share = f"{_MOST_REVERSED[precision]:.0%} of the pairs of values change their order"
             raise UsageError(
                 f"RMS error of output {error.output!r} of {subject}",
-                given=Literally(f"{error.rms:.3g} of the values' spread"),
+                given=Raw(f"{error.rms:.3g} of the values' spread"),
                 expected=f"at most {limit:.3g}, with which {share}",
                 fix=f"{way_out}, or give real inputs with {' and '.join(absent)}." if absent else f"{way_out}.",
             )
@@ -123,6 +123,6 @@ def measures_of(errors: list[OutputError], place: str) -> list[Measure]:
 
 
 def _interval(squares: Array) -> tuple[float, float] | None:
-    from export.intervals import known_interval
+    from export.training.intervals import known_interval
 
     return known_interval(lambda rows: np.sqrt(rows.mean(axis=-1)), squares)

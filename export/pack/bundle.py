@@ -14,17 +14,17 @@ from edge.bundles.manifest import Artifact, ImagePreprocess, Manifest, Profile, 
 from edge.datatypes import Array
 from edge.errors import BundleError, UsageError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.exported import FULL
-from export.outputs import check_bundle, check_name
-from export.pack.golden import check_repeatable, check_rows_independent, golden_outputs, tolerance_of
-from export.pack.images import image_step, read_images
-from export.pack.inputs import RANDOM, SEED, in_runs, random_inputs, read_inputs, read_items
-from export.pack.labels import label_step
-from export.pack.model import OnnxModel, load_model, read_model
-from export.pack.options import PackOptions
-from export.pack.packed import Packed, packed_file
-from export.pack.profiles import profiles
-from export.pack.variants import Checks, Variant, check_convertible, fp16_variant, int8_variants
+from export.bundle.exported import FULL
+from export.bundle.outputs import check_bundle, check_name
+from export.bundle.pack.golden import check_repeatable, check_rows_independent, golden_outputs, tolerance_of
+from export.bundle.pack.images import image_step, read_images
+from export.bundle.pack.inputs import RANDOM, SEED, in_runs, random_inputs, read_inputs, read_items
+from export.bundle.pack.labels import label_step
+from export.bundle.pack.model import OnnxModel, load_model, read_model
+from export.bundle.pack.options import PackOptions
+from export.bundle.pack.packed import Packed, packed_file
+from export.bundle.pack.profiles import profiles
+from export.bundle.pack.variants import Checks, Variant, check_convertible, fp16_variant, int8_variants
 
 #: Used where the graph has a batch dimension and ``--max-batch-size`` is not given.
 DEFAULT_MAX_BATCH_SIZE = 8
@@ -148,7 +148,7 @@ def _with_latencies(manifest: Manifest, files: dict[str, bytes], model: OnnxMode
     """Return the manifest with predicted latencies, unless the work of the graph does not follow from its nodes."""
     if model.operators.control_flow:
         return manifest
-    from export.latencies import with_latencies  # it imports onnx, which no help needs
+    from export.bundle.latencies import with_latencies  # it imports onnx, which no help needs
 
     try:
         return with_latencies(manifest, files)

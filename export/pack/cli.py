@@ -8,12 +8,12 @@ import click
 import msgspec
 
 from edge.cli.output import json_option, print_json, print_table, progress, remark
+from export.bundle.pack.bundle import DEFAULT_MAX_BATCH_SIZE, pack_model
+from export.bundle.pack.inputs import RANDOM
+from export.bundle.pack.options import PackOptions
+from export.bundle.pack.packed import Packed, PackedFile
+from export.bundle.pack.profiles import parse_shapes
 from export.options import replace_option, repository_option, version_option
-from export.pack.bundle import DEFAULT_MAX_BATCH_SIZE, pack_model
-from export.pack.inputs import RANDOM
-from export.pack.options import PackOptions
-from export.pack.packed import Packed, PackedFile
-from export.pack.profiles import parse_shapes
 
 _PATH = click.Path(path_type=Path)
 

@@ -11,9 +11,9 @@ import numpy as np
 from edge.bundles.golden import Golden, compare, compute
 from edge.bundles.manifest import Tolerance
 from edge.datatypes import Array
-from edge.errors import GoldenError, Literally, RunnerError, UsageError
+from edge.errors import GoldenError, Raw, RunnerError, UsageError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.spread import spread_of, two_digits
+from export.bundle.tolerance import spread_of, two_digits
 
 #: The tolerance of the golden check as a share of an output's spread: other processors round differently.
 _SHARES = {"fp32": 1e-3, "fp16": 0.02, "int8": 0.1}
@@ -40,9 +40,9 @@ def golden_outputs(
         subject = f"output {name!r} of {path} on the golden inputs"
         if max_batch_size and len(output) != rows:
             fix = "Give --max-batch-size 0, because it has no batch dimension."
-            raise UsageError(subject, given=Literally(f"{len(output)} rows"), expected=f"{rows}, as sent", fix=fix)
+            raise UsageError(subject, given=Raw(f"{len(output)} rows"), expected=f"{rows}, as sent", fix=fix)
         if output.size == 0 or (output.dtype.kind == "f" and not np.isfinite(output).all()):
-            found = Literally("nothing" if output.size == 0 else "NaN or Inf")
+            found = Raw("nothing" if output.size == 0 else "NaN or Inf")
             raise UsageError(subject, given=found, expected="finite values", fix=_FIXES[given])
     return outputs
 
@@ -62,7 +62,7 @@ def outputs_of(
         return compute(runner, inputs, max_rows)
     except RunnerError as error:
         expected = "outputs for the golden inputs"
-        raise UsageError(subject, given=Literally(str(error.__cause__).strip()), expected=expected, fix=fix) from None
+        raise UsageError(subject, given=Raw(str(error.__cause__).strip()), expected=expected, fix=fix) from None
     finally:
         log.setLevel(level)
 
@@ -92,7 +92,7 @@ def check_repeatable(
         if not diff.passed:
             raise GoldenError(
                 f"output {diff.name!r} of {path} for the same inputs",
-                given=Literally(f"a largest difference of {diff.max_abs_diff:.3g}"),
+                given=Raw(f"a largest difference of {diff.max_abs_diff:.3g}"),
                 expected=f"at most {diff.allowed:.3g}",
                 fix="Export the model in evaluation mode, without random operators.",
             )
@@ -108,7 +108,7 @@ def check_rows_independent(runner: OnnxRuntimeRunner, golden: Golden, tolerance:
         if not diff.passed:
             raise UsageError(
                 f"output {diff.name!r} of {path} for a row alone and beside another one",
-                given=Literally(f"a difference of {diff.max_abs_diff:.3g}"),
+                given=Raw(f"a difference of {diff.max_abs_diff:.3g}"),
                 expected=f"at most {diff.allowed:.3g}, because a server joins the requests of several clients",
                 fix="Export the model in evaluation mode, or give --max-batch-size 0 if it has no batch dimension.",
             )

@@ -9,12 +9,12 @@ import numpy as np
 from msgspec.structs import replace
 
 from edge.bundles.image import ImagePreprocessor
-from edge.bundles.manifest import ImagePreprocess
+from edge.bundles.steps import ImagePreprocess
 from edge.datatypes import Array, TensorSpec
-from edge.errors import Literally, UsageError
-from export.imported.image_processor import read_image_processor
-from export.imported.images import sample_images
-from export.tasks.image_files import find_images, read_image, read_pixels
+from edge.errors import Raw, UsageError
+from export.data.image_files import find_images, read_image, read_pixels
+from export.importing.image_processor import read_image_processor
+from export.importing.images import sample_images
 
 #: Arrays by the names of inputs.
 Arrays = dict[str, Array]
@@ -35,7 +35,7 @@ def image_step(
     if len(inputs) > 1 or inputs[0].datatype != "FP32" or not fits:
         raise UsageError(
             f"--image for {model}",
-            given=Literally(", ".join(f"{spec.name} {spec.datatype} {list(spec.shape)}" for spec in inputs)),
+            given=Raw(", ".join(f"{spec.name} {spec.datatype} {list(spec.shape)}" for spec in inputs)),
             expected="one FP32 input [-1, 1 or 3, size, size], a batch of images of one size",
             fix="Export the model with a dynamic batch as the only dynamic dimension, or leave --image out.",
         )

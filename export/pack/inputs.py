@@ -10,7 +10,7 @@ import numpy as np
 
 from edge.bundles.manifest import Profile
 from edge.datatypes import NUMPY_TYPES, Array, TensorSpec, datatype_of
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 
 SEED = 0
 #: Name of random inputs in the provenance and in the output of the command.
@@ -31,7 +31,7 @@ def random_inputs(
             shape = (min(_ROWS, max_batch_size), *shape[1:])
         if spec.datatype == "BYTES":
             fix = "Give --inputs FILE.npz with real texts."
-            raise UsageError(f"golden input {spec.name!r}", given=Literally("text"), expected="numbers", fix=fix)
+            raise UsageError(f"golden input {spec.name!r}", given=Raw("text"), expected="numbers", fix=fix)
         floating = NUMPY_TYPES[spec.datatype].kind == "f"
         values = generator.normal(size=shape) if floating else generator.integers(0, 2, size=shape)
         arrays[spec.name] = values.astype(NUMPY_TYPES[spec.datatype])
@@ -101,7 +101,7 @@ def _read(option: str, path: Path, inputs: Sequence[TensorSpec]) -> dict[str, Ar
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except Exception as error:  # broken bytes make zipfile and NumPy raise more kinds than either documents
-        given = Literally(error.strerror if isinstance(error, OSError) and error.strerror else error)
+        given = Raw(error.strerror if isinstance(error, OSError) and error.strerror else error)
         name, keywords = path.with_suffix(".npz").name, ", ".join(f"{spec.name}=…" for spec in inputs)
         fix = f"Write it with numpy.savez({name!r}, {keywords})."
         raise UsageError(f"{option} {path}", given=given, expected="an .npz without pickles", fix=fix) from None
@@ -147,5 +147,5 @@ def _checked(
         fix = "Reshape it, or widen --shape." if -1 in spec.shape[free] else "Reshape it."
         raise UsageError(subject, given=list(array.shape), expected=expected, fix=fix)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise UsageError(subject, given=Literally("NaN or Inf"), expected="finite values", fix="Remove them.")
+        raise UsageError(subject, given=Raw("NaN or Inf"), expected="finite values", fix="Remove them.")
     return np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array

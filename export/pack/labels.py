@@ -13,7 +13,7 @@ import msgspec
 from edge.bundles.fields import MOST_CHARACTERS
 from edge.bundles.manifest import LabelPostprocess, Labels
 from edge.datatypes import TensorSpec
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 
 _LINES = "2 to 4096 lines of UTF-8"
 _FIX = "Write the label of each column in a line of its own, in the order of the columns."
@@ -31,7 +31,7 @@ def label_step(path: Path, outputs: Sequence[TensorSpec], model: Path) -> LabelP
     shapes = {spec.name: list(spec.shape) for spec in outputs if spec.datatype == "FP32"}
     fitting = [name for name, shape in shapes.items() if shape == [-1, len(labels)]]
     if len(fitting) != 1:
-        given = Literally(f"{len(labels)} lines")
+        given = Raw(f"{len(labels)} lines")
         expected = f"as many as one of the FP32 outputs of {model} has columns, {shapes}"
         raise UsageError(subject, given=given, expected=expected, fix=_FIX)
     taken = {spec.name for spec in outputs}
@@ -44,7 +44,7 @@ def _read_labels(path: Path, subject: str) -> Labels:
         # Excel and Notepad begin UTF-8 with a byte order mark. splitlines would also split at U+2028 and U+0085.
         lines = path.read_bytes().decode("utf-8-sig").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        given = Literally(error.strerror if isinstance(error, OSError) else error)
+        given = Raw(error.strerror if isinstance(error, OSError) else error)
         raise UsageError(subject, given=given, expected=_LINES, fix=_FIX) from None
     labels = [line.rstrip("\r") for line in lines]
     for number, label in enumerate(labels, 1):
@@ -54,4 +54,4 @@ def _read_labels(path: Path, subject: str) -> Labels:
     try:
         return msgspec.convert(labels, Labels)
     except msgspec.ValidationError:
-        raise UsageError(subject, given=Literally(f"{len(labels)} lines"), expected=_LINES, fix=_FIX) from None
+        raise UsageError(subject, given=Raw(f"{len(labels)} lines"), expected=_LINES, fix=_FIX) from None

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from edge.datatypes import NUMPY_TYPES, TensorName, TensorSpec
-from edge.errors import BundleError, Literally, UsageError
+from edge.errors import BundleError, Raw, UsageError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.pack.operators import Operators, all_nodes, check_operators
-from export.pack.weights import read_with_weights, tensors_of
+from export.bundle.pack.operators import Operators, all_nodes, check_operators
+from export.bundle.pack.weights import read_with_weights, tensors_of
 
 if TYPE_CHECKING:
     import onnx
@@ -86,7 +86,7 @@ def _opset(model: onnx.ModelProto, path: Path) -> int:
     opset = next((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), None)
     if opset is not None and opset in _OPSETS:
         return int(opset)
-    given, fix = Literally("none of the ONNX standard" if opset is None else opset), "Export it with opset_version=18"
+    given, fix = Raw("none of the ONNX standard" if opset is None else opset), "Export it with opset_version=18"
     if opset is not None:
         new = str(path.with_name(f"{path.stem}-opset18.onnx"))
         code = f"onnx.save(onnx.version_converter.convert_version(onnx.load({str(path)!r}), 18), {new!r})"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 
 if TYPE_CHECKING:
     import onnx
@@ -53,7 +53,7 @@ def check_operators(model: onnx.ModelProto, opset: int, path: Path) -> Operators
     if custom:
         raise UsageError(
             f"operators of {path}",
-            given=Literally(", ".join(custom)),
+            given=Raw(", ".join(custom)),
             expected=f"operators of ONNX, opset {opset}, or of ONNX Runtime ({', '.join(_ONNX_RUNTIME)})",
             fix="Replace the layers that use them by standard ones, and export the model again.",
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from export.pack.profiles import Shapes
+from export.bundle.pack.profiles import Shapes
 
 
 class PackOptions(msgspec.Struct, frozen=True):

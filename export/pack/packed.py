@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from edge.bundles.manifest import Artifact
-from export.pack.variants import Variant
+from export.bundle.pack.variants import Variant
 
 
 class PackedFile(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from edge.bundles.manifest import Profile
 from edge.datatypes import TensorSpec
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 
 #: Input to its smallest, usual and largest shape.
 Shapes = dict[str, Profile]
@@ -78,7 +78,7 @@ def _missing(specs: Sequence[TensorSpec], dimensions: Mapping[str, Sequence[str]
         options.append(f"--shape {spec.name}={':'.join(ranges)}")
     expected = f"the smallest, usual and largest {' and '.join(wanted)}"
     fix = f"Add them with the sizes that your requests have, such as {' '.join(options)}"
-    return UsageError("--shape", given=Literally("nothing"), expected=expected, fix=fix)
+    return UsageError("--shape", given=Raw("nothing"), expected=expected, fix=fix)
 
 
 def _profile(spec: TensorSpec, max_batch_size: int, given: Profile | None) -> Profile:

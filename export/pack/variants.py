@@ -9,12 +9,12 @@ from typing import NamedTuple, TypeVar
 from edge.bundles.golden import Golden, compare
 from edge.bundles.manifest import Artifact, Measure
 from edge.datatypes import Array
-from edge.errors import BundleError, Literally, UsageError
+from edge.errors import BundleError, Raw, UsageError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.exported import FULL, int8_tier
-from export.pack.accuracy import OutputError, check_accuracy, measures_of
-from export.pack.golden import outputs_of, tolerance_of
-from export.pack.model import OnnxModel
+from export.bundle.exported import FULL, int8_tier
+from export.bundle.pack.accuracy import OutputError, check_accuracy, measures_of
+from export.bundle.pack.golden import outputs_of, tolerance_of
+from export.bundle.pack.model import OnnxModel
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ def check_convertible(model: OnnxModel, option: str) -> None:
         instead = f"export the model without {given}"
     if given:
         fix = f"Leave {option} out, or {instead}."
-        raise UsageError(f"{option} for {model.path}", given=Literally(given), expected=expected, fix=fix)
+        raise UsageError(f"{option} for {model.path}", given=Raw(given), expected=expected, fix=fix)
 
 
 def fp16_variant(model: OnnxModel, checks: Checks) -> Variant:
@@ -74,8 +74,8 @@ def fp16_variant(model: OnnxModel, checks: Checks) -> Variant:
     import onnx
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST
 
-    from export.pack.simplify import simplified
-    from export.precision import half
+    from export.bundle.pack.simplify import simplified
+    from export.quantize.precision import half
 
     def convert() -> bytes:
         folded: bytes = simplified(onnx.load_model_from_string(model.data)).SerializeToString()
@@ -96,14 +96,14 @@ def int8_variants(model: OnnxModel, calibration: Sequence[Mapping[str, Array]], 
     """
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST
 
-    from export.pack.quantize import quantized
-    from export.precision import half
-    from export.quantization.static import INT8_OPSET
+    from export.bundle.pack.quantize import quantized
+    from export.quantize.precision import half
+    from export.quantize.static import INT8_OPSET
 
     made = _converted(model, "--int8", lambda: quantized(model.data, calibration, model.opset))
     if made is None:
         expected = "Conv, MatMul or Gemm with weights in FP32"
-        given, fix = Literally("none of them"), "Leave --int8 out."
+        given, fix = Raw("none of them"), "Leave --int8 out."
         raise UsageError(f"--int8 for {model.path}", given=given, expected=expected, fix=fix)
     opset = max(model.opset, INT8_OPSET)
     plain: bytes = made.SerializeToString()
@@ -116,7 +116,7 @@ def int8_variants(model: OnnxModel, calibration: Sequence[Mapping[str, Array]], 
 
 def _with_fewest_kernels(folded: bytes, checks: Checks) -> bytes:
     """Return a model in FP32 with fewer kernels, or as it is where that fails or computes something else."""
-    from export.fewest_kernels import fewest_kernels
+    from export.bundle.fewest_kernels import fewest_kernels
 
     golden = checks.golden
     try:
@@ -139,7 +139,7 @@ def _converted(model: OnnxModel, option: str, convert: Callable[[], T]) -> T:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         fix = f"Leave {option} out, or export the model with opset_version=19 and standard layers."
         expected = "a graph that the converters of ONNX and ONNX Runtime take"
-        raise UsageError(f"{option} for {model.path}", given=Literally(reason[0]), expected=expected, fix=fix) from None
+        raise UsageError(f"{option} for {model.path}", given=Raw(reason[0]), expected=expected, fix=fix) from None
 
 
 def _checked(
@@ -174,12 +174,12 @@ def _checked(
 
 def _check_range(data: bytes, option: str, subject: str, checks: Checks) -> None:
     """Check the first golden row alone, because all intermediate results stay in memory."""
-    from export.pack.overflow import overflowing_tensor
+    from export.bundle.pack.overflow import overflowing_tensor
 
     rows = slice(0, 1 if checks.max_batch_size else None)
     inputs = {name: array[rows] for name, array in checks.golden.inputs.items()}
     tensor = overflowing_tensor(data, inputs, subject)
     if tensor is not None:
-        given = Literally("NaN, or a value above 65504")
+        given = Raw("NaN, or a value above 65504")
         fix = f"Leave {option} out, or scale the weights so that it is smaller."
         raise UsageError(f"tensor {tensor!r} of {subject}", given=given, expected="the range of FP16", fix=fix)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge.errors import Literally, UsageError
-from export.pack.operators import all_nodes
+from edge.errors import Raw, UsageError
+from export.bundle.pack.operators import all_nodes
 
 if TYPE_CHECKING:
     import onnx
@@ -44,7 +44,7 @@ def read_with_weights(path: Path) -> tuple[onnx.ModelProto, bytes]:
     if missing:
         raise UsageError(
             f"weights of {path}",
-            given=Literally(f"no file {', '.join(missing)} in {path.parent}"),
+            given=Raw(f"no file {', '.join(missing)} in {path.parent}"),
             expected=f"the external data of the model: {', '.join(external)}",
             fix="Copy these files beside the model, under the names that they had when it was exported.",
         )
@@ -55,7 +55,7 @@ def read_with_weights(path: Path) -> tuple[onnx.ModelProto, bytes]:
     except Exception as error:  # onnx.checker, protobuf and the operating system raise classes of their own
         fix = "Export the model again, without external data if it is below 2 GiB."
         expected = "external data that onnx reads"
-        raise UsageError(f"weights of {path}", given=Literally(error), expected=expected, fix=fix) from None
+        raise UsageError(f"weights of {path}", given=Raw(error), expected=expected, fix=fix) from None
 
 
 def _external_files(model: onnx.ModelProto) -> list[str]:
@@ -76,7 +76,7 @@ def tensors_of(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 def _check_size(path: Path, size: int) -> None:
     if size > MOST_BYTES:
-        given = Literally(f"{size / _GIB:.2f} GiB")
+        given = Raw(f"{size / _GIB:.2f} GiB")
         fix = "Export the model in FP16, which halves it, or split it into two models."
         expected = "less than 2 GiB with all weights, protobuf's limit for the one ONNX file of a bundle"
         raise UsageError(f"size of {path}", given=given, expected=expected, fix=fix)
@@ -84,4 +84,4 @@ def _check_size(path: Path, size: int) -> None:
 
 def _no_model(path: Path, given: object) -> UsageError:
     fix = "Give the .onnx file that your framework exported, such as that of torch.onnx.export."
-    return UsageError(f"model {path}", given=Literally(given), expected="an ONNX model", fix=fix)
+    return UsageError(f"model {path}", given=Raw(given), expected="an ONNX model", fix=fix)

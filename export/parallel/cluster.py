@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from edge import __version__
 from edge.cli.output import working
-from edge.errors import Literally, UsageError
-from export.parallel.process import run_in_process
-from export.processor import cores
+from edge.errors import Raw, UsageError
+from export.training.jobs import run_in_process
+from export.training.provenance import cores
 
 _LOOK_SECONDS, _CONNECT_SECONDS = 0.5, 10.0
 
@@ -74,11 +74,11 @@ def open_cluster(address: str, logs: Path, *, gpu: bool) -> Iterator[Cluster]:
     except Exception as error:  # of any class: a node that starts too slowly is a plain Exception
         expected = "local, auto, or the address of a running cluster"
         fix = "Start one with 'ray start --head', give --ray local, or leave --ray out."
-        raise UsageError(subject, given=Literally(_first_line(error)), expected=expected, fix=fix) from None
+        raise UsageError(subject, given=Raw(_first_line(error)), expected=expected, fix=fix) from None
     try:
         number = int(ray.cluster_resources().get("GPU" if gpu else "CPU", 0))
         if not number:
-            given = Literally("no GPU" if gpu else "no processor")
+            given = Raw("no GPU" if gpu else "no processor")
             fix = "Add a node that has one, or leave --ray out."
             raise UsageError(subject, given=given, expected="one for each job", fix=fix)
         _check_nodes(ray, subject, logs)
@@ -123,7 +123,7 @@ def _check_nodes(ray: Any, subject: str, logs: Path) -> None:
             if problem:
                 expected = f"Fewheads {__version__}, and the working directory and {logs} at the same paths as here"
                 fix = "Mount a file system that all nodes share, and give an --out on it."
-                raise UsageError(subject, given=Literally(f"node {name}: {problem}"), expected=expected, fix=fix)
+                raise UsageError(subject, given=Raw(f"node {name}: {problem}"), expected=expected, fix=fix)
 
 
 def _probe(version: str, directory: str, file: str, written: str) -> str | None:

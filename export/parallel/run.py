@@ -11,11 +11,9 @@ from pathlib import Path
 from rich.progress import TaskID
 
 from edge.cli.output import progress, remark
-from edge.errors import Literally
+from edge.errors import Raw
 from export.errors import JobError
-from export.parallel.job import Job, Outcome
-from export.parallel.process import last_line
-from export.parallel.workers import Run, open_workers
+from export.training.jobs import Job, Outcome, Run, last_line, open_workers
 
 _LOOK_SECONDS = 1.0
 
@@ -37,7 +35,7 @@ def run_all(
     Args:
         logs: a directory for ``NAME.log``, to which a second run of a job appends.
         workers: the most jobs at a time; None is one for each core, or each GPU, of this machine or the cluster.
-        ray: a cluster, as :func:`export.parallel.cluster.open_cluster` takes it; None is this machine.
+        ray: a cluster, as :func:`export.training.jobs.open_cluster` takes it; None is this machine.
         gpu: whether each job gets a GPU, which no other job sees.
         on_outcome: called after each job that was run.
 
@@ -56,7 +54,7 @@ def run_all(
     with open_workers(ray, logs, gpu=gpu) as (run, number):
         failed = _run_each(missing, logs, run, workers or number, on_outcome)
     if failed:
-        given = Literally(f"{len(failed)} of {len(missing)} that failed: {', '.join(failed)}")
+        given = Raw(f"{len(failed)} of {len(missing)} that failed: {', '.join(failed)}")
         fix = f"Read their logs in {logs}, and give the same command: it runs what is missing."
         raise JobError("jobs", given=given, expected="all of them to finish", fix=fix)
 
@@ -98,7 +96,7 @@ def _outcome(job: Job, log: Path, run: Run, stop: threading.Event) -> Outcome:
     if reason is None:
         return Outcome(job, seconds, None)
     fix = f"Read {log}, and give the same command again."
-    failure = JobError(f"job {job.name}", given=Literally(reason), expected=f"a result in {job.output}", fix=fix)
+    failure = JobError(f"job {job.name}", given=Raw(reason), expected=f"a result in {job.output}", fix=fix)
     return Outcome(job, seconds, failure)
 
 

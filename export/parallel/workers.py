@@ -9,8 +9,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from export.parallel.process import run_in_process
-from export.processor import cores
+from export.training.jobs import run_in_process
+from export.training.provenance import cores
 
 if TYPE_CHECKING:
     from export.training.device import DeviceName
@@ -42,7 +42,7 @@ def open_workers(ray: str | None, logs: Path, *, gpu: bool) -> Iterator[Workers]
         UsageError: the cluster cannot be used, or has no GPU.
     """
     if ray is not None:
-        from export.parallel.cluster import open_cluster
+        from export.training.jobs import open_cluster
 
         with open_cluster(ray, logs, gpu=gpu) as cluster:
             yield Workers(cluster.run, cluster.number)

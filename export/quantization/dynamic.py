@@ -10,8 +10,8 @@ from onnx import ModelProto
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.quant_utils import add_pre_process_metadata
 
-from export.precision import checked, loaded
-from export.quantization.projections import projections
+from export.quantize.precision import checked, loaded
+from export.quantize.projections import projections
 
 
 def dynamic_int8(model: bytes, *, has_head: bool = True) -> bytes:

@@ -8,7 +8,7 @@ from onnx import ModelProto, NodeProto
 def projections(model: ModelProto, has_head: bool) -> list[NodeProto]:
     """Return the products with weights in the order of computation; of a model with a head, up to the last norm.
 
-    Their names are those of the torch modules: see :func:`export.convert.to_onnx`.
+    Their names are those of the torch modules: see :func:`export.models.convert.to_onnx`.
     """
     weights = {initializer.name for initializer in model.graph.initializer}
     nodes = list(model.graph.node)

@@ -18,8 +18,8 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 from edge.datatypes import Array
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.precision import loaded
-from export.quantization.projections import projections
+from export.quantize.precision import loaded
+from export.quantize.projections import projections
 
 _BINS = 4096
 #: Levels of INT8 on each side of 0.
@@ -34,7 +34,7 @@ _UNSMOOTHED = ("down",)
 
 
 class Scheme(msgspec.Struct, frozen=True):
-    """How ranges are chosen. The defaults lost least on the hold-outs; see LIMITS.md in :mod:`export.reduction`.
+    """How ranges are chosen. The defaults lost least on the hold-outs; see LIMITS.md in :mod:`export.reduce`.
 
     Attributes:
         clip: keep the ``largest`` value; the smallest range with a share ``percentile`` of the values; or the range
@@ -77,7 +77,7 @@ def input_ranges(
     """Return the range of the input of each product, by the product's name; those that share an input share its range.
 
     Args:
-        model: in FP32, as :func:`export.convert.to_onnx` writes it.
+        model: in FP32, as :func:`export.models.convert.to_onnx` writes it.
         batches: inputs without padding.
         has_head: whether a task head follows the last normalisation; its products have no range.
     """

@@ -10,10 +10,10 @@ from onnx import ModelProto, NodeProto, numpy_helper
 from onnx.helper import make_node
 
 from edge.datatypes import Array
-from export.fewest_kernels import fewest_kernels
-from export.precision import checked, half, loaded
-from export.quantization.projections import projections
-from export.quantization.ranges import LEVELS, InputRange, scale_of
+from export.bundle.fewest_kernels import fewest_kernels
+from export.quantize.precision import checked, half, loaded
+from export.quantize.projections import projections
+from export.quantize.ranges import LEVELS, InputRange, scale_of
 
 #: QuantizeLinear and DequantizeLinear take FP16 scales from here on; TensorRT 10.3 reads up to 20.
 INT8_OPSET = 19
@@ -23,12 +23,12 @@ def static_int8(model: bytes, ranges: Mapping[str, InputRange], *, fp32_head: bo
     """Return the model for TensorRT with INT8 matrix products, and FP16 for the rest.
 
     Each product with a range gets QuantizeLinear and DequantizeLinear on both inputs: symmetric, as TensorRT demands,
-    per channel for weights, and per tensor for activations. All else is that of :func:`export.precision.half`.
+    per channel for weights, and per tensor for activations. All else is that of :func:`export.quantize.precision.half`.
 
     Args:
-        model: in FP32, as :func:`export.convert.to_onnx` writes it.
-        ranges: of :func:`export.quantization.ranges.input_ranges`, or those that a model was trained with.
-        fp32_head: see :func:`export.precision.half`.
+        model: in FP32, as :func:`export.models.convert.to_onnx` writes it.
+        ranges: of :func:`export.quantize.ranges.input_ranges`, or those that a model was trained with.
+        fp32_head: see :func:`export.quantize.precision.half`.
     """
     return half(fewest_kernels(quantized(model, ranges)), fp32_head=fp32_head)
 

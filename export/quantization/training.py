@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from export.quantization.ranges import LEVELS, InputRange
+from export.quantize.ranges import LEVELS, InputRange
 
 
 class RoundedLinear(nn.Linear):
@@ -56,7 +56,7 @@ def unrounded(model: nn.Module) -> dict[str, float]:
 
 
 def trained_ranges(largest: Mapping[str, float]) -> dict[str, InputRange]:
-    """Return the ranges of :func:`unrounded` for :func:`export.quantization.static.static_int8`."""
+    """Return the ranges of :func:`unrounded` for :func:`export.quantize.static.static_int8`."""
     return {name: InputRange(limit) for name, limit in largest.items()}
 
 
@@ -81,6 +81,6 @@ def _replaced(model: nn.Module, name: str, kind: type[nn.Linear]) -> nn.Linear:
 
 
 def _scale(largest: Tensor) -> Tensor:
-    """Return the scales of :func:`export.quantization.ranges.scale_of` for a tensor."""
+    """Return the scales of :func:`export.quantize.ranges.scale_of` for a tensor."""
     scales = (largest / LEVELS).half().float()
     return torch.where(scales > 0, scales, 1.0)

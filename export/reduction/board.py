@@ -18,20 +18,20 @@ from torch import nn
 
 from edge.bundles.manifest import Profile
 from edge.files import sha256, write_whole
-from export.convert import golden_of
+from export.bundle.tier_files import export_tier
 from export.estimate.devices import BoardMode
 from export.estimate.model import RUNTIME, how_counted, kernels
 from export.estimate.operations import work_of
 from export.estimate.roofline import Prediction, Regime, predict, summed
 from export.estimate.transformers import layer_kernels
 from export.estimate.work import Work
-from export.points import MAX_BATCH_SIZE, Point
-from export.quantization.ranges import Scheme
-from export.reduction.grid import Grid, Times, widest
-from export.reduction.latency import feeds_of, without_layers
-from export.runtimes import export_tier
-from export.tasks.objectives import Head
-from export.transformer import Layer, LayerShape, TransformerConfig
+from export.finetune.objectives import Head
+from export.models.convert import golden_of
+from export.models.transformer import Layer, LayerShape, TransformerConfig
+from export.quantize.ranges import Scheme
+from export.reduce.grid import Grid, Times, widest
+from export.reduce.latency import feeds_of, without_layers
+from export.training.points import MAX_BATCH_SIZE, Point
 
 
 class Structure(NamedTuple):

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from edge.errors import Literally
+from edge.errors import Raw
+from export.data.tokens import Batch
 from export.errors import ReductionError
-from export.reduction.states import Padded, recorded, tokens_of
-from export.tasks.tokens import Batch
-from export.transformer import Layer, Transformer
+from export.models.transformer import Layer, Transformer
+from export.reduce.states import Padded, recorded, tokens_of
 
 
 class Moments:
@@ -87,7 +87,7 @@ def check_calibration(transformer: Transformer, batches: Sequence[Batch]) -> Non
     for number, batch in enumerate(batches):
         images, pixels = transformer.config.architecture == "vit", batch.inputs.dim() == 4
         if images != pixels:
-            given = Literally(f"inputs of shape {list(batch.inputs.shape)}")
+            given = Raw(f"inputs of shape {list(batch.inputs.shape)}")
             expected = "pixels [N, channels, size, size]" if images else "token ids [N, T]"
             raise ReductionError(
                 f"calibration batch {number}", given=given, expected=expected, fix="Give its own data."
@@ -96,7 +96,7 @@ def check_calibration(transformer: Transformer, batches: Sequence[Batch]) -> Non
     widest = max((max(s.num_heads * s.head_dim, s.ffn_dim) for s in transformer.config.layers), default=0)
     if tokens <= widest:
         inputs = sum(len(batch.inputs) for batch in batches)
-        given = Literally(f"{tokens} tokens without padding in {inputs} inputs")
+        given = Raw(f"{tokens} tokens without padding in {inputs} inputs")
         expected = f"more than {widest}, the widest layer's features"
         needed = inputs * (widest + 1) // max(tokens, 1) + 1
         fix = f"Give more training examples, or more of them with --calibration: of this length, {needed} at least."
@@ -161,5 +161,5 @@ def _token_count(transformer: Transformer, batch: Batch) -> int:
 def _check_finite(statistics: AttentionStatistics | FeedForwardStatistics) -> None:
     for name, value in statistics._asdict().items():
         if not torch.isfinite(value).all():
-            given, fix = Literally("NaN or Inf"), "Check the weights, and the inputs of the calibration set."
+            given, fix = Raw("NaN or Inf"), "Check the weights, and the inputs of the calibration set."
             raise ReductionError(f"activations, by their {name}", given=given, expected="finite numbers", fix=fix)

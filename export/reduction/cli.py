@@ -7,24 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from edge.bench.layer_latencies import LayerLatencies
 from edge.cli.options import check_plot
 from edge.cli.output import json_option, print_json, print_table, remark
-from edge.errors import Literally, UsageError
-from edge.profiling.table import LatencyTable
-from export.loading import loading_torch
-from export.looped import MODEL as LOOPED
-from export.looped.reduce_cli import SizeOptions, check_others, print_reduced, shrink_run, size_options
-from export.options import (
-    DIRECTORY,
-    device_option,
-    imported_data_option,
-    out_option,
-    replace_option,
-    run_data_dir_option,
-)
-from export.outputs import check_file, check_run
-from export.points import THIS, points_of
-from export.reduction.options import (
+from edge.errors import Raw, UsageError
+from export.bundle.outputs import check_file, check_run
+from export.commands.reduce_options import (
     LATENCIES,
     Target,
     calibration_option,
@@ -35,14 +23,26 @@ from export.reduction.options import (
     reduction_progress,
     target_option,
 )
-from export.reduction.strategy import OFFERED, Strategy
-from export.runs import recorded
-from export.tasks import data_inputs, needed_data
-from export.tasks.command import restoring_command
+from export.finetune import data_inputs, needed_data
+from export.finetune.recipe import restoring_command
+from export.loading import loading_torch
+from export.options import (
+    DIRECTORY,
+    device_option,
+    imported_data_option,
+    out_option,
+    replace_option,
+    run_data_dir_option,
+)
+from export.papers.looped import MODEL as LOOPED
+from export.papers.looped.reduce_cli import SizeOptions, check_others, print_reduced, shrink_run, size_options
+from export.reduce.strategy import OFFERED, Strategy
+from export.training.points import THIS, points_of
+from export.training.runs import recorded
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
-    from export.reduction.run import Reduced
+    from export.reduce.run import Reduced
     from export.training.device import DeviceName
 
 #: Options that looped runs do not have.
@@ -143,7 +143,7 @@ def reduce(
         check_file("--plot", plot, {**inputs, "--out": out}, replace=replace)
         check_plot(plot)
     with loading_torch():
-        from export.reduction.run import reduce_run, state_of
+        from export.reduce.run import reduce_run, state_of
     if state_of(run, out).exists():
         remark(f"{out.name}: resumes from the timings and layers in {state_of(run, out)}")
     with reduction_progress() as (on_shape, on_progress):
@@ -173,7 +173,7 @@ def reduce(
         assert config is not None  # reduced from a run
         _print(reduced, restoring_command(config, data_dir, model=out, teacher=run))
     if plot:  # last, so that a failure loses no results
-        from export.reduction.plot import draw
+        from export.reduce.plot import draw
 
         draw(reduced, plot)
 
@@ -184,7 +184,7 @@ def _target(name: str | None, table: Path | None) -> Target:
         return table or "this"
     if table:
         fix = "Leave --latency-table out for a prediction, or --for to plan with the table."
-        given = Literally(f"--for {name} and --latency-table {table}")
+        given = Raw(f"--for {name} and --latency-table {table}")
         raise UsageError("the device to plan for", given=given, expected="one of them", fix=fix)
     return parse_target(name)
 
@@ -203,7 +203,7 @@ def _print(reduced: Reduced, restoring: str) -> None:
         )
         for layer in reduced.layers
     ]
-    planned, where = reduced.planned, LatencyTable(key=reduced.latency_key).name
+    planned, where = reduced.planned, LayerLatencies(key=reduced.latency_key).name
     left_out = sorted(set(range(planned.original_layers)) - set(planned.kept))
     removed = f", without layers {', '.join(map(str, left_out))}" if left_out else ""
     print_table(f"Reduced to {reduced.directory}{removed}", columns, rows)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import msgspec
 
-from export.points import Point, PointTimes
-from export.reduction.device import check_points, devices_of
-from export.reduction.grid import grid_of, widest
-from export.reduction.options import Target
-from export.reduction.reduce import Progress, measure_losses
-from export.reduction.run import open_source, state_of
-from export.reduction.search import check_target, choose_shapes
-from export.transformer import LayerShape
+from export.commands.reduce_options import Target
+from export.models.transformer import LayerShape
+from export.reduce.device import check_points, devices_of
+from export.reduce.grid import grid_of, widest
+from export.reduce.reduce import Progress, measure_losses
+from export.reduce.run import open_source, state_of
+from export.reduce.search import check_target, choose_shapes
+from export.training.points import Point, PointTimes
 
 
 class DevicePlan(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ def compare_plans(
 ) -> PlanComparison:
     """Plan a model for several devices, without reducing it.
 
-    Timings and losses are kept where :func:`export.reduction.run.reduce_run` finds them.
+    Timings and losses are kept where :func:`export.reduce.run.reduce_run` finds them.
 
     Raises:
         UsageError: the model does not take an operating point, or a latency table is of another model.

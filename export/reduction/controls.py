@@ -10,17 +10,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from edge.errors import Literally
+from edge.errors import Raw
+from export.data.tokens import Batch
 from export.errors import PlanError
-from export.reduction.grid import Times, widest
-from export.reduction.plan import LayerPlan, Plan
-from export.reduction.search import Losses
-from export.reduction.states import gradient_importance
-from export.reduction.strategy import Strategy
-from export.reduction.sublayers import Method
-from export.tasks.objectives import Head
-from export.tasks.tokens import Batch
-from export.transformer import LayerShape, TransformerConfig
+from export.finetune.objectives import Head
+from export.models.transformer import LayerShape, TransformerConfig
+from export.reduce.grid import Times, widest
+from export.reduce.plan import LayerPlan, Plan
+from export.reduce.search import Losses
+from export.reduce.states import gradient_importance
+from export.reduce.strategy import Strategy
+from export.reduce.sublayers import Method
 
 #: Hidden units of a uniform shape come in multiples of this.
 _UNITS = 32
@@ -59,7 +59,7 @@ def uniform_shapes(
         if len(fitting):
             found[shapes[fitting[-1]]] = float(attention[option] + lost[fitting[-1]])
     if not found:
-        given, fix = Literally(f"{target_speedup:g}x"), "Ask for less, or let the search choose the shapes."
+        given, fix = Raw(f"{target_speedup:g}x"), "Ask for less, or let the search choose the shapes."
         raise PlanError("target speed-up", given=given, expected="what one shape for all layers reaches", fix=fix)
     return [min(found, key=found.__getitem__)] * len(config.layers)
 
@@ -73,7 +73,7 @@ def first_layers(model: Head, times: Times, target_speedup: float) -> Plan:
     config = model.transformer.config
     if len(config.layers) == 1:
         fix = "Start from a model of several layers."
-        raise PlanError("the first layers", given=Literally("a model of one layer"), expected="two at least", fix=fix)
+        raise PlanError("the first layers", given=Raw("a model of one layer"), expected="two at least", fix=fix)
     whole = times.of(config.layers)
     speedups = [whole / times.of(config.layers[:number]) for number in range(1, len(config.layers))]
     number = 1 + int(np.abs(np.log(np.array(speedups) / target_speedup)).argmin())

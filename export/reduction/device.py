@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from edge.bench.layer_latencies import PREDICTION, Label, LayerLatencies
 from edge.errors import UsageError
-from edge.profiling.table import PREDICTION, Label, LatencyTable
+from export.commands.reduce_options import LATENCIES, Target
 from export.estimate.devices import DEVICES, BoardMode
 from export.estimate.model import RUNTIME
-from export.points import THIS, Point, PointTimes
-from export.reduction.board import Counted, Predicted, count_kernels, predict_times
-from export.reduction.grid import Grid, Times
-from export.reduction.latency import machine_key, measure_times, model_key, table_times
-from export.reduction.options import LATENCIES, Target
-from export.tasks.objectives import Head
-from export.transformer import LayerShape, TransformerConfig
+from export.finetune.objectives import Head
+from export.models.transformer import LayerShape, TransformerConfig
+from export.reduce.board import Counted, Predicted, count_kernels, predict_times
+from export.reduce.grid import Grid, Times
+from export.reduce.latency import machine_key, measure_times, model_key, table_times
+from export.training.points import THIS, Point, PointTimes
 
 
 class Device(NamedTuple):
@@ -88,7 +88,7 @@ def devices_of(
             found.append(_tabled(target, config, grid, points))
         else:
             times = measure_times(model, grid, points, cache=state / LATENCIES, on_shape=on_shape)
-            table = LatencyTable(key=machine_key(config))
+            table = LayerLatencies(key=machine_key(config))
             found.append(Device(table.name, THIS, table.label, table.key, tuple(points), tuple(times)))
     return found
 
@@ -113,7 +113,7 @@ def _predicted(
 
 
 def _tabled(path: Path, config: TransformerConfig, grid: Grid, points: Sequence[Point]) -> Device:
-    table = LatencyTable.read(path)
+    table = LayerLatencies.read(path)
     times = table_times(table, config, grid, points, f"latency table {path}")
     words = [table.key[name] for name in ("device", "power_mode") if table.key.get(name)]
     return Device(table.name, " ".join(words) or path.stem, table.label, table.key, tuple(points), tuple(times))

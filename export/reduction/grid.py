@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edge.datatypes import Array
-from export.transformer import LayerShape, TransformerConfig
+from export.models.transformer import LayerShape, TransformerConfig
 
 #: Widths of heads that TensorRT fuses in FP16 and in INT8.
 _RANKS = (16, 32, 64)

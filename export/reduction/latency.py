@@ -18,17 +18,17 @@ import onnxruntime
 import torch
 from torch import nn
 
+from edge.bench.conditions import cpu_name
+from edge.bench.layer_latencies import Comparison, LayerLatencies, Rest, Shape, Timing, check_key
+from edge.bench.timing import compared, times_in_turns
 from edge.datatypes import Array
-from edge.errors import Literally, UsageError, Whole
-from edge.profiling.conditions import cpu_name
-from edge.profiling.table import Comparison, LatencyTable, Rest, Shape, Timing, check_key
-from edge.profiling.timing import compared, times_in_turns
+from edge.errors import Raw, UsageError, Whole
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.convert import to_onnx
-from export.points import Point
-from export.reduction.grid import Grid, Times, widest
-from export.tasks.objectives import Head
-from export.transformer import Layer, LayerShape, TransformerConfig
+from export.finetune.objectives import Head
+from export.models.convert import to_onnx
+from export.models.transformer import Layer, LayerShape, TransformerConfig
+from export.reduce.grid import Grid, Times, widest
+from export.training.points import Point
 
 #: The least time of a layer, in units of a dense one: without heads and units, its normalisations remain.
 _LEAST_TIME = 0.01
@@ -70,7 +70,7 @@ def measure_layers(
     cache: Path | None = None,
     calls: int = 60,
     on_shape: Callable[[int, int], None] = lambda done, shapes: None,
-) -> LatencyTable:
+) -> LayerLatencies:
     """Measure the shapes that are not in the cache, and update the cache after every shape.
 
     Args:
@@ -132,7 +132,7 @@ def measure_times(
 
 
 def table_times(
-    table: LatencyTable, config: TransformerConfig, grid: Grid, points: Sequence[Point], subject: str
+    table: LayerLatencies, config: TransformerConfig, grid: Grid, points: Sequence[Point], subject: str
 ) -> list[Times]:
     """Return the same as :func:`measure_times`, from a device's table; ``subject`` names the table in errors.
 
@@ -148,7 +148,7 @@ def table_times(
     return [_times(table, config, grid, point) for point in points]
 
 
-def _check_point(table: LatencyTable, shapes: Sequence[Shape], point: Point, subject: str) -> None:
+def _check_point(table: LayerLatencies, shapes: Sequence[Shape], point: Point, subject: str) -> None:
     subject, tokens = f"{subject} at {point.name}", point.tokens
     missing = [shape.name for shape in shapes if table.find(shape, tokens, point.batch) is None]
     rest = table.find_rest(tokens, point.batch)
@@ -169,12 +169,12 @@ def _check_point(table: LatencyTable, shapes: Sequence[Shape], point: Point, sub
         if t.throttled and (t.tokens, t.batch) == (tokens, point.batch) and t.shape in shapes
     ]
     if throttled or rest.throttled:
-        given = Literally(f"{len(throttled) + rest.throttled} timings of a device that throttled")
+        given = Raw(f"{len(throttled) + rest.throttled} timings of a device that throttled")
         fix = "Cool the device, and give the same 'fewheads profile' again: it repeats these timings alone."
         raise UsageError(subject, given=given, expected="steady clocks", fix=fix)
 
 
-def _times(table: LatencyTable, config: TransformerConfig, grid: Grid, point: Point) -> Times:
+def _times(table: LayerLatencies, config: TransformerConfig, grid: Grid, point: Point) -> Times:
     """Return the milliseconds at a point of a complete table."""
     dense, rest = table.find(widest(config), point.tokens, point.batch), table.find_rest(point.tokens, point.batch)
     assert dense is not None
@@ -183,7 +183,7 @@ def _times(table: LatencyTable, config: TransformerConfig, grid: Grid, point: Po
     return Times(grid, _layers(table, config, grid, point) * layer_ms, rest.dense_layers * layer_ms)
 
 
-def _layers(table: LatencyTable, config: TransformerConfig, grid: Grid, point: Point) -> Array:
+def _layers(table: LayerLatencies, config: TransformerConfig, grid: Grid, point: Point) -> Array:
     """Return the times of all pairs of options in units of the dense layer, half of which is assigned to each half."""
     halves = []
     for options in grid.beside(widest(config)):
@@ -238,8 +238,8 @@ def layer_feeds(config: TransformerConfig, tokens: int, batch: int = 1) -> dict[
     return {"x": x, "mask": np.ones((batch, tokens), dtype=np.int64)}
 
 
-def _cached(cache: Path | None, key: dict[str, str]) -> LatencyTable:
+def _cached(cache: Path | None, key: dict[str, str]) -> LayerLatencies:
     with suppress(UsageError):  # it can be measured again, so a broken one is as good as none
-        if cache is not None and (table := LatencyTable.read(cache)).key == key:
+        if cache is not None and (table := LayerLatencies.read(cache)).key == key:
             return table
-    return LatencyTable(key=key)
+    return LayerLatencies(key=key)

@@ -21,8 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from export.attention import MultiHeadAttention
-from export.reduction.calibration import AttentionStatistics
+from export.models.attention import MultiHeadAttention
+from export.reduce.calibration import AttentionStatistics
 
 #: Added to covariances, in units of their mean variance, so that rarely used directions are not amplified.
 RIDGE = 1e-4

@@ -13,10 +13,10 @@ from edge.cli.output import progress
 from edge.errors import UsageError
 from export.estimate.devices import BOARD_MODES, BoardMode
 from export.options import F
-from export.points import THIS, PointTimes
+from export.training.points import THIS, PointTimes
 
 if TYPE_CHECKING:
-    from export.reduction.reduce import Progress
+    from export.reduce.reduce import Progress
 
 #: Times of the shapes of layers, in the state of a reduction and in the directory of a frontier.
 LATENCIES = "latency.json"
@@ -50,7 +50,7 @@ _precision_option = click.option(
 
 
 def points_options(command: F) -> F:
-    """Add ``--tokens``, ``--batch`` and ``--precision``; :func:`export.points.points_of` reads the first two."""
+    """Add ``--tokens``, ``--batch`` and ``--precision``; :func:`export.training.points.points_of` reads the first two."""
     return _tokens_option(_batch_option(_precision_option(command)))
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from edge.errors import Literally
+from edge.errors import Raw
 from export.errors import PlanError
-from export.transformer import LayerShape, TransformerConfig
+from export.models.transformer import LayerShape, TransformerConfig
 
 #: Allowed distance of a measured speed-up above its bound: clocks are noisy, and softmax and GELU, which are not
 #: counted, shrink with heads and units too.
@@ -111,13 +111,13 @@ def plan_of(config: TransformerConfig, shapes: Sequence[LayerShape | None]) -> P
 def check_plan(plan: Plan, config: TransformerConfig, subject: str) -> None:
     """Check that a plan makes the layers of a model smaller."""
     if (plan.dim, plan.dense) != (config.dim, config.layers):
-        given = Literally("the plan of another model")
+        given = Raw("the plan of another model")
         raise PlanError(subject, given=given, expected=f"one for {len(config.layers)} layers of this", fix=_FIX)
     if len(plan.layers) != len(plan.dense):
         expected = f"{len(plan.dense)} layers"
-        raise PlanError(subject, given=Literally(f"{len(plan.layers)} layers"), expected=expected, fix=_FIX)
+        raise PlanError(subject, given=Raw(f"{len(plan.layers)} layers"), expected=expected, fix=_FIX)
     if not plan.kept:
-        raise PlanError(subject, given=Literally("no layer"), expected="one layer at least", fix=_FIX)
+        raise PlanError(subject, given=Raw("no layer"), expected="one layer at least", fix=_FIX)
     for number, (layer, dense) in enumerate(zip(plan.layers, plan.dense, strict=True)):
         if layer is None:
             continue

@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from edge.bench.layer_latencies import PREDICTION
 from edge.cli.options import check_plot
 from edge.cli.output import json_option, print_json, print_table
-from edge.profiling.table import PREDICTION
-from export.loading import loading_torch
-from export.options import DIRECTORY, imported_data_option, replace_option, run_data_dir_option
-from export.outputs import check_file
-from export.points import THIS, points_of
-from export.reduction.options import (
+from export.bundle.outputs import check_file
+from export.commands.reduce_options import (
     calibration_option,
     check_precision,
     parse_target,
@@ -23,12 +20,15 @@ from export.reduction.options import (
     reduction_progress,
     target_option,
 )
-from export.runs import recorded
-from export.tasks import data_inputs, needed_data
+from export.finetune import data_inputs, needed_data
+from export.loading import loading_torch
+from export.options import DIRECTORY, imported_data_option, replace_option, run_data_dir_option
+from export.training.points import THIS, points_of
+from export.training.runs import recorded
 
 if TYPE_CHECKING:
-    from export.reduction.comparison import PlanComparison
-    from export.transformer import LayerShape
+    from export.models.transformer import LayerShape
+    from export.reduce.comparison import PlanComparison
 
 
 @click.command()
@@ -82,7 +82,7 @@ def plan(
         check_file("--plot", plot, {"RUN": run, **data_inputs(config, data_dir)}, replace=replace)
         check_plot(plot)
     with loading_torch():
-        from export.reduction.comparison import compare_plans
+        from export.reduce.comparison import compare_plans
     with reduction_progress() as (on_shape, on_progress):
         compared = compare_plans(
             run,
@@ -100,7 +100,7 @@ def plan(
     else:
         _print(compared)
     if plot:
-        from export.reduction.plot import draw_plans
+        from export.reduce.plot import draw_plans
 
         draw_plans(compared, plot)
 

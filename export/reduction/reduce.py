@@ -18,15 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edge.errors import Literally
+from edge.errors import Raw
+from export.data.tokens import Batch, Rows, sorted_batches
 from export.errors import ReductionError
-from export.reduction.calibration import attention_statistics, check_calibration, feed_forward_statistics
-from export.reduction.controls import chosen, first_layers, uniform_shapes
-from export.reduction.grid import Grid, Times
-from export.reduction.plan import LayerPlan, Plan, check_plan, plan_of
-from export.reduction.refit import refitted, sums
-from export.reduction.search import Losses, LossMeter, choose_shapes
-from export.reduction.states import (
+from export.finetune.objectives import Head, imitation_loss, outputs_of
+from export.models.transformer import Layer, LayerShape
+from export.reduce.calibration import attention_statistics, check_calibration, feed_forward_statistics
+from export.reduce.controls import chosen, first_layers, uniform_shapes
+from export.reduce.grid import Grid, Times
+from export.reduce.plan import LayerPlan, Plan, check_plan, plan_of
+from export.reduce.refit import refitted, sums
+from export.reduce.search import Losses, LossMeter, choose_shapes
+from export.reduce.states import (
     Padded,
     after_attention,
     after_feed_forward,
@@ -34,8 +37,8 @@ from export.reduction.states import (
     layers_of,
     relative_error,
 )
-from export.reduction.strategy import Strategy
-from export.reduction.sublayers import (
+from export.reduce.strategy import Strategy
+from export.reduce.sublayers import (
     AttentionReducer,
     FeedForwardReducer,
     Method,
@@ -44,10 +47,7 @@ from export.reduction.sublayers import (
     with_attention,
     with_feed_forward,
 )
-from export.tasks.objectives import Head, imitation_loss, outputs_of
-from export.tasks.tokens import Batch, Rows, sorted_batches
-from export.training.state import fingerprint, load_state, save_state
-from export.transformer import Layer, LayerShape
+from export.training.checkpoint import fingerprint, load_state, save_state
 
 _BATCH = 32
 #: About how many tokens the losses of the options are measured on, in units of the widest layer's features: losses take
@@ -80,7 +80,7 @@ class LayerReport(msgspec.Struct, frozen=True):
 
 
 class Wanted(NamedTuple):
-    """Outputs of a layer in the original model, as :func:`export.reduction.refit.sums` has them, of each half."""
+    """Outputs of a layer in the original model, as :func:`export.reduce.refit.sums` has them, of each half."""
 
     attention: list[Tensor]
     feed_forward: list[Tensor]
@@ -182,8 +182,8 @@ def reduce_model(
     Args:
         model: the original, with the head of its task; it is not changed.
         calibration: real inputs of the task. Only the strategy ``gradient`` reads their targets.
-        times: of the options, such as :attr:`export.reduction.device.Device.mean`.
-        strategy: see :data:`export.reduction.strategy.Strategy`.
+        times: of the options, such as :attr:`export.reduce.device.Device.mean`.
+        strategy: see :data:`export.reduce.strategy.Strategy`.
         seed: of a random choice.
         asymmetric: whether a layer makes up for the reduced ones before it; only the search and ``uniform`` can.
         state: a directory for the state of an unfinished reduction. It also has the losses, which serve every target.
@@ -321,7 +321,7 @@ def check_weights(model: Head) -> None:
     """Check that all weights are finite; raise a ReductionError that names the first that is not."""
     for name, tensor in model.state_dict().items():
         if not torch.isfinite(tensor).all():
-            given, fix = Literally("NaN or Inf"), "Train the model again."
+            given, fix = Raw("NaN or Inf"), "Train the model again."
             raise ReductionError(f"weights {name}", given=given, expected="finite numbers", fix=fix)
 
 
@@ -334,7 +334,7 @@ def check_original(model: Head) -> None:
     check_weights(model)
     shapes = model.transformer.config.layers
     if len(set(shapes)) != 1 or not shapes[0].num_heads or not shapes[0].ffn_dim:
-        given = Literally(f"{len(shapes)} layers of {len(set(shapes))} shapes")
+        given = Raw(f"{len(shapes)} layers of {len(set(shapes))} shapes")
         fix = "Start from the original model, not from a reduced one."
         raise ReductionError("model", given=given, expected="layers of one shape, with heads and units", fix=fix)
 

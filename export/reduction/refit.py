@@ -14,10 +14,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from export.reduction.calibration import Moments
-from export.reduction.lowrank import regularised
-from export.reduction.states import Padded, Part, last_of, run_half, tokens_of
-from export.transformer import Layer
+from export.models.transformer import Layer
+from export.reduce.calibration import Moments
+from export.reduce.lowrank import regularised
+from export.reduce.states import Padded, Part, last_of, run_half, tokens_of
 
 #: Added to the inputs' covariance, in units of their mean variance: the weights stay near the original ones in
 #: directions that the calibration set hardly has.

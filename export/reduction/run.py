@@ -9,16 +9,20 @@ from typing import NamedTuple
 
 import msgspec
 
-from edge.profiling.table import Shape
+from edge.bench.layer_latencies import Shape
+from export.commands.reduce_options import Target
 from export.errors import PlanError
-from export.points import Planned, Point, PointTimes
-from export.provenance import provenance
-from export.reduction.device import check_points, devices_of
-from export.reduction.grid import grid_of, widest
-from export.reduction.latency import feeds_of, measure_models
-from export.reduction.options import Target
-from export.reduction.plan import check_speedup
-from export.reduction.reduce import (
+from export.finetune.models import Architecture, open_model
+from export.finetune.objectives import Head
+from export.finetune.registry import task_of
+from export.finetune.run import predict_splits, prepare, save_run
+from export.finetune.task import Data, Reader, Task
+from export.models.transformer import LayerShape
+from export.reduce.device import check_points, devices_of
+from export.reduce.grid import grid_of, widest
+from export.reduce.latency import feeds_of, measure_models
+from export.reduce.plan import check_speedup
+from export.reduce.reduce import (
     LAYERS,
     LayerReport,
     Progress,
@@ -28,16 +32,12 @@ from export.reduction.reduce import (
     divergence,
     reduce_model,
 )
-from export.reduction.search import check_target
-from export.reduction.strategy import Strategy
-from export.runs import RunMetrics, Speedup
-from export.tasks.models import Architecture, open_model
-from export.tasks.objectives import Head
-from export.tasks.registry import task_of
-from export.tasks.run import predict_splits, prepare, save_run
-from export.tasks.task import Data, Reader, Task
+from export.reduce.search import check_target
+from export.reduce.strategy import Strategy
+from export.training.points import Planned, Point, PointTimes
+from export.training.provenance import provenance
+from export.training.runs import RunMetrics, Speedup
 from export.training.trainer import Trained
-from export.transformer import LayerShape
 
 #: Calls of each model to measure the speed-up: a ratio that other work has spoilt is measured again, and longer.
 _CALLS = (60, 120, 240)
@@ -98,10 +98,10 @@ def reduce_run(
         examples: of the training set, for calibration.
         points: the sizes of runs whose mean time is to fall.
         target: the device to plan for.
-        precision: of a prediction, see :func:`export.reduction.device.devices_of`.
-        strategy: see :data:`export.reduction.strategy.Strategy`.
+        precision: of a prediction, see :func:`export.reduce.device.devices_of`.
+        strategy: see :data:`export.reduce.strategy.Strategy`.
         seed: of a random choice.
-        asymmetric: see :func:`export.reduction.reduce.reduce_model`.
+        asymmetric: see :func:`export.reduce.reduce.reduce_model`.
 
     Raises:
         UsageError: the source is not a run on a task or does not take an operating point, or the latency table is of

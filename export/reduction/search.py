@@ -19,15 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from edge.datatypes import Array
-from edge.errors import Literally
+from edge.errors import Raw
+from export.data.tokens import Batch
 from export.errors import PlanError
-from export.reduction.calibration import attention_statistics, feed_forward_statistics
-from export.reduction.grid import Grid, Times
-from export.reduction.states import after_attention, after_feed_forward, layers_of
-from export.reduction.sublayers import AttentionReducer, FeedForwardReducer, with_attention, with_feed_forward
-from export.tasks.objectives import Head, imitation_loss, outputs_of
-from export.tasks.tokens import Batch
-from export.transformer import LayerShape
+from export.finetune.objectives import Head, imitation_loss, outputs_of
+from export.models.transformer import LayerShape
+from export.reduce.calibration import attention_statistics, feed_forward_statistics
+from export.reduce.grid import Grid, Times
+from export.reduce.states import after_attention, after_feed_forward, layers_of
+from export.reduce.sublayers import AttentionReducer, FeedForwardReducer, with_attention, with_feed_forward
 
 _BINS = 4000
 
@@ -51,7 +51,7 @@ class LossMeter:
     """Measures the losses of one layer after the other, from the first on.
 
     Args:
-        states: input of the first layer, from :func:`export.reduction.states.embedded`.
+        states: input of the first layer, from :func:`export.reduce.states.embedded`.
     """
 
     def __init__(self, model: Head, batches: Sequence[Batch], states: list[Tensor], grid: Grid) -> None:
@@ -151,7 +151,7 @@ def choose_shapes(
     fastest = _fastest(table, time)
     most = before / times.of(shapes_of(fastest))
     if target_speedup > most:
-        given = Literally(f"{target_speedup:g}x")
+        given = Raw(f"{target_speedup:g}x")
         expected = f"at most {most:.2f}x, with {words_of(shapes_of(fastest))}"
         raise PlanError(subject, given=given, expected=expected, fix="Ask for less, or start from less.")
     return shapes_of(_chosen(table, time, before / target_speedup - times.rest) or fastest)

@@ -9,22 +9,22 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from edge.bench.layer_latencies import Shape
+from edge.bench.profile import FLOOR, REST, SHAPES_NAME, ShapeSet
 from edge.bundles.bundle import write_bundle
 from edge.bundles.manifest import Manifest, Profile, Provenance, Tier
 from edge.datatypes import Array, TensorSpec, datatype_of
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 from edge.files import replaced_directory, write_durably
-from edge.profiling.shapes import FLOOR, REST, SHAPES_NAME, ShapeSet
-from edge.profiling.table import Shape
-from export.convert import golden_of
-from export.exported import FULL, RUNTIMES, int8_tier
-from export.heads import SequenceClassifier
-from export.provenance import provenance
-from export.reduction.grid import grid_of, widest
-from export.reduction.latency import feeds_of, layer_feeds, model_key, without_layers
-from export.runtimes import export_tier, files_of
-from export.tasks.models import open_model
-from export.transformer import Layer
+from export.bundle.exported import FULL, RUNTIMES, int8_tier
+from export.bundle.tier_files import export_tier, files_of
+from export.finetune.models import open_model
+from export.models.convert import golden_of
+from export.models.heads import SequenceClassifier
+from export.models.transformer import Layer
+from export.reduce.grid import grid_of, widest
+from export.reduce.latency import feeds_of, layer_feeds, model_key, without_layers
+from export.training.provenance import provenance
 
 _INT8_TIER = int8_tier(FULL)
 _LABELS = 2
@@ -54,7 +54,7 @@ def write_shapes(
         source: a run of ``fewheads finetune``, or a Hugging Face directory.
         directory: written whole or not at all.
         lengths: tokens, ascending; ignored for images, which have one length.
-        runtimes: of :data:`export.exported.RUNTIMES`.
+        runtimes: of :data:`export.bundle.exported.RUNTIMES`.
 
     Raises:
         UsageError: the directory exists, a length is beyond the model's, or the disk is full.
@@ -69,7 +69,7 @@ def write_shapes(
         raise UsageError("--lengths", given=lengths[-1], expected=expected, fix="Give shorter lengths.")
     directory = Path(directory)
     if directory.exists() and not replace:
-        given, fix = Literally("something there"), "Choose another place, or replace it with --replace."
+        given, fix = Raw("something there"), "Choose another place, or replace it with --replace."
         raise UsageError(f"--out {directory}", given=given, expected="a free path", fix=fix)
     grid = grid_of(config)
     shapes = grid.beside(widest(config)).all()
@@ -90,7 +90,7 @@ def write_shapes(
             write_durably(new / SHAPES_NAME, msgspec.json.format(msgspec.json.encode(written), indent=2) + b"\n")
     except OSError as error:
         fix = "Free space, or choose another place."
-        raise UsageError(f"--out {directory}", given=Literally(error), expected="room to write", fix=fix) from None
+        raise UsageError(f"--out {directory}", given=Raw(error), expected="room to write", fix=fix) from None
     return ShapesWritten(str(directory), len(shapes), lengths, writer.onnx_bytes)
 
 

@@ -8,7 +8,7 @@ import click
 
 from edge.cli.output import json_option, print_json, print_table, progress
 from edge.cli.profile import parse_lengths
-from export.exported import RUNTIMES
+from export.bundle.exported import RUNTIMES
 from export.loading import loading_torch
 from export.options import DIRECTORY, out_option, replace_option
 
@@ -39,7 +39,7 @@ def shapes(
     `fewheads profile` times them on a device without torch, for `fewheads reduce --latency-table`.
     """
     with loading_torch():
-        from export.reduction.shapes import write_shapes
+        from export.reduce.shapes import write_shapes
     with progress() as bar:
         task = bar.add_task("writing shapes", total=None, note="")
         written = write_shapes(

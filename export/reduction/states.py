@@ -9,15 +9,15 @@ from typing import Any, Literal, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from export.tasks.objectives import Head, outputs_of, task_loss
-from export.tasks.tokens import Batch
-from export.transformer import Layer, Transformer
+from export.data.tokens import Batch
+from export.finetune.objectives import Head, outputs_of, task_loss
+from export.models.transformer import Layer, Transformer
 
 Part = Literal["attention", "feed_forward"]
 
 
 class Padded(Protocol):
-    """What a layer needs to know of a batch; :class:`export.tasks.tokens.Batch` is one."""
+    """What a layer needs to know of a batch; :class:`export.data.tokens.Batch` is one."""
 
     @property
     def mask(self) -> Tensor | None:

@@ -15,9 +15,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from export.attention import MultiHeadAttention
-from export.reduction.calibration import AttentionStatistics, FeedForwardStatistics
-from export.reduction.lowrank import (
+from export.models.attention import MultiHeadAttention
+from export.models.transformer import FeedForward, Layer
+from export.reduce.calibration import AttentionStatistics, FeedForwardStatistics
+from export.reduce.lowrank import (
     Factors,
     blocks,
     fill,
@@ -28,8 +29,7 @@ from export.reduction.lowrank import (
     value_output_factors,
     weight_statistics,
 )
-from export.reduction.removal import head_removal, kept_columns, least_squares, neuron_removal, output_error
-from export.transformer import FeedForward, Layer
+from export.reduce.removal import head_removal, kept_columns, least_squares, neuron_removal, output_error
 
 #: Reduction by calibration, or as baselines by the weights alone, of heads also by a slice of their coordinates.
 Method = Literal["calibrated", "weights", "slice"]

@@ -12,19 +12,19 @@ import msgspec
 
 from edge.cli.output import json_option, print_json, print_table, remark, working
 from edge.files import write_result
+from export.bundle.outputs import check_file
 from export.figures import new_figure
+from export.finetune import data_inputs, labelled_data
 from export.loading import loading_torch
 from export.measures import print_measures
 from export.options import DIRECTORY, replace_option, run_data_dir_option
-from export.outputs import check_file
-from export.runs import REPORT, recorded
-from export.tasks import data_inputs, labelled_data
+from export.training.runs import REPORT, recorded
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
-    from export.intervals import Estimate, Mean
     from export.report.numbers import Split
     from export.report.speed import Speed
+    from export.training.intervals import Estimate, Mean
 
 #: Errors in the table of a split; the page has more.
 _SHOWN = 5
@@ -133,6 +133,6 @@ def _print(split: Split) -> None:
 
 
 def _share(one: Mean | Estimate | None) -> str | None:
-    from export.intervals import with_interval
+    from export.training.intervals import with_interval
 
     return None if one is None else with_interval(one.value, one.interval, "{:.3f}".format)

@@ -13,7 +13,7 @@ import numpy as np
 from edge.datatypes import Array
 from export.figures import new_figure
 from export.report.numbers import Classes, Values
-from export.runs import RunMetrics
+from export.training.runs import RunMetrics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,12 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from edge.datatypes import Array
-from export.own_data import DataFile, SplitRows
-from export.tasks.images import ImageFolder, Images
-from export.tasks.models import Architecture
-from export.tasks.sentences import TRAIN, SentenceTask
-from export.tasks.task import ImageShape, Task
-from export.tasks.tokens import Rows
+from export.data.images import ImageFolder, Images
+from export.data.tokens import Rows
+from export.finetune.models import Architecture
+from export.finetune.task import ImageShape, Task
+from export.finetune.text_tasks import TRAIN, SentenceTask
+from export.training.runs import DataFile, SplitRows
 
 
 class SplitItems(NamedTuple):

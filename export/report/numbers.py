@@ -11,14 +11,13 @@ import scipy.special
 
 from edge.bundles.manifest import Provenance
 from edge.datatypes import Array
-from export.intervals import Estimate, Mean, known_interval, mean, share_of
-from export.own_data import DataFile, SplitRows
+from export.finetune.models import OpenedModel
+from export.finetune.predictions import Predictions, read_matching
+from export.finetune.task import Task
 from export.report.items import Items, SplitItems
 from export.report.speed import Speed, speed_of
-from export.runs import RunMetrics
-from export.tasks.models import OpenedModel
-from export.tasks.predictions import Predictions, read_matching
-from export.tasks.task import Task
+from export.training.intervals import Estimate, Mean, known_interval, mean, share_of
+from export.training.runs import DataFile, RunMetrics, SplitRows
 
 #: Bins of equal width, as in Guo et al. 2017, "On Calibration of Modern Neural Networks".
 _BINS = 10

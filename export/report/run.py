@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
+from export.finetune.models import OpenedModel, open_model
+from export.finetune.registry import task_of
 from export.report.items import Items, items_of
 from export.report.numbers import Report, report_of
-from export.tasks.models import OpenedModel, open_model
-from export.tasks.registry import task_of
 
 
 def read_report(run: Path, data_dir: Path) -> tuple[Report, Items]:
@@ -25,7 +25,7 @@ def read_report(run: Path, data_dir: Path) -> tuple[Report, Items]:
     task = task_of(found, run)
     assert found.architecture is not None
     if not found.architecture.labels:
-        given, expected = Literally(f"a run on {task.name}"), "a run on a task with classes or values"
+        given, expected = Raw(f"a run on {task.name}"), "a run on a task with classes or values"
         raise UsageError(f"{run}", given=given, expected=expected, fix="Its metrics are in metrics.json.")
     items = items_of(task, found.architecture, data_dir)
     return report_of(run, found, task, items), items

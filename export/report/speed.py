@@ -6,14 +6,14 @@ from itertools import product
 
 import msgspec
 
-from edge.profiling.table import PREDICTION, Label
+from edge.bench.layer_latencies import PREDICTION, Label
 from export.estimate.devices import DEFAULT_BOARD, DEVICES
 from export.estimate.roofline import Prediction, predict
 from export.estimate.sizes import USUAL_BATCHES, USUAL_LENGTHS
 from export.estimate.transformers import transformer_work
-from export.runs import RunConfig, Speedup
-from export.tasks.models import Architecture
-from export.transformer import LayerShape, TransformerConfig
+from export.finetune.models import Architecture
+from export.models.transformer import LayerShape, TransformerConfig
+from export.training.runs import RunConfig, Speedup
 
 
 class Predicted(msgspec.Struct, frozen=True):

@@ -10,18 +10,18 @@ import msgspec
 
 from edge.cli.options import check_plot
 from edge.cli.output import json_option, print_json, print_table, stdout, working
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 from edge.files import write_whole
+from export.bundle.outputs import check_file
+from export.finetune import data_inputs, labelled_data
 from export.loading import loading_torch
 from export.options import DIRECTORY, replace_option, run_data_dir_option
-from export.outputs import check_file
-from export.runs import recorded
-from export.tasks import data_inputs, labelled_data
+from export.training.runs import recorded
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
-    from export.intervals import Difference, Estimate
-    from export.routing.run import Route, SplitReport
+    from export.reduce.route import Route, SplitReport
+    from export.training.intervals import Difference, Estimate
 
 _CONTROLS = ("static", "random", "length", "shuffled", "oracle")
 
@@ -68,7 +68,7 @@ def route(
         check_file("--plot", plot, {**inputs, "--out": out}, replace=replace)
         check_plot(plot)
     with loading_torch():
-        from export.routing.run import route_run
+        from export.reduce.route import route_run
     with working("routing"):
         found = route_run(full, lean, data_dir, cost_ratio)
     if out:
@@ -80,7 +80,7 @@ def route(
             _print(found.task, split)
         stdout.print(f"{found.diagnosis.recommendation}: {found.diagnosis.reason}", markup=False, highlight=False)
     if plot:  # last, so that a failure loses no results
-        from export.routing.plot import draw
+        from export.reduce.route_plot import draw
 
         draw(found, plot)
 
@@ -90,7 +90,7 @@ def _write(found: Route, out: Path) -> None:
         write_whole(out, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
     except OSError as error:
         fix = "Choose another --out."
-        given = Literally(error.strerror)
+        given = Raw(error.strerror)
         raise UsageError(f"--out {out}", given=given, expected="a file to write", fix=fix) from None
 
 
@@ -125,6 +125,6 @@ def _print(task: str, split: SplitReport) -> None:
 
 
 def _interval(found: Difference | Estimate) -> str:
-    from export.intervals import with_interval
+    from export.training.intervals import with_interval
 
     return with_interval(found.value, found.interval, "{:.4f}".format)

@@ -9,8 +9,8 @@ import numpy as np
 import scipy.stats
 
 from edge.datatypes import Array
-from export.intervals import Difference, draws, with_interval
-from export.routing.policies import Items, Outcome, Policy, route, shuffled_at_cost
+from export.reduce.route_policies import Items, Outcome, Policy, route, shuffled_at_cost
+from export.training.intervals import Difference, draws, with_interval
 
 #: Of the items, which candidates for a threshold send to the full tier.
 _SHARES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)

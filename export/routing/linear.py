@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from edge.datatypes import Array
-from export.heads import SequenceClassifier
-from export.tasks.tokens import Rows, sorted_batches
+from export.data.tokens import Rows, sorted_batches
+from export.models.heads import SequenceClassifier
 
 _BATCH = 64
 _FOLDS = 5

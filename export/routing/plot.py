@@ -1,4 +1,4 @@
-"""Figure of the curves of a :class:`export.routing.run.Route`."""
+"""Figure of the curves of a :class:`export.reduce.route.Route`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from export.figures import new_figure, write_figure
-from export.routing.run import Route, SplitReport
+from export.reduce.route import Route, SplitReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,24 +10,24 @@ import msgspec
 import numpy as np
 
 from edge.datatypes import Array
-from edge.errors import Literally, UsageError
-from edge.programs.cascade import margins
-from export.exported import FULL
-from export.heads import SequenceClassifier
-from export.intervals import Estimate, known_interval
-from export.routing import policies
-from export.routing.diagnose import Diagnosis, Judged, auc, choose, diagnose, judge, thresholds
-from export.routing.linear import Linear, fit, pooled_embeddings
-from export.routing.policies import Items, Policy
-from export.runs import read_config
-from export.targets import reduced_name
-from export.tasks.examples import Examples, held_out
-from export.tasks.models import Architecture, open_model, open_tuned
-from export.tasks.predictions import Predictions, read_matching
-from export.tasks.registry import task_of
-from export.tasks.sentences import SentenceTask
-from export.tasks.task import HOLDOUT
-from export.tasks.tokens import encode, load_tokenizer
+from edge.errors import Raw, UsageError
+from edge.programs.program import margins
+from export.bundle.exported import FULL
+from export.bundle.targets import reduced_name
+from export.data.examples import Examples, held_out
+from export.data.tokens import encode, load_tokenizer
+from export.finetune.models import Architecture, open_model, open_tuned
+from export.finetune.predictions import Predictions, read_matching
+from export.finetune.registry import task_of
+from export.finetune.task import HOLDOUT
+from export.finetune.text_tasks import SentenceTask
+from export.models.heads import SequenceClassifier
+from export.reduce import route_policies as policies
+from export.reduce.route_diagnose import Diagnosis, Judged, auc, choose, diagnose, judge, thresholds
+from export.reduce.route_linear import Linear, fit, pooled_embeddings
+from export.reduce.route_policies import Items, Policy
+from export.training.intervals import Estimate, known_interval
+from export.training.runs import read_config
 
 #: The half of the hold-out that thresholds are chosen on.
 CHOOSING = "choosing half"
@@ -120,7 +120,7 @@ def route_run(full: str | Path, lean: str | Path, data_dir: str | Path, cost_rat
     Half of the hold-out fits the linear router, the other half chooses thresholds and decides; dev is only reported.
     The linear router reads the lean tier's embeddings; its own time is not counted. The intervals assume that items are
     independent and that a hold-out is as hard as new data. For SST-2 neither holds exactly, see
-    :func:`export.tasks.examples.split_holdout`.
+    :func:`export.data.examples.split_holdout`.
 
     Args:
         full: a run of ``fewheads finetune``.
@@ -189,7 +189,7 @@ def _classifier(run: Path) -> tuple[SequenceClassifier, Architecture, SentenceTa
     ):
         fix = "Give runs of 'fewheads finetune' or 'fewheads reduce' on a task with classes."
         expected = "a classifier of texts"
-        raise UsageError(f"run {run}", given=Literally("no classifier"), expected=expected, fix=fix)
+        raise UsageError(f"run {run}", given=Raw("no classifier"), expected=expected, fix=fix)
     return head, architecture, task
 
 

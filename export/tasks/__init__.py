@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from edge.errors import Literally, UsageError
-from export.runs import RunConfig, data_dir_of, recorded_data
+from edge.errors import Raw, UsageError
+from export.training.runs import RunConfig, data_dir_of, recorded_data
 
 
 class Files(NamedTuple):
@@ -32,7 +32,7 @@ DATA = {
     "MNIST": Files("mnist", "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and those of t10k", "MNIST's site"),
     "ImageNet": Files("imagenet", "train/ and val/ with a directory of images for each class", "image-net.org"),
 }
-#: Names of the tasks of :mod:`export.tasks.registry`, for command lines without NumPy and torch.
+#: Names of the tasks of :mod:`export.finetune.registry`, for command lines without NumPy and torch.
 NAMES = (*_GLUE, "SQuAD", "MNIST", "digits", "ImageNet")
 #: Tasks of models that ``fewheads import`` read, which have no data of their own.
 IMPORTED = (
@@ -52,7 +52,7 @@ def data_directory(task: str, data_dir: Path) -> Path | None:
 
 
 def data_inputs(config: RunConfig | None, data_dir: Path) -> dict[str, Path]:
-    """Return the data of a run as inputs of :mod:`export.outputs`; empty if its task reads no files, or is unknown.
+    """Return the data of a run as inputs of :mod:`export.bundle.outputs`; empty if its task reads no files, or is unknown.
 
     Own data are file and ``--dev``: where the run recorded them and, if they are not there, below ``data_dir``.
     """
@@ -96,12 +96,12 @@ def place_of_data(config: RunConfig | None, data_dir: Path | None, data: Path | 
         return data or (recorded_data(config, "--data") if config and config.data_dir else None)
     if data is not None:
         fix = "Leave --data out; --data-dir has the files of a task."
-        raise UsageError("--data", given=Literally(str(data)), expected="a run of an imported model", fix=fix)
+        raise UsageError("--data", given=Raw(str(data)), expected="a run of an imported model", fix=fix)
     return data_dir_of(config, data_dir)
 
 
 def labelled_data(config: RunConfig | None, data_dir: Path | None) -> Path:
-    """Return the data directory of a run on data with labels, see :func:`export.runs.data_dir_of`.
+    """Return the data directory of a run on data with labels, see :func:`export.training.runs.data_dir_of`.
 
     Raises:
         UsageError: the run is an imported model, or was made of one.
@@ -110,7 +110,7 @@ def labelled_data(config: RunConfig | None, data_dir: Path | None) -> Path:
     if is_imported(config):
         fix = "Its measures are in metrics.json; to train it on labels, give it to 'fewheads finetune' as --model."
         expected = "a run of 'fewheads finetune' on data with labels, or one that was reduced from it"
-        raise UsageError("RUN", given=Literally("an imported model"), expected=expected, fix=fix)
+        raise UsageError("RUN", given=Raw("an imported model"), expected=expected, fix=fix)
     return data_dir_of(config, data_dir)
 
 
@@ -120,7 +120,7 @@ def needed_data(config: RunConfig | None, data_dir: Path | None, data: Path | No
     if found is None:
         expected = "a file with a text in each line, or a directory of images"
         fix = "Give texts or images like those that the model will get; some hundred suffice."
-        raise UsageError("--data", given=Literally("nothing"), expected=expected, fix=fix)
+        raise UsageError("--data", given=Raw("nothing"), expected=expected, fix=fix)
     return found
 
 

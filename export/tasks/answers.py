@@ -12,12 +12,12 @@ import torch
 
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
-from export.heads import SpanClassifier
-from export.intervals import mean_measure
-from export.tasks.predictions import Predicted
-from export.tasks.squad import Question, Windows
-from export.tasks.tokens import sorted_batches
+from export.data.squad import Question, Windows
+from export.data.tokens import sorted_batches
+from export.finetune.predictions import Predicted
+from export.models.heads import SpanClassifier
 from export.training.device import model_device
+from export.training.intervals import mean_measure
 
 _BATCH = 16
 _PUNCTUATION = str.maketrans("", "", string.punctuation)

@@ -9,23 +9,23 @@ from typing import NamedTuple
 from edge.bundles.bundle import write_bundle
 from edge.bundles.manifest import LabelPostprocess, Manifest, Measure, ScorePostprocess, Tier
 from edge.datatypes import TensorSpec
-from edge.errors import Literally, UsageError
-from export.exported import RUNTIMES, Exported, int8_tier
-from export.heads import SequenceClassifier
-from export.latencies import with_latencies
-from export.provenance import provenance
-from export.quantization.ranges import InputRange
-from export.quantization.training import trained_ranges
-from export.runtimes import ExportedArtifact
-from export.tasks.bundle_inputs import MAX_BATCH_SIZE, BundleInputs, image_inputs, text_inputs
-from export.tasks.file_accuracy import OnRows, in_tier, tier_measures
-from export.tasks.models import SCORE, Architecture, open_model
-from export.tasks.predictions import read_predictions
-from export.tasks.registry import task_of
-from export.tasks.sentences import SentenceTask
-from export.tasks.task import Task
-from export.tasks.tier import tier_files
-from export.tasks.vision import ImageTask
+from edge.errors import Raw, UsageError
+from export.bundle.accuracy import OnRows, in_tier, tier_measures
+from export.bundle.classifier_inputs import MAX_BATCH_SIZE, BundleInputs, image_inputs, text_inputs
+from export.bundle.classifier_tier import tier_files
+from export.bundle.exported import RUNTIMES, Exported, int8_tier
+from export.bundle.latencies import with_latencies
+from export.bundle.tier_files import ExportedArtifact
+from export.finetune.image_tasks import ImageTask
+from export.finetune.models import SCORE, Architecture, open_model
+from export.finetune.predictions import read_predictions
+from export.finetune.registry import task_of
+from export.finetune.task import Task
+from export.finetune.text_tasks import SentenceTask
+from export.models.heads import SequenceClassifier
+from export.quantize.ranges import InputRange
+from export.quantize.training import trained_ranges
+from export.training.provenance import provenance
 
 _LOGITS = "logits"
 
@@ -58,7 +58,7 @@ def export_classifier(
         runs: of ``fewheads finetune`` or ``fewheads reduce``, the full model first.
         data_dir: golden and calibration rows are from the task's training set there.
         tiers: a name for each run; each tier has a twin in INT8, ``<tier>-int8``.
-        artifacts: of :data:`export.exported.RUNTIMES`.
+        artifacts: of :data:`export.bundle.exported.RUNTIMES`.
         on_rows: called while the files in INT8 are measured on the hold-out and dev; None measures none of them.
 
     Raises:
@@ -120,7 +120,7 @@ def _source(run: Path, tier: str) -> _Source:
     found = open_model(run)
     if found.architecture is None or not isinstance(found.head, SequenceClassifier):
         fix = "Give runs of 'fewheads finetune' or 'fewheads reduce' on texts or images."
-        raise UsageError(f"run {run}", given=Literally("no classifier"), expected="a classifier", fix=fix)
+        raise UsageError(f"run {run}", given=Raw("no classifier"), expected="a classifier", fix=fix)
     measures = found.metrics.measures if found.metrics else ()
     return _Source(tier, run, found.head, found.architecture, task_of(found, run), measures, trained_ranges(found.int8))
 
@@ -148,7 +148,7 @@ def _measures(
         if number != found:
             subject, expected = f"{split} of {task.name} in {data_dir}", f"{number} rows, as the run was measured on"
             fix = "Give the --data-dir that the run was trained with, or --no-measure."
-            raise UsageError(subject, given=Literally(f"{found} rows"), expected=expected, fix=fix)
+            raise UsageError(subject, given=Raw(f"{found} rows"), expected=expected, fix=fix)
     made = tier_measures(task, source.tier, exported, splits, recorded, names=inputs.batch_names, on_rows=on_rows)
     return made if source.trained else [*measures, *made]
 
@@ -163,7 +163,7 @@ def _one_task(sources: Sequence[_Source]) -> SentenceTask | ImageTask:
         if source.architecture.labels != sources[0].architecture.labels:
             given, expected = (", ".join(one.architecture.labels) for one in (source, sources[0]))
             fix = "Export runs with the same classes, in the same order."
-            raise UsageError(f"classes of run {source.path}", given=Literally(given), expected=expected, fix=fix)
+            raise UsageError(f"classes of run {source.path}", given=Raw(given), expected=expected, fix=fix)
         sizes = [(one.image_size, one.channels) for one in (s.architecture.transformer for s in (source, sources[0]))]
         if sizes[0] != sizes[1]:
             fix = "Export runs on images of one size."

@@ -12,24 +12,24 @@ from edge.bundles.image import ImagePreprocessor
 from edge.bundles.manifest import ImagePreprocess, Profile, TokenizerPreprocess
 from edge.bundles.preprocess import TokenizerPreprocessor
 from edge.datatypes import Array, TensorSpec
-from export.quantization.ranges import Feeds
-from export.runs import TOKENIZER
-from export.tasks.calibration import CALIBRATION_ROWS
-from export.tasks.examples import drawn, limited
-from export.tasks.images import ImageFolder, Images, image_step
-from export.tasks.models import Architecture
-from export.tasks.sentences import SentenceTask
-from export.tasks.task import ImageShape
-from export.tasks.texts import MAX_TEXT_BYTES
-from export.tasks.tokens import load_tokenizer
-from export.tasks.vision import ImageTask
+from export.data.examples import drawn, limited
+from export.data.images import ImageFolder, Images, image_step
+from export.data.texts import MAX_TEXT_BYTES
+from export.data.tokens import load_tokenizer
+from export.finetune.image_tasks import ImageTask
+from export.finetune.models import Architecture
+from export.finetune.task import ImageShape
+from export.finetune.text_tasks import SentenceTask
+from export.quantize.calibration import CALIBRATION_ROWS
+from export.quantize.ranges import Feeds
+from export.training.runs import TOKENIZER
 
 MAX_BATCH_SIZE = 32
 GOLDEN_ROWS = 32
 PAD_ID = 0
 TEXTS = ("text", "text_pair")
 IDS, MASK, SEGMENTS = "input_ids", "attention_mask", "token_type_ids"
-#: Their names in :attr:`export.tasks.tokens.Batch.named`.
+#: Their names in :attr:`export.data.tokens.Batch.named`.
 BATCH_NAMES = {IDS: "inputs", MASK: "mask", SEGMENTS: "segments"}
 #: Usual tokens of a text, which runtimes tune for.
 USUAL_TOKENS = 32
@@ -46,7 +46,7 @@ class BundleInputs(NamedTuple):
         golden: what the step computes of these.
         calibration: other rows, as the graph reads them, one at a time: padding must not enter the ranges.
         tensors: inputs of the graph, all with the same profile.
-        batch_names: of these in :attr:`export.tasks.tokens.Batch.named`.
+        batch_names: of these in :attr:`export.data.tokens.Batch.named`.
         labels: names of the classes; empty for a regression.
     """
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from edge.datatypes import Array
-from export.convert import dynamic_of, to_onnx
-from export.heads import SpanClassifier
-from export.quantization.ranges import TO_TRAIN, input_ranges
-from export.tasks.objectives import Head
-from export.tasks.tokens import Rows
+from export.data.tokens import Rows
+from export.finetune.objectives import Head
+from export.models.convert import dynamic_of, to_onnx
+from export.models.heads import SpanClassifier
+from export.quantize.ranges import TO_TRAIN, input_ranges
 
 #: Rows to calibrate with.
 CALIBRATION_ROWS = 256
 
 
 def plain_onnx(model: Head, rows: Rows) -> bytes:
-    """Return a model in FP32 with the inputs of :attr:`export.tasks.tokens.Batch.named`."""
+    """Return a model in FP32 with the inputs of :attr:`export.data.tokens.Batch.named`."""
     examples = rows.batch(np.arange(2)).named
     dynamic = dynamic_of({name: tensor.numpy() for name, tensor in examples.items()})
     outputs = ["start", "end"] if isinstance(model, SpanClassifier) else ["logits"]

@@ -9,7 +9,20 @@ import click
 import msgspec
 
 from edge.cli.output import json_option, print_json, working
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
+from export.bundle.outputs import check_run
+from export.commands.finetune_options import (
+    OwnOptions,
+    batch_option,
+    distillation_of,
+    distillation_options,
+    epochs_option,
+    own_data_options,
+    rate_option,
+)
+from export.commands.report import write_reports
+from export.finetune import DATA, NAMES, data_directory, is_imported
+from export.finetune.recipe import MAX_LENGTH, Recipe
 from export.loading import loading_torch
 from export.measures import print_measures
 from export.options import (
@@ -24,18 +37,12 @@ from export.options import (
     seeds_option,
     tensorboard_option,
 )
-from export.outputs import check_run
-from export.report.cli import write_reports
-from export.runs import recorded
-from export.tasks import DATA, NAMES, data_directory, is_imported
-from export.tasks.options import batch_option, distillation_of, distillation_options, epochs_option, rate_option
-from export.tasks.own.options import OwnOptions, own_data_options
-from export.tasks.recipe import MAX_LENGTH, Recipe
+from export.training.runs import recorded
 from export.training.watch import watching
 
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
-    from export.tasks.task import Task
+    from export.finetune.task import Task
     from export.training.device import DeviceName
     from export.training.recipe import Precision
 
@@ -150,12 +157,12 @@ def finetune(
     for run in runs.values():
         check_run("--out", run, inputs, replace=replace, way_out="another --name or --out")
     with loading_torch():
-        from export.intervals import pooled
-        from export.tasks.imported import ImportedTask
-        from export.tasks.models import open_model
-        from export.tasks.own.task import own_task
-        from export.tasks.registry import TASKS, task_of
-        from export.tasks.run import finetune_run, prepare
+        from export.finetune.imported import ImportedTask
+        from export.finetune.models import open_model
+        from export.finetune.own_task import own_task
+        from export.finetune.registry import TASKS, task_of
+        from export.finetune.run import finetune_run, prepare
+        from export.training.intervals import pooled
     on: Task
     if isinstance(chosen, str):
         on = TASKS[chosen]
@@ -208,7 +215,7 @@ def _chosen(task: str | None, own: OwnOptions) -> str | Path:
         own.check_none()
         if task is None:
             fix = "Give one of them; 'fewheads finetune --help' has both."
-            raise UsageError("TASK", given=Literally("nothing"), expected="a task, or --data with a path", fix=fix)
+            raise UsageError("TASK", given=Raw("nothing"), expected="a task, or --data with a path", fix=fix)
         return task
     if task is not None:
         raise UsageError("TASK", given=task, expected="nothing beside --data", fix="Leave one of them out.")
@@ -217,7 +224,7 @@ def _chosen(task: str | None, own: OwnOptions) -> str | Path:
 
 def _check_int8(model: Path | None) -> None:
     if model is None or recorded(model) is None:
-        given = Literally("no --model" if model is None else f"--model {model}, which is no run")
+        given = Raw("no --model" if model is None else f"--model {model}, which is no run")
         fix = "Fine-tune a model without --int8 first, and give its run as --model."
         raise UsageError("--int8", given=given, expected="--model with a run on this task", fix=fix)
 
@@ -225,7 +232,7 @@ def _check_int8(model: Path | None) -> None:
 def _check_no_int8(int8: bool) -> None:
     if int8:
         fix = "Leave --int8 out: 'fewheads export' also makes files in INT8, and measures their agreement with --data."
-        given = Literally("an imported run as its teacher")
+        given = Raw("an imported run as its teacher")
         raise UsageError("--int8", given=given, expected="a run on data with labels", fix=fix)
 
 

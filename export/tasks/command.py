@@ -5,10 +5,9 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from export.own_data import OwnData
-from export.runs import RunConfig
-from export.tasks import is_imported
-from export.tasks.recipe import MAX_LENGTH, RESTORING
+from export.finetune import is_imported
+from export.finetune.recipe import MAX_LENGTH, RESTORING
+from export.training.runs import OwnData, RunConfig
 
 
 def restoring_command(config: RunConfig, data_dir: Path, *, model: Path, teacher: Path) -> str:
@@ -16,7 +15,7 @@ def restoring_command(config: RunConfig, data_dir: Path, *, model: Path, teacher
 
     Args:
         config: of the original.
-        data_dir: what :func:`export.tasks.needed_data` found.
+        data_dir: what :func:`export.finetune.needed_data` found.
         model: the reduced run, beside which the new one is to be.
     """
     if config.own_data:

@@ -15,11 +15,11 @@ import numpy as np
 from edge.bundles.manifest import Artifact, Measure
 from edge.datatypes import Array
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.runtimes import ExportedArtifact
-from export.tasks.calibration import feeds_of
-from export.tasks.predictions import Predictions, paired
-from export.tasks.task import Task
-from export.tasks.tokens import Rows, sorted_batches
+from export.bundle.tier_files import ExportedArtifact
+from export.data.tokens import Rows, sorted_batches
+from export.finetune.predictions import Predictions, paired
+from export.finetune.task import Task
+from export.quantize.calibration import feeds_of
 
 _BATCH = 16
 #: Called with the file that is measured, the rows that are done, and all rows.
@@ -38,7 +38,7 @@ def predict_file(
     """Return the predictions of a file.
 
     Args:
-        names: of the file's inputs, to those of :attr:`export.tasks.tokens.Batch.named`; None if they are the same.
+        names: of the file's inputs, to those of :attr:`export.data.tokens.Batch.named`; None if they are the same.
         rows_at_once: whether rows may share a run: in dynamic INT8, they would share their scales.
         on_rows: called with the rows that are done, and all rows.
     """

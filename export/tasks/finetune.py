@@ -9,7 +9,8 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from edge.datatypes import Array
-from export.tasks.objectives import (
+from export.data.tokens import Batch, Rows, shuffled_batches
+from export.finetune.objectives import (
     Head,
     corresponding_layers,
     hidden_loss,
@@ -18,12 +19,11 @@ from export.tasks.objectives import (
     outputs_of,
     task_loss,
 )
-from export.tasks.recipe import Recipe
-from export.tasks.teacher import Teacher, TeacherOutputs
-from export.tasks.tokens import Batch, Rows, shuffled_batches
+from export.finetune.recipe import Recipe
+from export.finetune.teacher import Teacher, TeacherOutputs
+from export.training.checkpoint import fingerprint
 from export.training.device import model_device, multiplying_in
 from export.training.objective import Score
-from export.training.state import fingerprint
 
 
 class Extra(Protocol):

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from edge.errors import Literally
+from edge.errors import Raw
 from edge.files import sha256
+from export.data.examples import Examples, split_holdout
 from export.errors import DataError
-from export.own_data import DataFile
-from export.tasks.examples import Examples, split_holdout
-from export.tasks.sentences import TRAIN, SentenceTask, Splits
+from export.finetune.text_tasks import TRAIN, SentenceTask, Splits
+from export.training.runs import DataFile
 
 _FIX = "Get the task's files from gluebenchmark.com/tasks, and name the directory above glue/ with --data-dir."
 _LARGEST_SCORE = 5.0
@@ -48,7 +48,7 @@ class GlueTask(SentenceTask, frozen=True, kw_only=True):
 
     @property
     def origin(self) -> str:
-        """See :class:`export.tasks.sentences.SentenceTask`, as for the following."""
+        """See :class:`export.finetune.text_tasks.SentenceTask`, as for the following."""
         return f"GLUE {self.name}"
 
     @property
@@ -137,7 +137,7 @@ def read(task: GlueTask, data_dir: str | Path, split: str) -> Examples:
         target_column = columns.index(task.target)
     except ValueError:
         expected = f"a header with {', '.join((*task.texts, task.target))}"
-        raise DataError(f"{path} line 1", given=Literally(", ".join(columns)), expected=expected, fix=_FIX) from None
+        raise DataError(f"{path} line 1", given=Raw(", ".join(columns)), expected=expected, fix=_FIX) from None
     texts: list[tuple[str, ...]] = []
     targets: list[float] = []
     for number, line in enumerate(lines, first_line):
@@ -145,12 +145,12 @@ def read(task: GlueTask, data_dir: str | Path, split: str) -> Examples:
         if len(cells) < len(columns) and task.skips_short_rows:
             continue
         if len(cells) != len(columns):
-            given = Literally(f"{len(cells)} columns")
+            given = Raw(f"{len(cells)} columns")
             raise DataError(f"{path} line {number}", given=given, expected=f"{len(columns)} columns", fix=_FIX)
         texts.append(tuple(cells[column].strip() for column in text_columns))
         targets.append(_target(task, cells[target_column], f"{path} line {number}"))
     if not texts:
-        raise DataError(f"{path}", given=Literally("no examples"), expected="one on each line", fix=_FIX)
+        raise DataError(f"{path}", given=Raw("no examples"), expected="one on each line", fix=_FIX)
     return Examples(tuple(texts), np.array(targets, dtype=np.int64 if task.labels else np.float32))
 
 
@@ -163,9 +163,9 @@ def _lines(path: Path) -> list[str]:
         # utf-8-sig: MRPC begins with a byte order mark. Bytes, because text mode would take a lone "\r" for an end.
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise DataError(f"{path}", given=Literally(error.strerror), expected="a file of GLUE", fix=_FIX) from None
+        raise DataError(f"{path}", given=Raw(error.strerror), expected="a file of GLUE", fix=_FIX) from None
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}", given=Literally(error), expected="UTF-8", fix=_FIX) from None
+        raise DataError(f"{path}", given=Raw(error), expected="UTF-8", fix=_FIX) from None
     # Not splitlines(): texts hold characters such as U+2028 that it would split at.
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     while len(lines) > 1 and not lines[-1]:

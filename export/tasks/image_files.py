@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge.bundles.image import ImagePreprocessor
-from edge.bundles.manifest import ImagePreprocess
+from edge.bundles.steps import ImagePreprocess
 from edge.datatypes import Array
-from edge.errors import InvalidRequest, Literally
+from edge.errors import InvalidRequest, Raw
 from export.errors import DataError
 
 if TYPE_CHECKING:
-    from export.tasks.tokens import Batch
+    from export.data.tokens import Batch
 
 #: Of image files.
 ENDINGS = (".jpg", ".jpeg", ".png")
@@ -55,7 +55,7 @@ class ImageFiles:
         # Here, because those who only read files need no torch.
         import torch
 
-        from export.tasks.tokens import Batch
+        from export.data.tokens import Batch
 
         pixels = np.stack([read_pixels(self.paths[row], self._reader) for row in rows])
         return Batch(torch.from_numpy(pixels), None, None, torch.from_numpy(self.targets[rows]))
@@ -89,14 +89,14 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         fix = "Remove it, or make it readable."
-        raise DataError(f"{path}", given=Literally(error.strerror), expected="an image", fix=fix) from None
+        raise DataError(f"{path}", given=Raw(error.strerror), expected="an image", fix=fix) from None
 
 
 def find_images(directory: Path) -> list[Path]:
     """Return the JPEG and PNG files below a directory, by name; raise a DataError if there are fewer than two."""
     found = sorted(path for path in directory.rglob("*") if path.suffix.lower() in ENDINGS)
     if len(found) < 2:
-        given = Literally(f"{len(found)} images" if directory.is_dir() else "no directory")
+        given = Raw(f"{len(found)} images" if directory.is_dir() else "no directory")
         expected = f"two at least, {', '.join(ENDINGS)}"
         raise DataError(f"images in {directory}", given=given, expected=expected, fix=_FIX)
     return found

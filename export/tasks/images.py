@@ -14,13 +14,13 @@ import msgspec
 import numpy as np
 import torch
 
-from edge.bundles.manifest import ImagePreprocess
+from edge.bundles.steps import ImagePreprocess
 from edge.datatypes import Array
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
+from export.data.image_files import ENDINGS, MAX_BYTES, MAX_PIXELS, ImageFiles, read_image, read_pixels
+from export.data.tokens import Batch
 from export.errors import DataError, listed
-from export.tasks.image_files import ENDINGS, MAX_BYTES, MAX_PIXELS, ImageFiles, read_image, read_pixels
-from export.tasks.tokens import Batch
-from export.transformer import LayerShape, TransformerConfig
+from export.models.transformer import LayerShape, TransformerConfig
 
 #: Prefixes of the files of MNIST's two sets.
 TRAIN, TEST = "train", "t10k"
@@ -104,7 +104,7 @@ def mnist(data_dir: str | Path, part: str = TEST) -> Images:
     if labels.max(initial=0) > 9:
         raise DataError(f"{directory}", given=int(labels.max()), expected="labels 0 to 9", fix=_MNIST_FIX)
     if len(pixels) != len(labels):
-        given = Literally(f"{len(labels)} labels")
+        given = Raw(f"{len(labels)} labels")
         raise DataError(f"{directory}", given=given, expected=f"{len(pixels)}, as images", fix=_MNIST_FIX)
     return Images(_centred(pixels[:, None], 255), labels.astype(np.int64))
 
@@ -118,12 +118,12 @@ def read_idx(path: Path, *, dimensions: int) -> Array:
     try:
         data = gzip.decompress(path.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}", given=Literally(error), expected="an IDX file in gzip", fix=_MNIST_FIX) from None
+        raise DataError(f"{path}", given=Raw(error), expected="an IDX file in gzip", fix=_MNIST_FIX) from None
     header = 4 + 4 * dimensions
     shape = tuple(int(size) for size in np.frombuffer(data[4:header], dtype=">u4"))
     expected = bytes([0, 0, _UNSIGNED_BYTES, dimensions])
     if data[:4] != expected or len(data) != header + np.prod(shape, dtype=np.int64):
-        given = Literally(f"{len(data)} bytes that begin with {data[:4].hex()}")
+        given = Raw(f"{len(data)} bytes that begin with {data[:4].hex()}")
         wanted = f"{expected.hex()}, {dimensions} sizes, and as many bytes as they say"
         raise DataError(f"{path}", given=given, expected=wanted, fix=_MNIST_FIX)
     return np.frombuffer(data, dtype=np.uint8, offset=header).reshape(shape)
@@ -135,7 +135,7 @@ def digits() -> Images:
         datasets = importlib.import_module("sklearn.datasets")
     except ImportError as error:
         fix = "Install it with 'pip install scikit-learn'."
-        raise DataError("digits", given=Literally(error), expected="scikit-learn", fix=fix) from None
+        raise DataError("digits", given=Raw(error), expected="scikit-learn", fix=fix) from None
     found = datasets.load_digits()
     return Images(_centred(found.images[:, None], 16), found.target.astype(np.int64))
 
@@ -159,7 +159,7 @@ class ImageFolder(ImageFiles):
         self.directory = directory = Path(directory)
         found = sorted(path for path in directory.glob("*/*") if path.suffix.lower() in ENDINGS)
         if not found:
-            given = Literally("no images")
+            given = Raw("no images")
             raise DataError(f"{directory}", given=given, expected="CLASS/NAME.jpg or .png", fix=_FOLDER_FIX)
         here = sorted({path.parent.name for path in found})
         self.classes = classes or tuple(here)

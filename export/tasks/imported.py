@@ -18,20 +18,20 @@ from torch.nn.utils.rnn import pad_sequence
 
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
-from edge.errors import Literally, UsageError
-from export.heads import NO_LABEL, SentenceEmbedder, SequenceClassifier, SpanClassifier, TokenClassifier
-from export.intervals import mean_measure
-from export.tasks import IMPORTED
-from export.tasks.examples import Examples, limited, split_holdout
-from export.tasks.image_files import ImageFiles, find_images
-from export.tasks.models import Architecture, OpenedModel, Source, open_model
-from export.tasks.objectives import Head, Outputs
-from export.tasks.predictions import Predicted, Predictions
-from export.tasks.task import Data, ImageShape, Reader
-from export.tasks.teacher import outputs_by_row
-from export.tasks.texts import read_texts
-from export.tasks.tokens import Batch, Encoded, Rows, encode, load_tokenizer
-from export.transformer import TransformerConfig
+from edge.errors import Raw, UsageError
+from export.data.examples import Examples, limited, split_holdout
+from export.data.image_files import ImageFiles, find_images
+from export.data.texts import read_texts
+from export.data.tokens import Batch, Encoded, Rows, encode, load_tokenizer
+from export.finetune import IMPORTED
+from export.finetune.models import Architecture, OpenedModel, Source, open_model
+from export.finetune.objectives import Head, Outputs
+from export.finetune.predictions import Predicted, Predictions
+from export.finetune.task import Data, ImageShape, Reader
+from export.finetune.teacher import outputs_by_row
+from export.models.heads import NO_LABEL, SentenceEmbedder, SequenceClassifier, SpanClassifier, TokenClassifier
+from export.models.transformer import TransformerConfig
+from export.training.intervals import mean_measure
 
 #: Most texts or images of the hold-out.
 MOST_HELD_OUT = 1000
@@ -67,7 +67,7 @@ class LabelledTokens(Encoded, frozen=True):
 
 
 class ImportedTask(msgspec.Struct, frozen=True):
-    """A :class:`export.tasks.task.Task`: to answer as ``original``.
+    """A :class:`export.finetune.task.Task`: to answer as ``original``.
 
     Attributes:
         on_rows: called with the number of rows that the original has answered, and of all.
@@ -79,7 +79,7 @@ class ImportedTask(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """A name in :data:`export.tasks.IMPORTED`."""
+        """A name in :data:`export.finetune.IMPORTED`."""
         return self.description.task
 
     @property
@@ -88,7 +88,7 @@ class ImportedTask(msgspec.Struct, frozen=True):
 
     @property
     def origin(self) -> str:
-        """See :class:`export.tasks.task.Task`, as for the following."""
+        """See :class:`export.finetune.task.Task`, as for the following."""
         return "answers of the imported model"
 
     @property
@@ -111,7 +111,7 @@ class ImportedTask(msgspec.Struct, frozen=True):
         """
         fix = "Give --model alone, an imported run or one that was reduced from it."
         if model is None or shape:
-            raise UsageError("--model", given=Literally(model or "nothing"), expected="a run", fix=fix)
+            raise UsageError("--model", given=Raw(model or "nothing"), expected="a run", fix=fix)
         check_alike(f"--model {model}", open_model(model), self.description, "the teacher", fix)
         return model
 
@@ -126,7 +126,7 @@ class ImportedTask(msgspec.Struct, frozen=True):
         """Read texts or images, hold a tenth of them out by their hash, and let the original answer all of them.
 
         Args:
-            data_dir: a file of texts, as :func:`export.tasks.texts.read_texts` reads it, or a directory of images.
+            data_dir: a file of texts, as :func:`export.data.texts.read_texts` reads it, or a directory of images.
 
         Raises:
             UsageError: the original reads fewer tokens.
@@ -203,11 +203,11 @@ def check_alike(subject: str, found: OpenedModel, original: Architecture, which:
     """
     other = found.architecture
     if other is None or other.task not in IMPORTED:
-        given, expected = Literally("another model"), "an imported run, or one made of it"
+        given, expected = Raw("another model"), "an imported run, or one made of it"
         raise UsageError(subject, given=given, expected=expected, fix=fix)
     same = msgspec.structs.replace(other, transformer=original.transformer)
     if same != original or other.transformer.vocab_size != original.transformer.vocab_size:
-        given = Literally(f"{other.task}, {len(other.labels)} labels, at most {other.max_length} tokens")
+        given = Raw(f"{other.task}, {len(other.labels)} labels, at most {other.max_length} tokens")
         raise UsageError(subject, given=given, expected=f"the inputs and outputs of {which}", fix=fix)
 
 

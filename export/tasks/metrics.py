@@ -9,7 +9,7 @@ import scipy.stats
 
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
-from export.intervals import known_interval, mean_measure
+from export.training.intervals import known_interval, mean_measure
 
 
 def accuracy(predictions: Array, targets: Array) -> Array:

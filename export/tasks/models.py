@@ -9,10 +9,10 @@ import msgspec
 import torch
 from torch import nn
 
-from edge.bundles.manifest import ImagePreprocess
-from edge.errors import Literally, UsageError
-from export.checkpoint import load
-from export.heads import (
+from edge.bundles.steps import ImagePreprocess
+from edge.errors import Raw, UsageError
+from export.finetune.objectives import Head
+from export.models.heads import (
     Activation,
     Embedding,
     Pooling,
@@ -21,11 +21,11 @@ from export.heads import (
     SpanClassifier,
     TokenClassifier,
 )
-from export.huggingface import load_pretrained
-from export.quantization.training import round_products, unrounded
-from export.runs import WEIGHTS, RunConfig, RunMetrics
-from export.tasks.objectives import Head
-from export.transformer import Transformer, TransformerConfig
+from export.models.huggingface import load_pretrained
+from export.models.transformer import Transformer, TransformerConfig
+from export.quantize.training import round_products, unrounded
+from export.training.checkpoint import load
+from export.training.runs import WEIGHTS, RunConfig, RunMetrics
 
 #: The standard deviation of a new head's weights, as in BERT, and of a new ViT's positions.
 _DEVIATION = 0.02
@@ -38,7 +38,7 @@ class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Description from which a model with a head is rebuilt; the ``arguments`` of a run's ``config.json``.
 
     Attributes:
-        task: a name in :data:`export.tasks.NAMES` or :data:`export.tasks.IMPORTED`, or of own data.
+        task: a name in :data:`export.finetune.NAMES` or :data:`export.finetune.IMPORTED`, or of own data.
         labels: of the classes; one, ``score``, is a regression; none is a span.
         pooling: of the head of a sequence.
         max_length: most tokens of an input.
@@ -47,7 +47,7 @@ class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         embedding: of a model of embeddings, which has no labels; None for others.
         pair: whether an imported model reads two texts together.
         image: how an imported model reads images; None for others.
-        int8: names of the products that were trained for INT8; see :mod:`export.quantization.training`.
+        int8: names of the products that were trained for INT8; see :mod:`export.quantize.training`.
     """
 
     task: str
@@ -129,7 +129,7 @@ def open_tuned(directory: str | Path, task: str) -> Head:
     """Read a model that was fine-tuned on a task."""
     found = open_model(directory)
     if found.head is None or found.architecture is None or found.architecture.task != task:
-        given = found.architecture.task if found.architecture else Literally("a model without a task")
+        given = found.architecture.task if found.architecture else Raw("a model without a task")
         fix = f"Give a run of 'fewheads finetune' on {task}."
         raise UsageError(f"task of {directory}", given=given, expected=task, fix=fix)
     return found.head
@@ -150,5 +150,5 @@ def _from_arguments(**arguments: Any) -> Head:
     try:
         architecture = msgspec.convert(arguments, Architecture)
     except msgspec.ValidationError as error:
-        raise TypeError(str(error)) from None  # export.checkpoint expects this of wrong arguments
+        raise TypeError(str(error)) from None  # export.training.checkpoint expects this of wrong arguments
     return architecture.create(Transformer(architecture.transformer))

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edge.errors import Literally, UsageError
-from export.heads import SentenceEmbedder, SequenceClassifier, SpanClassifier, TokenClassifier
-from export.tasks.tokens import Batch
-from export.transformer import Transformer
+from edge.errors import Raw, UsageError
+from export.data.tokens import Batch
+from export.models.heads import SentenceEmbedder, SequenceClassifier, SpanClassifier, TokenClassifier
+from export.models.transformer import Transformer
 
 Head: TypeAlias = "SequenceClassifier | TokenClassifier | SpanClassifier | SentenceEmbedder"
 Outputs: TypeAlias = "Tensor | tuple[Tensor, Tensor]"
@@ -88,7 +88,7 @@ def corresponding_layers(student: Transformer, teacher: Transformer) -> tuple[li
     """
     ours, theirs = len(student.layers), len(teacher.layers)
     if student.config.dim != teacher.config.dim:
-        given = Literally(f"a width of {student.config.dim}, and {teacher.config.dim} of the teacher")
+        given = Raw(f"a width of {student.config.dim}, and {teacher.config.dim} of the teacher")
         fix = "Give --hidden 0, or a teacher of the student's width."
         raise UsageError("--hidden", given=given, expected="hidden states of one width", fix=fix)
     numbers = [(2 * (index + 1) * theirs + ours) // (2 * ours) for index in range(ours)]

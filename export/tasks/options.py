@@ -1,4 +1,4 @@
-"""Options of a fine-tuning, whose defaults are those of :class:`export.tasks.recipe.Recipe`, but for some epochs."""
+"""Options of a fine-tuning, whose defaults are those of :class:`export.finetune.recipe.Recipe`, but for some epochs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 from edge.cli.options import grouped_options
 from edge.errors import UsageError
-from export.tasks.recipe import Distillation, Recipe
+from export.finetune.recipe import Distillation, Recipe
 
 F = TypeVar("F", bound=Callable[..., Any])
 

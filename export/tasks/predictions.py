@@ -15,15 +15,15 @@ from torch import Tensor
 
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
-from edge.errors import Literally
+from edge.errors import Raw
+from export.data.tokens import Rows, sorted_batches
 from export.errors import CheckpointError
-from export.heads import SequenceClassifier
-from export.intervals import Estimate, known_interval
-from export.runs import PREDICTIONS
-from export.tasks.metrics import METRICS, measures
-from export.tasks.objectives import Head, outputs_of
-from export.tasks.tokens import Rows, sorted_batches
+from export.finetune.objectives import Head, outputs_of
+from export.finetune.predictions import METRICS, measures
+from export.models.heads import SequenceClassifier
 from export.training.device import model_device
+from export.training.intervals import Estimate, known_interval
+from export.training.runs import PREDICTIONS
 
 _BATCH = 64
 
@@ -55,11 +55,11 @@ class Predictions(Predicted, frozen=True):
         return self.logits[:, 0] if self.logits.shape[1] == 1 else self.logits.argmax(axis=1)
 
     def score(self, metric: str) -> float:
-        """Return a metric of :data:`export.tasks.metrics.METRICS`."""
+        """Return a metric of :data:`export.finetune.predictions.METRICS`."""
         return float(METRICS[metric](self.answers, self.targets))
 
     def measures(self, metrics: Sequence[str], split: str) -> tuple[Measure, ...]:
-        """See :func:`export.tasks.metrics.measures`."""
+        """See :func:`export.finetune.predictions.measures`."""
         return measures(metrics, split, self.answers, self.targets)
 
 
@@ -113,7 +113,7 @@ def read_matching(run: str | Path, split: str, targets: Array) -> Predictions:
     predictions = read_predictions(run, split)
     if not np.array_equal(predictions.targets, targets):
         fix = "Give the --data-dir that the run was trained with."
-        given = Literally(f"{len(predictions.targets)} items with other targets")
+        given = Raw(f"{len(predictions.targets)} items with other targets")
         expected = f"the {len(targets)} items of the data"
         raise CheckpointError(f"{run} split {split}", given=given, expected=expected, fix=fix)
     return predictions
@@ -128,4 +128,4 @@ def read_predicted(kind: type[PredictedT], run: str | Path, split: str) -> Predi
     except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
         fix = "Give a run of 'fewheads finetune' and a split that it was measured on."
         expected = f"predictions on {split}"
-        raise CheckpointError(f"{path}", given=Literally(error), expected=expected, fix=fix) from None
+        raise CheckpointError(f"{path}", given=Raw(error), expected=expected, fix=fix) from None

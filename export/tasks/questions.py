@@ -9,17 +9,17 @@ import msgspec
 from tokenizers import Tokenizer
 
 from edge.datatypes import Array
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
+from export.data.examples import drawn
+from export.data.squad import FIX, LONGEST_QUESTION, Question, Windows, encode_windows, read, split_articles
+from export.data.tokens import Batch, Rows
 from export.errors import DataError
-from export.heads import SpanClassifier
-from export.tasks.answers import Answers, extract
-from export.tasks.examples import drawn
-from export.tasks.models import Architecture
-from export.tasks.objectives import Head
-from export.tasks.squad import FIX, LONGEST_QUESTION, Question, Windows, encode_windows, read, split_articles
-from export.tasks.task import Data, Reader, TextTask
-from export.tasks.tokens import Batch, Rows
-from export.transformer import TransformerConfig
+from export.finetune.answers import Answers, extract
+from export.finetune.models import Architecture
+from export.finetune.objectives import Head
+from export.finetune.task import Data, Reader, TextTask
+from export.models.heads import SpanClassifier
+from export.models.transformer import TransformerConfig
 
 #: The official files, and a free one without a training set.
 _TRAIN, _DEV, _ALONE = "train-v1.1.json", "dev-v1.1.json", "xquad.en.json"
@@ -112,7 +112,7 @@ def _files(directory: Path) -> tuple[tuple[Question, ...], tuple[Question, ...]]
         return _several(directory / _TRAIN), read(directory / _DEV)
     if (directory / _ALONE).exists():
         return split_articles(_several(directory / _ALONE), _DEV_SHARE, _DEV_SEED)
-    given = Literally("neither" if directory.is_dir() else "no such directory")
+    given = Raw("neither" if directory.is_dir() else "no such directory")
     raise DataError(f"{directory}", given=given, expected=f"{_TRAIN} and {_DEV}, or {_ALONE}", fix=FIX)
 
 
@@ -121,5 +121,5 @@ def _several(path: Path) -> tuple[Question, ...]:
     questions = read(path)
     articles = len({question.title for question in questions})
     if articles < 3:
-        raise DataError(f"{path}", given=Literally(f"{articles} articles"), expected="three at least", fix=FIX)
+        raise DataError(f"{path}", given=Raw(f"{articles} articles"), expected="three at least", fix=FIX)
     return questions

@@ -29,7 +29,7 @@ class Distillation(msgspec.Struct, frozen=True, kw_only=True):
 class Recipe(recipe.Recipe, frozen=True, kw_only=True):
     """Settings of a fine-tuning.
 
-    The peak learning rate is for models of MiniLM's size; export/reduction/LIMITS.md compares some. For BERT's size,
+    The peak learning rate is for models of MiniLM's size; export/reduce/LIMITS.md compares some. For BERT's size,
     Devlin et al. 2019, "BERT", appendix A.3, have 2e-5 to 5e-5. Epochs, batch, warm-up and decay are theirs.
 
     Attributes:
@@ -50,5 +50,5 @@ class Recipe(recipe.Recipe, frozen=True, kw_only=True):
     frozen_embeddings: bool = False
 
 
-#: The best recipe for reduced models on the hold-out of STS-B; export/reduction/LIMITS.md has the others, and CoLA.
+#: The best recipe for reduced models on the hold-out of STS-B; export/reduce/LIMITS.md has the others, and CoLA.
 RESTORING = Recipe(epochs=8, peak_learning_rate=4e-4, distillation=Distillation(hidden=5.0))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edge.errors import Literally, UsageError
-from export.tasks import IMPORTED, glue
-from export.tasks.imported import ImportedTask
-from export.tasks.models import OpenedModel
-from export.tasks.own.task import own_task
-from export.tasks.questions import SQUAD
-from export.tasks.task import Task
-from export.tasks.vision import DIGITS, IMAGENET, MNIST
+from edge.errors import Raw, UsageError
+from export.finetune import IMPORTED, glue
+from export.finetune.image_tasks import DIGITS, IMAGENET, MNIST
+from export.finetune.imported import ImportedTask
+from export.finetune.models import OpenedModel
+from export.finetune.own_task import own_task
+from export.finetune.questions import SQUAD
+from export.finetune.task import Task
 
 TASKS: Mapping[str, Task] = {**glue.TASKS, **{task.name: task for task in (SQUAD, MNIST, DIGITS, IMAGENET)}}
 
@@ -29,7 +29,7 @@ def task_of(found: OpenedModel, directory: object) -> Task:
         return ImportedTask(found.architecture, found.head)
     if found.architecture is None or found.architecture.task not in TASKS:
         fix = "Fine-tune the model first: fewheads finetune TASK --model MODEL."
-        given = Literally("a model without a task")
+        given = Raw("a model without a task")
         raise UsageError(
             f"{directory}", given=given, expected=f"a run on one of {', '.join(TASKS)}, or on own data", fix=fix
         )

@@ -9,29 +9,28 @@ import msgspec
 from tokenizers import Tokenizer
 
 from edge.bundles.manifest import Provenance
-from edge.errors import Literally, UsageError
-from export.checkpoint import save
+from edge.errors import Raw, UsageError
 from export.errors import DataError
-from export.points import Planned
-from export.processor import processor
-from export.provenance import provenance
-from export.quantization.training import round_products
-from export.runs import PREDICTIONS, TOKENIZER, RunConfig, RunMetrics, Speedup, read_config
-from export.tasks import data_directory
-from export.tasks.calibration import input_ranges_of
-from export.tasks.finetune import TaskObjective
-from export.tasks.models import MODEL, Architecture, Source, open_or_new, open_tuned, with_head
-from export.tasks.objectives import Head
-from export.tasks.predictions import Predicted, encode_predictions
-from export.tasks.recipe import Recipe
-from export.tasks.task import Data, Reader, Task
-from export.tasks.teacher import Teacher
+from export.finetune import data_directory
+from export.finetune.finetune import TaskObjective
+from export.finetune.models import MODEL, Architecture, Source, open_or_new, open_tuned, with_head
+from export.finetune.objectives import Head
+from export.finetune.predictions import Predicted, encode_predictions
+from export.finetune.recipe import Recipe
+from export.finetune.task import Data, Reader, Task
+from export.finetune.teacher import Teacher
+from export.models.transformer import TransformerConfig
+from export.quantize.calibration import input_ranges_of
+from export.quantize.training import round_products
+from export.training.checkpoint import save
 from export.training.device import DeviceName, device_of
-from export.training.observer import SILENT, Observer
+from export.training.log import RunFiles
+from export.training.objective import SILENT, Observer
+from export.training.points import Planned
+from export.training.provenance import processor, provenance
 from export.training.recipe import Precision
-from export.training.run_files import RunFiles
+from export.training.runs import PREDICTIONS, TOKENIZER, RunConfig, RunMetrics, Speedup, read_config
 from export.training.trainer import Trained, train
-from export.transformer import TransformerConfig
 
 #: Fewest items of a split that a model is measured on: a share of fewer is hardly known better than a guess.
 LEAST_MEASURED = 4
@@ -41,7 +40,7 @@ def prepare(task: Task, data_dir: str | Path, reader: Reader, *, max_length: int
     """Read a task's data for a model, once for all seeds.
 
     Args:
-        data_dir: in the layout of :mod:`export.tasks`.
+        data_dir: in the layout of :mod:`export.finetune`.
         max_length: tokens of a row; ignored for images.
         limit: most examples to train on; None is all. The hold-out is the same for every limit.
 
@@ -196,7 +195,7 @@ def _check_lengths(data: Data, config: TransformerConfig) -> None:
     if longest > config.max_positions:
         expected = f"rows of {config.max_positions} tokens at most, as the model reads"
         fix = f"Give --max-length {config.max_positions} or less."
-        raise UsageError("--max-length", given=Literally(f"a row of {longest} tokens"), expected=expected, fix=fix)
+        raise UsageError("--max-length", given=Raw(f"a row of {longest} tokens"), expected=expected, fix=fix)
 
 
 def _teacher(task: Task, directory: str | Path, student: Head, labels: Sequence[str]) -> Head:
@@ -204,7 +203,7 @@ def _teacher(task: Task, directory: str | Path, student: Head, labels: Sequence[
     theirs, ours = _reads(teacher, read_config(directory).arguments.get("labels", ())), _reads(student, labels)
     if theirs != ours:
         fix = "Give a teacher that was trained on the same inputs and classes."
-        raise UsageError(f"--teacher {directory}", given=Literally(theirs), expected=ours, fix=fix)
+        raise UsageError(f"--teacher {directory}", given=Raw(theirs), expected=ours, fix=fix)
     return teacher
 
 

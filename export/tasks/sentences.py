@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
-from export.own_data import DataFile, SplitRows
-from export.tasks.examples import Examples, limited
-from export.tasks.models import SCORE, Architecture
-from export.tasks.objectives import Head
-from export.tasks.predictions import Predictions, predict
-from export.tasks.task import HOLDOUT, Data, Reader, TextTask
-from export.tasks.tokens import Rows, encode
-from export.transformer import TransformerConfig
+from export.data.examples import Examples, limited
+from export.data.tokens import Rows, encode
+from export.finetune.models import SCORE, Architecture
+from export.finetune.objectives import Head
+from export.finetune.predictions import Predictions, predict
+from export.finetune.task import HOLDOUT, Data, Reader, TextTask
+from export.models.transformer import TransformerConfig
+from export.training.runs import DataFile, SplitRows
 
 #: Name of the split to train on.
 TRAIN = "train"
@@ -52,7 +52,7 @@ class SentenceTask(TextTask, frozen=True, kw_only=True):
         texts: columns of the sentence, or of both sentences.
         target: column of the class or the value.
         labels: of the classes, in the order of their numbers; empty for values.
-        metrics: names of :data:`export.tasks.metrics.METRICS`.
+        metrics: names of :data:`export.finetune.predictions.METRICS`.
     """
 
     texts: tuple[str, ...]
@@ -63,7 +63,7 @@ class SentenceTask(TextTask, frozen=True, kw_only=True):
 
     @property
     def origin(self) -> str:
-        """See :class:`export.tasks.task.Task`."""
+        """See :class:`export.finetune.task.Task`."""
         raise NotImplementedError
 
     @property

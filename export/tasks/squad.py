@@ -13,10 +13,10 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from edge.datatypes import Array
-from edge.errors import Literally
+from edge.errors import Raw
+from export.data.examples import held_out
+from export.data.tokens import Encoded
 from export.errors import DataError
-from export.tasks.examples import held_out
-from export.tasks.tokens import Encoded
 
 #: Tokens of a question that are read, as in BERT.
 LONGEST_QUESTION = 64
@@ -85,9 +85,9 @@ def read(path: str | Path) -> tuple[Question, ...]:
     try:
         articles = msgspec.json.decode(Path(path).read_bytes(), type=_File).data
     except OSError as error:
-        raise DataError(f"{path}", given=Literally(error.strerror), expected="a file", fix=FIX) from None
+        raise DataError(f"{path}", given=Raw(error.strerror), expected="a file", fix=FIX) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}", given=Literally(error), expected="SQuAD v1.1 JSON", fix=FIX) from None
+        raise DataError(f"{path}", given=Raw(error), expected="SQuAD v1.1 JSON", fix=FIX) from None
     questions = tuple(
         Question(entry.id, article.title, paragraph.context, entry.question, entry.answers)
         for article in articles
@@ -96,7 +96,7 @@ def read(path: str | Path) -> tuple[Question, ...]:
     )
     for question in questions:
         if not question.answers:
-            given = Literally("no answer")
+            given = Raw("no answer")
             raise DataError(f"{path} question {question.id!r}", given=given, expected="one at least", fix=FIX)
         for answer in question.answers:
             found = question.context[answer.answer_start : answer.answer_start + len(answer.text)]

@@ -1,6 +1,6 @@
 """The interface of a task: from data to rows, and from predictions to metrics.
 
-GLUE, SQuAD, images and own data each implement :class:`Task`; :mod:`export.tasks.registry` finds them.
+GLUE, SQuAD, images and own data each implement :class:`Task`; :mod:`export.finetune.registry` finds them.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Protocol, TypeAlias
 import msgspec
 from tokenizers import Tokenizer
 
-from edge.errors import Literally, UsageError
-from export.own_data import OwnData
-from export.tasks.models import Architecture, Source
-from export.tasks.objectives import Head
-from export.tasks.predictions import Predicted
-from export.tasks.tokens import Rows, load_tokenizer
-from export.transformer import TransformerConfig
+from edge.errors import Raw, UsageError
+from export.data.tokens import Rows, load_tokenizer
+from export.finetune.models import Architecture, Source
+from export.finetune.objectives import Head
+from export.finetune.predictions import Predicted
+from export.models.transformer import TransformerConfig
+from export.training.runs import OwnData
 
 HOLDOUT = "holdout"
 
@@ -60,7 +60,7 @@ class Task(Protocol):
 
     @property
     def name(self) -> str:
-        """A name in :data:`export.tasks.NAMES`, or of own data."""
+        """A name in :data:`export.finetune.NAMES`, or of own data."""
 
     @property
     def own_data(self) -> OwnData | None:
@@ -90,7 +90,7 @@ class Task(Protocol):
         """Return the tokenizer or the image shape of a model."""
 
     def prepare(self, data_dir: str | Path, reader: Reader, *, max_length: int, limit: int | None) -> Data:
-        """Read the data; see :func:`export.tasks.run.prepare`."""
+        """Read the data; see :func:`export.finetune.run.prepare`."""
 
     def architecture(self, transformer: TransformerConfig, labels: tuple[str, ...], max_length: int) -> Architecture:
         """Return the description from which a model of the task is rebuilt."""
@@ -113,7 +113,7 @@ class TextTask(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"--{option}", given=shape[option], expected=f"nothing for {self.name}", fix=fix)
         if model is None:
             fix = "Give a Hugging Face directory of BERT, or a run of 'fewheads finetune'."
-            raise UsageError("--model", given=Literally("nothing"), expected=f"a model for {self.name}", fix=fix)
+            raise UsageError("--model", given=Raw("nothing"), expected=f"a model for {self.name}", fix=fix)
         return model
 
     def reader(self, source: Source) -> Reader:

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from edge.datatypes import Array
-from export.tasks.objectives import Head, Outputs, hidden_states, outputs_of
-from export.tasks.tokens import Batch, Rows, sorted_batches
+from export.data.tokens import Batch, Rows, sorted_batches
+from export.finetune.objectives import Head, Outputs, hidden_states, outputs_of
 from export.training.device import model_device, multiplying_in
 from export.training.recipe import Precision
 
@@ -27,7 +27,7 @@ class TeacherOutputs(NamedTuple):
     """Outputs of a teacher for a batch.
 
     Attributes:
-        outputs: of its head, float32; see :func:`export.tasks.objectives.outputs_of`.
+        outputs: of its head, float32; see :func:`export.finetune.objectives.outputs_of`.
         states: [N, T, d], the outputs of the imitated layers.
     """
 

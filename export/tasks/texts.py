@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import cycle
 from pathlib import Path
 
-from edge.errors import Literally
+from edge.errors import Raw
 from export.errors import DataError
 
 #: A bundle's limit for a text.
@@ -55,27 +55,27 @@ def read_texts(path: Path, pair: bool) -> tuple[tuple[str, ...], ...]:
     each = "two texts with a tab between them" if pair else "one text without a tab"
     fix = f"Give a UTF-8 file with {each} in each line."
     if path.suffix.lower() in _OTHER_FORMATS:
-        given, expected = Literally(f"a {path.suffix} file"), "lines of text, such as .txt or .tsv"
+        given, expected = Raw(f"a {path.suffix} file"), "lines of text, such as .txt or .tsv"
         raise DataError(f"texts {path}", given=given, expected=expected, fix=fix)
     try:
         lines = path.read_bytes().decode("utf-8-sig").split("\n")
     except OSError as error:
-        raise DataError(f"texts {path}", given=Literally(error.strerror), expected="a file", fix=fix) from None
+        raise DataError(f"texts {path}", given=Raw(error.strerror), expected="a file", fix=fix) from None
     except UnicodeDecodeError as error:
-        raise DataError(f"texts {path}", given=Literally(error), expected="UTF-8", fix=fix) from None
+        raise DataError(f"texts {path}", given=Raw(error), expected="UTF-8", fix=fix) from None
     texts = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         found = tuple(text.strip() for text in line.split("\t"))
         if len(found) != 1 + pair or not all(found):
-            given = Literally(f"{sum(map(bool, found))} texts in {len(found)} columns")
+            given = Raw(f"{sum(map(bool, found))} texts in {len(found)} columns")
             raise DataError(f"{path} line {number}", given=given, expected=each, fix=fix)
         size = max(len(text.encode()) for text in found)
         if size > MAX_TEXT_BYTES:
-            given, expected = Literally(f"a text of {size} bytes"), f"at most {MAX_TEXT_BYTES}, a bundle's limit"
+            given, expected = Raw(f"a text of {size} bytes"), f"at most {MAX_TEXT_BYTES}, a bundle's limit"
             raise DataError(f"{path} line {number}", given=given, expected=expected, fix="Shorten it, or leave it out.")
         texts.append(found)
     if len(texts) < 2:
-        raise DataError(f"texts {path}", given=Literally(f"{len(texts)} texts"), expected="two at least", fix=fix)
+        raise DataError(f"texts {path}", given=Raw(f"{len(texts)} texts"), expected="two at least", fix=fix)
     return tuple(texts)

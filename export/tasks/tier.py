@@ -11,10 +11,10 @@ from torch import nn
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, Tier
 from edge.datatypes import Array
-from export.convert import golden_of
-from export.exported import int8_tier
-from export.quantization.ranges import Feeds, InputRange
-from export.runtimes import ExportedArtifact, export_tier, files_of
+from export.bundle.exported import int8_tier
+from export.bundle.tier_files import ExportedArtifact, export_tier, files_of
+from export.models.convert import golden_of
+from export.quantize.ranges import Feeds, InputRange
 
 
 class TierFiles(NamedTuple):
@@ -49,10 +49,10 @@ def tier_files(
     """Export a model as the files of a tier.
 
     Args:
-        inputs, outputs: of the golden set, see :func:`export.convert.golden_of`.
-        calibration, trained: see :func:`export.runtimes.export_tier`.
+        inputs, outputs: of the golden set, see :func:`export.models.convert.golden_of`.
+        calibration, trained: see :func:`export.bundle.tier_files.export_tier`.
         raw: the golden rows as clients send them.
-        artifacts: of :data:`export.exported.RUNTIMES`.
+        artifacts: of :data:`export.bundle.exported.RUNTIMES`.
 
     Raises:
         GoldenError: the outputs of a file differ from torch's.

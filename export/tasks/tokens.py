@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from edge.datatypes import Array
-from edge.errors import Literally
+from edge.errors import Raw
+from export.data.examples import Examples
 from export.errors import CheckpointError
-from export.runs import TOKENIZER
-from export.tasks.examples import Examples
+from export.training.runs import TOKENIZER
 
 #: Batches of a bucket that is sorted by length; more of them have less padding, and mix the lengths less.
 _BATCHES_PER_BUCKET = 32
@@ -102,11 +102,11 @@ def load_tokenizer(directory: str | Path) -> Tokenizer:
     path = Path(directory) / TOKENIZER
     fix = "Give a directory of a model as Hugging Face's fast tokenizers save it, or a run of 'fewheads finetune'."
     if not path.is_file():
-        raise CheckpointError(f"{path}", given=Literally("nothing there"), expected="a tokenizer", fix=fix)
+        raise CheckpointError(f"{path}", given=Raw("nothing there"), expected="a tokenizer", fix=fix)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises nothing narrower
-        raise CheckpointError(f"{path}", given=Literally(error), expected="a tokenizer", fix=fix) from None
+        raise CheckpointError(f"{path}", given=Raw(error), expected="a tokenizer", fix=fix) from None
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer

@@ -9,16 +9,16 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import numpy as np
 
-from edge.errors import Literally, UsageError
-from export.own_data import OwnData
-from export.tasks.examples import DEV_SEED, DEV_SHARE, drawn, held_out
-from export.tasks.images import TEST, TRAIN, ImageFolder, Images, digits, has_mnist, mnist, vit
-from export.tasks.models import Architecture, Source, open_model
-from export.tasks.objectives import Head
-from export.tasks.predictions import Predictions, predict
-from export.tasks.task import Data, ImageShape, Reader
-from export.tasks.tokens import Rows
-from export.transformer import TransformerConfig
+from edge.errors import Raw, UsageError
+from export.data.examples import DEV_SEED, DEV_SHARE, drawn, held_out
+from export.data.images import TEST, TRAIN, ImageFolder, Images, digits, has_mnist, mnist, vit
+from export.data.tokens import Rows
+from export.finetune.models import Architecture, Source, open_model
+from export.finetune.objectives import Head
+from export.finetune.predictions import Predictions, predict
+from export.finetune.task import Data, ImageShape, Reader
+from export.models.transformer import TransformerConfig
+from export.training.runs import OwnData
 
 _HOLDOUT_SHARE = 0.1
 
@@ -52,7 +52,7 @@ class ImageTask(msgspec.Struct, frozen=True, kw_only=True):
     own_data: OwnData | None = None
 
     def source(self, model: Path | None, shape: Mapping[str, int]) -> Source:
-        """Return the directory of a model, or the shape of a new one; see :class:`export.tasks.task.Task`."""
+        """Return the directory of a model, or the shape of a new one; see :class:`export.finetune.task.Task`."""
         if model is None:
             return vit(self.shape.size, self.patch_size, self.shape.channels, **shape)
         if shape:
@@ -120,7 +120,7 @@ def check_shape(name: str, found: ImageShape, wanted: ImageShape) -> None:
     """Raise a UsageError if images have another size or other colours than a model reads."""
     if found != wanted:
         fix = "Start from a model of such images, or leave --model out for a new one."
-        given = Literally(found)
+        given = Raw(found)
         raise UsageError(f"images of {name}", given=given, expected=f"{wanted}, as the model reads", fix=fix)
 
 

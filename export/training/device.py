@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 from export.training.recipe import Precision
 
 DeviceName = Literal["auto", "cpu", "cuda"]
@@ -22,7 +22,7 @@ def device_of(name: DeviceName) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         expected = "a GPU that torch can use"
         fix = "Give --device cpu, or install a torch that is built for this machine's CUDA."
-        raise UsageError("--device", given=Literally("cuda, and torch finds no GPU"), expected=expected, fix=fix)
+        raise UsageError("--device", given=Raw("cuda, and torch finds no GPU"), expected=expected, fix=fix)
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 
 
 class TrainingLog:
@@ -47,7 +47,7 @@ def _event_writer(directory: Path) -> object:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        given, expected = Literally(directory), "the package tensorboard"
+        given, expected = Raw(directory), "the package tensorboard"
         fix = "Install it with pip install tensorboard, or leave --tensorboard out: log.jsonl has the same numbers."
         raise UsageError("--tensorboard", given=given, expected=expected, fix=fix) from None
     return SummaryWriter(str(directory))

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from torch.optim import SGD, AdamW, Muon, Optimizer
 
-from edge.errors import Literally
+from edge.errors import Raw
 from export.errors import TrainingError
 from export.training.objective import Objective
 from export.training.recipe import Recipe
@@ -72,7 +72,7 @@ def _hidden_matrices(objective: Objective) -> list[nn.Parameter]:
         sequence = next((module for module in modules if isinstance(module, nn.Sequential)), nn.Sequential())
         matrices = [p for p in sequence.parameters() if p.dim() == 2][:-1]
     if not matrices:
-        given = Literally(f"a {type(objective.model).__name__} without hidden matrices")
+        given = Raw(f"a {type(objective.model).__name__} without hidden matrices")
         raise TrainingError("muon", given=given, expected="matrices of hidden layers", fix="Take another optimizer.")
     return matrices
 

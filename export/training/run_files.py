@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from export.runs import LOG
 from export.training.log import TrainingLog
+from export.training.runs import LOG
 
 
 class RunFiles:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from edge.datatypes import Array
-from edge.errors import Literally
+from edge.errors import Raw
 from export.errors import CheckpointError
 
 
@@ -45,7 +45,7 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
         scratch.replace(path)
     except OSError as error:
         fix = "Free space, or choose another --out."
-        raise CheckpointError(f"{path}", given=Literally(error), expected="a writable place", fix=fix) from None
+        raise CheckpointError(f"{path}", given=Raw(error), expected="a writable place", fix=fix) from None
 
 
 def load_state(path: Path, expected: str) -> dict[str, Any] | None:
@@ -62,10 +62,8 @@ def load_state(path: Path, expected: str) -> dict[str, Any] | None:
         found = state["fingerprint"]
     except (OSError, RuntimeError, EOFError, KeyError, TypeError, ValueError, pickle.UnpicklingError) as error:
         what = str(error).partition("\n")[0] or type(error).__name__
-        raise CheckpointError(
-            f"{path}", given=Literally(what), expected="the state of a training run", fix=fix
-        ) from None
+        raise CheckpointError(f"{path}", given=Raw(what), expected="the state of a training run", fix=fix) from None
     if found != expected:
-        given = Literally("the state of a run with other weights, data or settings")
+        given = Raw("the state of a run with other weights, data or settings")
         raise CheckpointError(f"{path}", given=given, expected="the state of this run", fix=fix)
     return state

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from export.errors import TrainingError
+from export.training.checkpoint import load_state, save_state
 from export.training.device import model_device
 from export.training.log import TrainingLog
-from export.training.objective import Objective, Score
-from export.training.observer import SILENT, Epoch, Observer, Step
+from export.training.objective import SILENT, Epoch, Objective, Observer, Score, Step
 from export.training.optimizers import Optimizers
 from export.training.recipe import Recipe, learning_rate
-from export.training.state import load_state, save_state
 
 #: Steps between two reads of the loss on a GPU, which would otherwise wait for the processor in every step.
 _GPU_STEPS = 10

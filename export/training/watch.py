@@ -9,7 +9,7 @@ from datetime import timedelta
 from rich.progress import Progress, TaskID
 
 from edge.cli.output import progress, remark
-from export.training.observer import Epoch, Observer, Step
+from export.training.objective import Epoch, Observer, Step
 
 
 class Watch(Observer):

@@ -47,16 +47,20 @@ def run_outputs(run: Path, inputs: dict[str, Any]) -> list[Any]:
 
     with torch.no_grad():
         if run.name.startswith("looped"):
-            from export.looped.solvers import trajectory
+            from export.papers.looped.solvers import trajectory
 
-            model = _load(run, "prompt-transformer", public("export.looped.train", "create"))
+            model = _load(run, "prompt-transformer", public("export.papers.looped.train", "create"))
             path = trajectory(model, inputs["xs"], inputs["ys"], 3)
             return [*path.predictions, *path.residuals]
         if run.name.startswith("calculator"):
-            module = "export.calculator.stack.train" if run.name == "calculator-stack" else "export.calculator.networks"
+            module = (
+                "export.papers.calculator.stack.train"
+                if run.name == "calculator-stack"
+                else "export.papers.calculator.networks"
+            )
             model = _load(run, run.name, public(module, "NETWORKS")[run.name])
         else:
-            from export.tasks.models import open_model
+            from export.finetune.models import open_model
 
             model = open_model(run).head
         outputs = model(*(tensor for name, tensor in inputs.items() if name != "token_offsets"))
@@ -64,6 +68,6 @@ def run_outputs(run: Path, inputs: dict[str, Any]) -> list[Any]:
 
 
 def _load(run: Path, name: str, create: Callable[..., Any]) -> Any:
-    from export.checkpoint import load
+    from export.training.checkpoint import load
 
     return load(run, {name: create})[0]

@@ -10,8 +10,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from edge.datatypes import Array
-from edge.runtimes.tensorrt_package import logger_of
-from edge.runtimes.tensorrt_runner import TensorRtRunner
+from edge.runtimes.tensorrt.package import logger_of
+from edge.runtimes.tensorrt.runner import TensorRtRunner
 from tests.device.networks import Shapes, build, serialized
 
 trt = pytest.importorskip("tensorrt")  # skips the tests that import this module

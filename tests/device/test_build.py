@@ -18,9 +18,9 @@ from edge.pb import inference_pb2 as pb
 from edge.runtimes.build import build, load_runner
 from edge.runtimes.runtime import BuildOptions, BuildProgress
 from edge.runtimes.table import choose
-from edge.runtimes.tensorrt import TensorRt
-from edge.runtimes.tensorrt_builder import compile_onnx
-from edge.runtimes.tensorrt_package import logger_of
+from edge.runtimes.tensorrt.build import compile_onnx
+from edge.runtimes.tensorrt.package import logger_of
+from edge.runtimes.tensorrt.runtime import TensorRt
 from tests.support.builds import children
 from tests.support.commands import answer, fewheads
 from tests.support.models import (

@@ -19,10 +19,10 @@ from edge.programs.generate import generator
 from edge.programs.program import Options
 from edge.runner import DecoderTensors, DeviceDecoder
 from edge.runtimes.build import load_runner
-from edge.runtimes.host_decoder import HostDecoder, infer_into
+from edge.runtimes.host import HostDecoder, infer_into
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from edge.runtimes.tensorrt_device import shared_device
-from edge.runtimes.tensorrt_runner import TensorRtRunner
+from edge.runtimes.tensorrt.device import shared_device
+from edge.runtimes.tensorrt.runner import TensorRtRunner
 from tests.device.engines import engine, loaded
 from tests.device.networks import Shapes
 from tests.device.software import LAUNCH, SoftwareDriver

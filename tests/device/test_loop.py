@@ -18,11 +18,10 @@ pytest.importorskip("tensorrt")
 from edge.bundles.bundle import Bundle
 from edge.errors import InvalidRequest, RunnerError
 from edge.programs.loop import Loop, LoopRunners, LoopSession
-from edge.programs.program import LoopLimits, Options
-from edge.programs.session import Joining
+from edge.programs.program import Joining, LoopLimits, Options
 from edge.runner import LoopTensors
 from edge.runtimes.build import load_runner
-from edge.runtimes.tensorrt_device import shared_device
+from edge.runtimes.tensorrt.device import shared_device
 from edge.scheduling.batching import BatchAssembler
 from edge.scheduling.continuous import ContinuousRun
 from edge.scheduling.job import Job

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from edge.programs.program import SingleRun
-from edge.runtimes.tensorrt_device import shared_device
+from edge.runtimes.tensorrt.device import shared_device
 from edge.scheduling.batching import BatchAssembler
 from edge.scheduling.job import Job
-from edge.scheduling.latency import LatencyTable
+from edge.scheduling.latency import LatencyModel
 from edge.scheduling.runs import Runs
 from edge.scheduling.tier_executor import TierExecutor
 from tests.device.engines import engine, loaded, reference
@@ -22,7 +22,7 @@ SHAPES = ((1, 1), (2, 8), (text_model.MAX_BATCH_SIZE, 16))
 
 @pytest.mark.parametrize("measured", [False, True])
 def test_runs_of_many_shapes_get_few_graphs_and_the_answers_of_runs_without_padding(measured: bool) -> None:
-    onnx, most_rows, table = text_model.model("full"), text_model.MAX_BATCH_SIZE, LatencyTable()
+    onnx, most_rows, table = text_model.model("full"), text_model.MAX_BATCH_SIZE, LatencyModel()
     right, random = reference(onnx), np.random.default_rng(0)
     runner = loaded(engine(onnx, {"input_ids": SHAPES, "attention_mask": SHAPES}), mapped_bytes=0)
     try:

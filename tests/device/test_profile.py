@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("pycuda", reason="run `make test-device`", exc_type=ImportError)
 pytest.importorskip("tensorrt")
 
-from edge.profiling.profile import profile
-from edge.runtimes.tensorrt import TensorRt
+from edge.bench.profile import profile
+from edge.runtimes.tensorrt.runtime import TensorRt
 from tests.support.layer_shapes import LENGTHS, SHAPES, write_layer_shapes
 
 

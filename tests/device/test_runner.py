@@ -23,9 +23,9 @@ from edge.runtimes.cuda import facts
 from edge.runtimes.device_errors import fatal
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from edge.runtimes.runtime import Product, Source
-from edge.runtimes.tensorrt import TensorRt
-from edge.runtimes.tensorrt_device import shared_device
-from edge.runtimes.tensorrt_runner import TensorRtRunner
+from edge.runtimes.tensorrt.device import shared_device
+from edge.runtimes.tensorrt.runner import TensorRtRunner
+from edge.runtimes.tensorrt.runtime import TensorRt
 from tests.device.engines import FLOAT, MIXED, REBUILD, Profile, affine, engine, loaded, mixed, reference, rows, step
 from tests.device.networks import serialized
 from tests.device.software import LAUNCH, SoftwareDriver, library

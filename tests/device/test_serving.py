@@ -20,12 +20,11 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from edge.bundles.bundle import Bundle
 from edge.datatypes import Array
 from edge.pb import inference_pb2 as pb
-from edge.programs.cascade import AUTO, Cascade
-from edge.programs.program import Options, Program, SingleRun
+from edge.programs.program import AUTO, Cascade, Options, Program, SingleRun
 from edge.runtimes.build import build
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from edge.runtimes.tensorrt import TensorRt
-from edge.runtimes.tensorrt_device import shared_device
+from edge.runtimes.tensorrt.device import shared_device
+from edge.runtimes.tensorrt.runtime import TensorRt
 from tests.device.engines import reference
 from tests.device.software import SoftwareDriver
 from tests.support import text_model

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from edge.bundles.arithmetic import MAX_DEPTH, MAX_TOKENS, evaluate, parse, tokenize
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import ArithmeticPreprocess
 from edge.bundles.preprocess import STEPS
+from edge.bundles.steps import ArithmeticPreprocess
 from edge.errors import InvalidRequest
 from tests.support.models import ORACLE_BUNDLE
 from tests.support.sample_requests import column

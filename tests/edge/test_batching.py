@@ -22,13 +22,12 @@ from edge.programs.program import Options
 from edge.repository.model import Model
 from edge.runtimes.build import load_runner
 from edge.runtimes.onnxruntime import OnnxRuntimeCpu
-from edge.scheduling.answers import Answer
-from edge.scheduling.batching import BatchAssembler, byte_size, split
-from edge.scheduling.buckets import Buckets
-from edge.scheduling.latency import LatencyTable
+from edge.scheduling.batching import BatchAssembler, Buckets, byte_size, split
+from edge.scheduling.job import Answer
+from edge.scheduling.latency import LatencyModel
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import ServingOptions
-from edge.serving.responses import ResponseBuilder
+from edge.serving.call import ResponseBuilder
 from tests.support import text_model as sentiment
 from tests.support.jobs import WAIT, Awaited, occupied, prepared, submitted
 from tests.support.server_models import write_echo_bundle
@@ -216,7 +215,7 @@ def test_runs_are_padded_to_the_end_of_their_bucket_where_few_shapes_are_faster(
 
 
 def test_rows_are_added_where_few_shapes_are_faster_and_they_cost_little() -> None:
-    table = LatencyTable()
+    table = LatencyModel()
     for rows in [*range(1, 7)] * 32:
         table.observe(rows, 1e-3)
     assembler = BatchAssembler((TensorSpec("image", "FP32", (-1, 2)),), {}, Buckets(0, most_rows=6, latency=table))

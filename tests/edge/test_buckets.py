@@ -6,21 +6,21 @@ from collections.abc import Callable
 
 import pytest
 
-from edge.scheduling.buckets import Buckets, next_length
-from edge.scheduling.latency import LatencyTable
+from edge.scheduling.batching import Buckets, next_length
+from edge.scheduling.latency import LatencyModel
 
 LONGEST, MOST_ROWS = 100, 6
 SIZES = [rows * tokens for rows in range(1, MOST_ROWS + 1) for tokens in (1, 8, 12, 16, 24, 32, 48, 64, 96, LONGEST)]
 
 
-def learnt(seconds: Callable[[int], float], runs: int = 32) -> LatencyTable:
+def learnt(seconds: Callable[[int], float], runs: int = 32) -> LatencyModel:
     """Return the table after some runs of every size."""
-    table = LatencyTable()
+    table = LatencyModel()
     learn(table, seconds, runs)
     return table
 
 
-def learn(table: LatencyTable, seconds: Callable[[int], float], runs: int) -> None:
+def learn(table: LatencyModel, seconds: Callable[[int], float], runs: int) -> None:
     for size in sorted({*SIZES}) * runs:
         table.observe(size, seconds(size))
 
@@ -31,9 +31,9 @@ def kernel_bound(size: int) -> float:
 
 
 @pytest.mark.parametrize(
-    "table", [None, LatencyTable(), learnt(kernel_bound, runs=31)], ids=["none", "new", "few runs"]
+    "table", [None, LatencyModel(), learnt(kernel_bound, runs=31)], ids=["none", "new", "few runs"]
 )
-def test_lengths_double_and_rows_stay_without_measured_times(table: LatencyTable | None) -> None:
+def test_lengths_double_and_rows_stay_without_measured_times(table: LatencyModel | None) -> None:
     buckets = Buckets(LONGEST, MOST_ROWS, table)
     shapes = [buckets.shape(3, tokens) for tokens in (1, 8, 9, 13, 17, 33, 97, LONGEST)]
     assert shapes == [(3, 8), (3, 8), (3, 12), (3, 16), (3, 24), (3, 48), (3, LONGEST), (3, LONGEST)]
@@ -86,7 +86,7 @@ def test_padding_ends_when_only_shorter_runs_become_faster() -> None:
 
 
 def test_slow_first_runs_do_not_make_a_size_share_a_bucket() -> None:
-    table = LatencyTable()
+    table = LatencyModel()
     for run in range(32):
         table.observe(8, 1e-3 if run else 0.1)  # the first one loads the device's code
         table.observe(12, 1.5e-3)

@@ -14,7 +14,7 @@ import pytest
 
 from edge.errors import InvalidRequest, Overloaded, RunnerError
 from edge.launch import running_server
-from edge.scheduling.cache_budget import CacheBudget
+from edge.scheduling.admission import CacheBudget
 from tests.support.http_requests import ask
 from tests.support.inference_service import Running, running_service
 from tests.support.jobs import occupied

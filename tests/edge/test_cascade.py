@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from edge.bundles.programs import CascadeProgram
-from edge.programs.cascade import AUTO, Cascade
-from edge.programs.program import TIER, Options
+from edge.programs.program import AUTO, TIER, Cascade, Options
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from tests.support.models import graph_of, serialized
 

@@ -12,11 +12,9 @@ from edge.datatypes import Array
 from edge.errors import ModelNotReady
 from edge.instruments.snapshot import Timings
 from edge.programs.loop import Loop, LoopSession
-from edge.programs.program import Computed, LoopLimits, Options, Program
-from edge.programs.session import Finished
-from edge.scheduling.answers import PartialAnswers
+from edge.programs.program import Computed, Finished, LoopLimits, Options, Program
 from edge.scheduling.batching import BatchAssembler
-from edge.scheduling.job import Job
+from edge.scheduling.job import Job, PartialAnswers
 from edge.scheduling.queue import JobQueue
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import TierExecutor

@@ -19,7 +19,7 @@ from edge.programs.tier_program import load_tier
 from edge.repository.model import Model
 from edge.runner import LoopTensors
 from edge.runtimes.build import load_runner
-from edge.runtimes.handle_loop import HandleLoop
+from edge.runtimes.host import HostLoop as HandleLoop
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from tests.support.loop_model import NAME, prompt, write_halving_bundle
 from tests.support.loop_requests import check_requests_that_join_and_leave

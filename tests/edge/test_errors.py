@@ -10,7 +10,7 @@ import pytest
 
 from edge import errors
 from edge.__main__ import cli
-from edge.errors import FewheadsError, InvalidRequest, Literally, RequestError, RunnerError, Whole, printable
+from edge.errors import FewheadsError, InvalidRequest, Raw, RequestError, RunnerError, Whole, printable
 from edge.runtimes.device_errors import fatal, fatal_name, is_out_of_memory
 from edge.serving.statuses import STATUSES
 
@@ -60,11 +60,11 @@ def test_every_kind_has_its_codes_its_place_in_the_overview_and_four_parts() -> 
 def test_values_are_quoted_and_cut_and_descriptions_are_not_quoted() -> None:
     for value, text in (
         ("x", "'x'"),
-        (Literally("x"), "x"),
-        (Literally(OSError("no such thing")), "no such thing"),
+        (Raw("x"), "x"),
+        (Raw(OSError("no such thing")), "no such thing"),
         (b"\xff", "b'\\xff'"),
-        (Literally("x" * 160), "x" * 160),
-        (Literally("x" * 161), "x" * 160 + "… (161 characters)"),
+        (Raw("x" * 160), "x" * 160),
+        (Raw("x" * 161), "x" * 160 + "… (161 characters)"),
         ("x" * 10**6, f"'{'x' * 159}… (1000000 characters)"),
         (b"x" * 10**6, f"b'{'x' * 158}… (1000000 characters)"),
         (Whole("y" * 10**4), "y" * 10**4),
@@ -83,9 +83,9 @@ def test_every_part_is_bounded_and_safe() -> None:
     assert error.subject == f"model '{half[6:]}…{half}' (1000008 characters)"
     assert len(quote(str(error), safe=string.printable)) < 8 * 1024  # as grpc-message, with which metadata must fit
     for part in ("subject", "given", "expected", "fix"):
-        parts = {"subject": "a", "given": "b", "expected": "c", "fix": "d", part: Literally("x" * 10**6)}
+        parts = {"subject": "a", "given": "b", "expected": "c", "fix": "d", part: Raw("x" * 10**6)}
         assert 100 < len(str(FewheadsError(parts.pop("subject"), **parts))) < 1100  # type: ignore[arg-type]
-        parts = {"subject": "a", "given": "b", "expected": "c", "fix": "d", part: Literally("\x1b[2J\udcff\n")}
+        parts = {"subject": "a", "given": "b", "expected": "c", "fix": "d", part: Raw("\x1b[2J\udcff\n")}
         text = str(FewheadsError(parts.pop("subject"), **parts))  # type: ignore[arg-type]
         assert "\\x1b[2J\\udcff\n" in text
         assert text.encode()
@@ -125,7 +125,7 @@ def test_messages_are_fatal_or_a_lack_of_memory_or_neither(text: str) -> None:
 
 
 def test_fatal_errors_are_found_in_causes_and_not_in_quotes_or_circles() -> None:
-    ours = RunnerError("m", given=Literally("RuntimeError"), expected="an answer", fix="See the log.")
+    ours = RunnerError("m", given=Raw("RuntimeError"), expected="an answer", fix="See the log.")
     ours.__cause__ = RuntimeError(LOST[0])
     assert fatal(ours) == LOST[0]
     ours.__cause__ = RuntimeError(LOST[1])

@@ -17,14 +17,12 @@ from edge.errors import DeadlineExceeded, InvalidRequest, RunnerError
 from edge.programs import generate
 from edge.programs.generate import PROMPT_TOKENS, Generate, GenerationSession, token_limits
 from edge.programs.loop import Loop
-from edge.programs.program import AppliedHead, Computed, Options
+from edge.programs.program import AppliedHead, Computed, Finished, Joining, Options
 from edge.programs.sampling import Sampling
-from edge.programs.session import Finished, Joining
 from edge.protocol import STOPPED
-from edge.scheduling.answers import PartialAnswers
 from edge.scheduling.batching import BatchAssembler
 from edge.scheduling.continuous import ContinuousRun
-from edge.scheduling.job import Job
+from edge.scheduling.job import Job, PartialAnswers
 from edge.scheduling.runs import Runs
 from edge.scheduling.tier_executor import TierExecutor
 from tests.support.letters_model import (

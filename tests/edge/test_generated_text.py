@@ -14,9 +14,8 @@ from tokenizers import Tokenizer, decoders, models
 
 from edge.programs.generate import Generate
 from edge.programs.generated_text import Pieces
-from edge.programs.program import AppliedHead, Computed, Options
+from edge.programs.program import AppliedHead, Computed, Finished, Joining, Options
 from edge.programs.sampling import Sampling
-from edge.programs.session import Finished, Joining
 from edge.protocol import TOKEN_IDS
 from tests.support.letters_model import LETTERS, continued, inputs_of, open_letters, write_letters_bundle
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from edge.datatypes import Array
 from edge.programs.generate import Generate
 from edge.runner import DeviceDecoder
-from edge.runtimes.host_decoder import HostDecoder, infer_into
+from edge.runtimes.host import HostDecoder, infer_into
 from tests.support.letters_model import LETTERS
 
 #: Bytes of the cache of one row at one place: a key of one number, and a value of six.

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from edge.bundles.image import ImagePreprocessor
-from edge.bundles.manifest import ImagePreprocess
+from edge.bundles.steps import ImagePreprocess
 from edge.datatypes import Array
 from edge.errors import BackendError, InvalidRequest
 from tests.support.image_model import encoded

@@ -23,8 +23,8 @@ from tritonclient.utils import InferenceServerException
 
 from edge.bundles.image import ImagePreprocessor
 from edge.bundles.preprocess import preprocessor
+from edge.cli.answers import labels_of
 from edge.cli.doctor import bundle_checks
-from edge.cli.images import labels_of
 from edge.datatypes import Array
 from edge.errors import BundleError, DeadlineExceeded, InvalidRequest, Overloaded
 from edge.launch import running_server

@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 
 from edge.errors import InvalidRequest, RunnerError
-from edge.scheduling.latency import LatencyCorrection, LatencyEstimate, LatencyTable
+from edge.scheduling.latency import LatencyCorrection, LatencyEstimate, LatencyModel
 from edge.scheduling.tier_executor import FailureTracker
 from tests.support.jobs import executor_of
 
 NEAR = LatencyEstimate(at=0.0, seconds=0.9, left_seconds=1.0)
 
 
-def table(known: dict[int, float], repeats: float = 1.0) -> LatencyTable:
-    table = LatencyTable()
+def table(known: dict[int, float], repeats: float = 1.0) -> LatencyModel:
+    table = LatencyModel()
     for size, seconds in known.items():
         table.observe(size, seconds, repeats)
     return table
 
 
 def test_empty_table_predicts_nothing() -> None:
-    empty, executor = LatencyTable(), executor_of(lambda rows: rows, max_rows=4)
+    empty, executor = LatencyModel(), executor_of(lambda rows: rows, max_rows=4)
     assert (empty.seconds(1), empty.usual_seconds(1), empty.seconds_per_element()) == (None, None, None)
     assert not empty.is_brief(1, time.monotonic())
     assert (executor.run_seconds(1), executor.seconds(3, 9, 9)) == (0, 0)

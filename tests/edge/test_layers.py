@@ -16,7 +16,7 @@ from google.protobuf.descriptor_pb2 import DescriptorProto
 from tritonclient.grpc import service_pb2  # noqa: F401 (it adds its messages to the default pool)
 
 from edge.pb import inference_pb2
-from edge.runtimes import tensorrt_package
+from edge.runtimes.tensorrt import package as tensorrt_package
 from tests.support.imports import (
     EDGE,
     EXPORT,
@@ -38,7 +38,7 @@ from tests.support.imports import (
 HEAVY = ("torch", "tensorrt", "tensorrt_rtx", "onnxruntime", "onnx", "pycuda", "opentelemetry", "matplotlib", "PIL")
 #: Package to the only parts of edge/ that may import it. TensorRT is imported by import_module only, see below.
 OWNERS: dict[str, tuple[str, ...]] = {
-    "grpc": (*("edge/client/", "edge/grpcio/", "edge/load/sender.py", GENERATED),),
+    "grpc": (*("edge/client/", "edge/grpcio/", "edge/bench/sender.py", GENERATED),),
     "grpc_health": ("edge/rpc/",),
     "grpc_reflection": ("edge/rpc/",),
     "ngh2": ("edge/settings.py", "edge/http2/"),
@@ -49,7 +49,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "starlette": ("edge/rest/",),
     "h11": ("edge/http/",),
     "uvloop": ("edge/cli/serve.py",),
-    "matplotlib": ("edge/load/plot.py",),
+    "matplotlib": ("edge/bench/plot.py",),
     "click": ("edge/__main__.py", "edge/cli/"),
     "rich": ("edge/cli/",),
     "PIL": ("edge/bundles/image.py",),
@@ -90,7 +90,7 @@ def test_imports_by_name() -> None:
                 if name in ways and not ast.unparse(call).startswith(others):
                     found.add((name_of(path), ast.unparse(call)))
     assert found == {
-        ("edge/runtimes/tensorrt_package.py", "import_module(flavor)"),
+        ("edge/runtimes/tensorrt/package.py", "import_module(flavor)"),
         ("edge/__main__.py", "point.load()"),  # the commands' entry points
         ("edge/client/__init__.py", "import_module(f'{__name__}.{module}')"),
     }
@@ -107,7 +107,7 @@ def test_few_files_read_the_environment() -> None:
         or (isinstance(node, ast.ImportFrom) and {alias.name for alias in node.names} & names)
     }
     script = "export/language/generate_mathematics.py"  # it starts itself again with a fixed seed of hashes
-    jobs = "export/parallel/process.py"  # each has one thread, and may have a GPU of its own
+    jobs = "export/training/jobs.py"  # each has one thread, and may have a GPU of its own
     serve = "edge/cli/serve.py"  # sets what gRPC's core logs
     assert readers == {"edge/runtimes/cache.py", "edge/health/systemd.py", "edge/cli/checks.py", serve, script, jobs}
 

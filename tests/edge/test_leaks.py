@@ -21,7 +21,7 @@ from edge.errors import INTERNAL, InvalidRequest
 from edge.pb import inference_pb2 as pb
 from edge.protocol import INFERENCE, TELEMETRY
 from edge.rpc.inference_servicer import InferenceServicer
-from edge.rpc.telemetry_servicer import TelemetryServicer
+from edge.rpc.servicers import TelemetryServicer
 from edge.serving.call import Call
 from edge.serving.inference import InferenceService
 from edge.settings import TRANSPORTS

@@ -20,21 +20,19 @@ import numpy as np
 import pytest
 
 from edge.__main__ import cli
+from edge.bench import report
+from edge.bench.inputs import read_texts
+from edge.bench.open_loop import goodput, measure
+from edge.bench.plan import Plan, Rate, due_times, parse_mix, parse_number_mix, read_trace
+from edge.bench.plot import COLORS, draw
+from edge.bench.report import LoadReport, Memory
+from edge.bench.sender import OUTCOMES, Record
+from edge.bench.timing import Percentiles
+from edge.bench.workload import Kind, Workload
 from edge.bundles.bundle import Bundle
 from edge.client import Client
 from edge.errors import ServerError, UsageError
 from edge.launch import running_server
-from edge.load import report
-from edge.load.arrivals import due_times, read_trace
-from edge.load.goodput import goodput
-from edge.load.inputs import read_texts
-from edge.load.measure import measure
-from edge.load.percentiles import Percentiles
-from edge.load.plan import Plan, Rate, parse_mix, parse_number_mix
-from edge.load.plot import COLORS, draw
-from edge.load.record import OUTCOMES, Record
-from edge.load.report import LoadReport, Memory
-from edge.load.workload import Kind, Workload
 from tests.support.commands import answer, fewheads, mistake
 from tests.support.models import EXPRESSIONS, ORACLE, ORACLE_BUNDLE
 from tests.support.server_models import write_busy_bundle

@@ -37,8 +37,8 @@ from edge.runtimes.build import build, load_runner
 from edge.runtimes.onnxruntime import OnnxRuntimeCpu
 from edge.runtimes.runtime import Product, Runtime, Source
 from edge.runtimes.table import choose
-from edge.runtimes.tensorrt import TensorRt
-from edge.scheduling.cache_budget import CacheBudget
+from edge.runtimes.tensorrt.runtime import TensorRt
+from edge.scheduling.admission import CacheBudget
 from edge.scheduling.scheduler import Scheduler
 from tests.support.builds import children, pause_builds, wait_for_no_children
 from tests.support.letters_model import MAX_TOKENS, write_letters_bundle

@@ -23,8 +23,7 @@ from edge.bundles.manifest import TensorSpec
 from edge.errors import BundleError, DeadlineExceeded, InvalidRequest, RunnerError
 from edge.launch import running_server
 from edge.programs.loop import Loop
-from edge.programs.program import LoopLimits, Options
-from edge.programs.session import Joining
+from edge.programs.program import Joining, LoopLimits, Options
 from edge.protocol import LOOPS, STOPPED
 from tests.support.inference_service import Running, running_service
 from tests.support.loop_model import (

@@ -17,8 +17,7 @@ from edge.scheduling.admission import Admission
 from edge.scheduling.batching import BatchAssembler
 from edge.scheduling.continuous import ContinuousRun
 from edge.scheduling.job import Job
-from edge.scheduling.latency import LatencyEstimate
-from edge.scheduling.loop_estimate import LoopEstimate
+from edge.scheduling.latency import LatencyEstimate, LoopEstimate
 from edge.scheduling.queue import JobQueue
 from edge.scheduling.runs import Run, Runs
 from edge.scheduling.scheduler import Scheduler

@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from edge.bench.inputs import random_inputs
 from edge.bundles import rules
 from edge.bundles.bundle import Bundle
 from edge.datatypes import TensorSpec
 from edge.errors import BundleError, InvalidRequest
 from edge.launch import running_server
-from edge.load.inputs import random_inputs
 from edge.programs.tier_program import load_tier
 from edge.repository.model import Model
 from tests.support.commands import fewheads, mistake, shown

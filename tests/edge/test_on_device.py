@@ -12,14 +12,13 @@ import msgspec
 import pytest
 
 from deploy import device_table
-from edge.cli.on_device import publish
+from edge.bench import on_device
+from edge.bench.conditions import BoardWatch
+from edge.bench.inputs import golden_inputs
+from edge.bench.on_device import DeviceRecord, Plan, served_elsewhere
+from edge.cli.bench import publish
 from edge.client import Client
 from edge.errors import FewheadsError, UsageError
-from edge.load import on_device
-from edge.load.board_watch import BoardWatch
-from edge.load.device_record import DeviceRecord, Plan
-from edge.load.inputs import golden_inputs
-from edge.load.on_device import served_elsewhere
 from tests.support.boards import orin_nano, write
 from tests.support.commands import answer, fewheads, mistake
 from tests.support.models import ORACLE_BUNDLE

@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
+from edge.bench import profile as profiling
+from edge.bench.conditions import Conditions
+from edge.bench.layer_latencies import LayerLatencies
+from edge.bench.profile import profile
 from edge.errors import FewheadsError, UsageError
-from edge.profiling import profile as profiling
-from edge.profiling.conditions import Conditions
-from edge.profiling.profile import profile
-from edge.profiling.table import LatencyTable
 from tests.support.boards import MODELS, orin_nano, write
 from tests.support.commands import shown
 from tests.support.layer_shapes import LENGTHS, MODEL, SHAPES, write_layer_shapes
@@ -48,11 +48,11 @@ def test_table_has_every_shape_and_length_and_keeps_them(shapes, cache, tmp_path
     # Only the new length was timed.
     assert {text for _, text in steps} == {"timing 4 tokens"}
     assert {(t.shape, t.tokens) for t in table.timings} == {(shape, n) for shape in SHAPES for n in LENGTHS}
-    assert LatencyTable.read(out) == table
+    assert LayerLatencies.read(out) == table
     assert all(t.comparison.milliseconds > 0 and t.comparison.floor_milliseconds > 0 for t in table.timings)
     assert [rest.tokens for rest in table.rest] == [8, 4]
     assert "times faster" in shown(*options)
-    assert LatencyTable.read(out) == table
+    assert LayerLatencies.read(out) == table
 
 
 def test_power_modes_are_never_mixed(shapes, cache, board, tmp_path):
@@ -65,7 +65,7 @@ def test_power_modes_are_never_mixed(shapes, cache, board, tmp_path):
         timed(shapes, out, cache=cache, conditions=Conditions(board))
     assert out.read_bytes() == before
     table, _ = timed(shapes, out, cache=cache, lengths=(8,), conditions=Conditions(board), replace=True)
-    assert {timing.tokens for timing in LatencyTable.read(out).timings} == {8}
+    assert {timing.tokens for timing in LayerLatencies.read(out).timings} == {8}
     before = out.read_bytes()
     (board / "var/lib/nvpmodel/status").unlink()
     with pytest.raises(UsageError, match=r"power mode: got unknown, expected the power mode of the board\. Mount "):
@@ -91,7 +91,7 @@ def test_next_run_repeats_throttled_timings_and_a_change_of_the_power_mode_ends_
     assert not [timing for timing in table.timings if timing.throttled]
     with pytest.raises(UsageError, match=r"power mode: got 'MAXN_SUPER', expected '15W', as at the start\."):
         profile(shapes, out, on_progress=change, **{**options, "lengths": (8,)})
-    assert LatencyTable.read(out) == table
+    assert LayerLatencies.read(out) == table
 
 
 def test_wrong_options_write_no_file_and_other_files_are_not_overwritten(shapes, cache, tmp_path):

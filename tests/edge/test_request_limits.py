@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from edge.errors import InvalidRequest
 from edge.pb import inference_pb2 as pb
 from edge.protocol import INFERENCE
-from edge.serving.request_limits import SMALL_BYTES, check_message
+from edge.serving.request import SMALL_BYTES, check_message
 from edge.settings import TRANSPORTS
 from tests.support.in_process import serving_here
 from tests.support.inference_service import running_service

@@ -16,7 +16,7 @@ from edge.errors import InvalidRequest
 from edge.pb import inference_pb2 as pb
 from edge.rest.infer import Wanted, infer_request, infer_response
 from edge.rest.json_messages import MAX_JSON_BYTES
-from edge.serving.responses import encode_outputs
+from edge.serving.call import encode_outputs
 from edge.serving.wire import from_raw, to_raw
 
 JSON_TYPES = sorted(set(NUMPY_TYPES) - {"FP16"})

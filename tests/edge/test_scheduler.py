@@ -19,9 +19,8 @@ from edge.datatypes import Array
 from edge.errors import DeadlineExceeded, ModelNotReady, Overloaded
 from edge.instruments.statistics import ModelStatistics
 from edge.programs.program import Computed, Program
-from edge.scheduling.answers import Answer
 from edge.scheduling.batching import BatchAssembler
-from edge.scheduling.job import Job, UseCount, expired
+from edge.scheduling.job import Answer, Job, UseCount, expired
 from edge.scheduling.runs import Runs
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import TierExecutor

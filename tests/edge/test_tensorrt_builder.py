@@ -11,7 +11,7 @@ import pytest
 from edge.bundles.manifest import Profile
 from edge.errors import BackendError, BundleError
 from edge.runtimes.runtime import BuildProgress, Product
-from edge.runtimes.tensorrt_builder import compile_onnx
+from edge.runtimes.tensorrt.build import compile_onnx
 from tests.data.make_broken_bundles import changed_onnx, custom_operator
 from tests.support.marks import with_rtx
 from tests.support.models import ATTENTION_HEADS, ATTENTION_SEQUENCE, attention_onnx, oracle_manifest, oracle_onnx

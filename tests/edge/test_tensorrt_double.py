@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from edge.runtimes.tensorrt_network import attention_blocks, index_limits
+from edge.runtimes.tensorrt.network import attention_blocks, index_limits
 from tests.device.doubles import double as trt_double
 from tests.device.networks import classifier, serialized
 from tests.support.marks import with_rtx

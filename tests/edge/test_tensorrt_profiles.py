@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from edge.bundles.manifest import Profile
 from edge.runtimes.runtime import BuildProgress
-from edge.runtimes.tensorrt_builder import memory_needed
-from edge.runtimes.tensorrt_network import Attention, unexplained
-from edge.runtimes.tensorrt_package import BuilderLog
-from edge.runtimes.tensorrt_profiles import buckets, described, optimization_profiles
+from edge.runtimes.tensorrt.build import memory_needed
+from edge.runtimes.tensorrt.network import Attention, unexplained
+from edge.runtimes.tensorrt.package import BuilderLog
+from edge.runtimes.tensorrt.profiles import buckets, described, optimization_profiles
 
 MIB = 1024**2
 

@@ -20,7 +20,7 @@ from edge.cli.infer import infer
 from edge.datatypes import Array
 from edge.errors import GoldenError, UsageError
 from edge.launch import running_server
-from edge.programs.cascade import margins
+from edge.programs.program import margins
 from edge.repository.model import Model
 from edge.runtimes.build import load_runner
 from tests.support import text_model

@@ -19,7 +19,7 @@ from edge.bundles.accuracy import Accuracies
 from edge.bundles.manifest import Measure
 from edge.errors import InvalidRequest
 from edge.pb import inference_pb2 as pb
-from edge.scheduling.latency import LatencyTable
+from edge.scheduling.latency import LatencyModel
 from edge.scheduling.tier_executor import TierExecutor
 from edge.scheduling.tier_selection import AUTO, Demand, LoadLevel, TierSelector
 from tests.support.inference_service import running_service
@@ -185,7 +185,7 @@ async def test_served_model_leaves_out_the_tier_that_its_measures_and_times_rule
 
     async with running_service(tmp_path, write) as running:
         for executor, seconds in zip(running.model("tiered").executors.values(), (100.0, 10.0, 1.0), strict=True):
-            executor.latency = LatencyTable()
+            executor.latency = LatencyModel()
             executor.latency.observe(1, seconds)
         request = pb.ModelInferRequest(model_name="tiered")
         request.inputs.add(name="x", datatype="FP32", shape=(1, WIDTH)).contents.fp32_contents.extend([0.0] * WIDTH)

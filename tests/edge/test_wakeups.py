@@ -18,12 +18,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edge.datatypes import Array
-from edge.programs.program import Computed, LoopLimits, Options, Program
-from edge.programs.session import Finished, IterativeProgram, Joining, Session
+from edge.programs.program import Computed, Finished, IterativeProgram, Joining, LoopLimits, Options, Program, Session
 from edge.scheduling import worker as module
 from edge.scheduling.batching import BatchAssembler
 from edge.scheduling.job import Job
-from edge.scheduling.latency import LatencyTable
+from edge.scheduling.latency import LatencyModel
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import TierExecutor
 from tests.support.jobs import VALUES, WAIT, Awaited, executor_of, job_of, submitted
@@ -131,7 +130,7 @@ class Overlapping(Program):
         return end
 
 
-class Unlearnt(LatencyTable):
+class Unlearnt(LatencyModel):
     """No run becomes so brief that the submitting thread, which is the test's, would compute it."""
 
     def usual_seconds(self, size: int) -> float | None:

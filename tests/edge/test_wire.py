@@ -15,7 +15,7 @@ from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 from edge.datatypes import NUMPY_TYPES, Array, TensorSpec, byte_size, datatype_of
 from edge.errors import InvalidRequest, Unsupported
 from edge.pb import inference_pb2 as pb
-from edge.serving.responses import encode_outputs
+from edge.serving.call import encode_outputs
 from edge.serving.wire import CONTENTS_FIELDS, decode_inputs, from_raw, requested_outputs, sent_inputs, to_raw
 
 NUMERIC = tuple(name for name in NUMPY_TYPES if name != "BYTES")

@@ -5,14 +5,14 @@ import pytest
 import torch
 from torch.onnx._internal.exporter import _registration
 
-from export.adaptive.budget import CostCurve
-from export.calculator import data
-from export.calculator.train import train_run
 from export.cli import train as train_command
-from export.experiments.attention.records import MeasuredCosts, SharedInputs
-from export.reduction.grid import grid_of
-from export.reduction.shapes_cli import shapes
-from export.tasks.cli import finetune
+from export.commands.finetune import finetune
+from export.commands.shapes import shapes
+from export.papers.adaptive.records import MeasuredCosts, SharedInputs
+from export.papers.adaptive.term import CostCurve
+from export.papers.calculator import data
+from export.papers.calculator.train import train_run
+from export.reduce.grid import grid_of
 from tests.support.calculators import export_untrained
 from tests.support.reduction_data import inputs, mac_times, model
 from tests.support.task_data import encoded, invoke, make_sentiment, make_transformer, write_model, write_sst2

@@ -3,24 +3,33 @@ import pytest
 import torch
 
 from edge.errors import UsageError
-from export.adaptive.budget import SHARE, Budget, CostCurve, measured_curve, temperature
-from export.adaptive.rotation import rotated_model
-from export.adaptive.scores import (
+from export.errors import ReductionError
+from export.finetune.objectives import outputs_of
+from export.finetune.predictions import predict
+from export.finetune.recipe import Recipe
+from export.models.attention import MultiHeadAttention
+from export.papers.adaptive.scores import (
     GivenScores,
     GlobalScores,
+    GroupedAttention,
     SkippableAttention,
+    rotated_model,
     scored_attentions,
     scorers,
+    shrunk_model,
     with_scores,
 )
-from export.adaptive.shrink import GroupedAttention, shrunk_model
-from export.adaptive.term import Penalty, Target, adaptive_term
-from export.adaptive.use import head_use
-from export.attention import MultiHeadAttention
-from export.errors import ReductionError
-from export.tasks.objectives import outputs_of
-from export.tasks.predictions import predict
-from export.tasks.recipe import Recipe
+from export.papers.adaptive.term import (
+    SHARE,
+    Budget,
+    CostCurve,
+    Penalty,
+    Target,
+    adaptive_term,
+    measured_curve,
+    temperature,
+)
+from export.papers.adaptive.use import head_use
 from tests.support.reduction_data import batches, config, inputs, model
 from tests.support.task_data import Seen, accuracy_on, fine_tune, make_classifier, same
 

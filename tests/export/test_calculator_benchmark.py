@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from edge.errors import UsageError
-from export.calculator.benchmark import (
+from export.cli import train as train_command
+from export.papers.calculator.baseline import baseline as baseline_command
+from export.papers.calculator.benchmark import (
     BASELINE,
     FLOOR,
     Errors,
@@ -18,11 +20,9 @@ from export.calculator.benchmark import (
     paper_score,
     score,
 )
-from export.calculator.networks import NETWORKS
-from export.calculator.train import train_run
-from export.checkpoint import load
-from export.cli import train as train_command
-from export.experiments.calculator.baseline import baseline as baseline_command
+from export.papers.calculator.networks import NETWORKS
+from export.papers.calculator.train import train_run
+from export.training.checkpoint import load
 from tests.support.task_data import invoke
 
 

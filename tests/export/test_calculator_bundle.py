@@ -8,9 +8,9 @@ from edge.bundles.bundle import Bundle
 from edge.bundles.expression import tokenize
 from edge.bundles.golden import check_runner
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.calculator.bundle import export_run
-from export.calculator.evaluate import evaluate
-from export.calculator.specs import SPECS
+from export.papers.calculator.benchmark import evaluate
+from export.papers.calculator.bundle import export_run
+from export.papers.calculator.specs import SPECS
 from tests.support.calculators import EACH, untrained
 
 #: The layers that are one operator each.

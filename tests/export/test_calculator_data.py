@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from edge.bundles import expression
-from export.calculator import data
-from export.calculator.evaluate import evaluate
 from export.errors import DataError
+from export.papers.calculator import data
+from export.papers.calculator.benchmark import evaluate
 
 
 def test_splits_have_the_documented_sizes_starts_and_ranges(splits):

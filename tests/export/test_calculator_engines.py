@@ -10,10 +10,10 @@ import torch
 from edge.bundles.bundle import Bundle
 from edge.bundles.expression import TOKENS
 from edge.bundles.manifest import Profile
-from edge.runtimes.tensorrt_builder import compile_onnx
-from export.calculator.networks.transformer import Transformer
-from export.convert import to_onnx
-from export.precision import half
+from edge.runtimes.tensorrt.build import compile_onnx
+from export.models.convert import to_onnx
+from export.papers.calculator.networks import Transformer
+from export.quantize.precision import half
 from tests.support.calculators import EACH
 from tests.support.marks import with_rtx
 

@@ -6,12 +6,8 @@ import torch
 from torch import nn
 
 from edge.bundles.expression import tokenize
-from export.calculator.networks import NETWORKS, create
-from export.calculator.networks.gated import Gate, TermNetwork
-from export.calculator.networks.oracle import Oracle
-from export.calculator.networks.recurrent import Recurrent
-from export.calculator.networks.transformer import EncoderLayer
-from export.calculator.specs import SPECS
+from export.papers.calculator.networks import NETWORKS, EncoderLayer, Gate, Oracle, Recurrent, TermNetwork, create
+from export.papers.calculator.specs import SPECS
 
 #: Those of papers 000 and 001, of paper 000's text in the bidirectional LSTM's case, and of networks that are ours.
 PARAMETERS = {

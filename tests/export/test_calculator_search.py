@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from edge.errors import UsageError
-from export.calculator.bundle import export_run
-from export.calculator.networks import NETWORKS
-from export.checkpoint import load
 from export.errors import CheckpointError, TrainingError
-from export.experiments.calculator.cli import calculator
-from export.experiments.calculator.search import space
-from export.experiments.calculator.search.space import SPACES, propose
-from export.experiments.calculator.search.study import JOURNAL, Search
-from export.runs import read_config
-from export.training.observer import SILENT, Observer
+from export.papers.calculator.bundle import export_run
+from export.papers.calculator.networks import NETWORKS
+from export.papers.calculator.run import calculator
+from export.papers.calculator.search import space
+from export.papers.calculator.search.space import SPACES, propose
+from export.papers.calculator.search.study import JOURNAL, Search
+from export.training.checkpoint import load
+from export.training.objective import SILENT, Observer
+from export.training.runs import read_config
 from tests.support.task_data import invoke
 
 optuna = pytest.importorskip("optuna")

@@ -8,7 +8,7 @@ import tritonclient.grpc as triton
 
 from edge.bundles.expression import tokenize
 from edge.launch import running_server
-from export.calculator.specs import SPECS
+from export.papers.calculator.specs import SPECS
 from tests.support.calculators import LARGE, SMALL, untrained
 from tests.support.sample_requests import column, triton_input
 

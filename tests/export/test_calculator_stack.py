@@ -16,19 +16,17 @@ from edge.bundles.arithmetic import CLOSE, MINUS, OPEN, OPERAND, PLUS, TIMES, ev
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
 from edge.launch import running_server
-from edge.runtimes.tensorrt_builder import compile_onnx
-from export.calculator.stack import LSTM, STACK, TRANSFORMER
-from export.calculator.stack.bundle import export_stack
-from export.calculator.stack.data import DEPTHS, OPERANDS, SIZES, TEST_ITEMS, load
-from export.calculator.stack.evaluate import evaluate as measure
-from export.calculator.stack.machine import POP, PUSH, STAY, Scan, StackMachine
-from export.calculator.stack.objective import StackObjective, batch_of
-from export.calculator.stack.refine import Fit
-from export.calculator.stack.train import RECIPES, create, train_stack
-from export.checkpoint import save
-from export.experiments.calculator.cli import calculator
-from export.provenance import provenance
-from export.runs import LOG, RunConfig, RunMetrics
+from edge.runtimes.tensorrt.build import compile_onnx
+from export.papers.calculator.bundle import export_stack
+from export.papers.calculator.run import calculator
+from export.papers.calculator.stack import LSTM, STACK, TRANSFORMER
+from export.papers.calculator.stack.data import DEPTHS, OPERANDS, SIZES, TEST_ITEMS, load
+from export.papers.calculator.stack.data import evaluate as measure
+from export.papers.calculator.stack.machine import POP, PUSH, STAY, Fit, Scan, StackMachine
+from export.papers.calculator.stack.train import RECIPES, StackObjective, batch_of, create, train_stack
+from export.training.checkpoint import save
+from export.training.provenance import provenance
+from export.training.runs import LOG, RunConfig, RunMetrics
 from export.training.trainer import train
 from tests.support.commands import answer, fewheads
 from tests.support.marks import with_rtx

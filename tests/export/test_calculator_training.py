@@ -3,12 +3,11 @@ import pytest
 import torch
 from torch import nn
 
-from export.calculator.networks import NETWORKS, create
-from export.calculator.networks.regressor import Regressor
-from export.calculator.specs import SPECS
-from export.calculator.train import CalculatorObjective, recipe_of, train_run
-from export.checkpoint import load
 from export.errors import TrainingError
+from export.papers.calculator.networks import NETWORKS, Regressor, create
+from export.papers.calculator.specs import SPECS
+from export.papers.calculator.train import CalculatorObjective, recipe_of, train_run
+from export.training.checkpoint import load
 from export.training.recipe import Recipe, learning_rate
 from export.training.trainer import clip, train
 from tests.support.task_data import Seen

@@ -8,20 +8,18 @@ from msgspec.structs import replace
 
 from edge.bundles.expression import tokenize
 from edge.errors import UsageError
-from export.calculator import generated
-from export.calculator.benchmark_loss import DevObjective, log_errors
-from export.calculator.bundle import export_run
-from export.calculator.networks import create
-from export.calculator.networks.feed_forward import FeedForward
-from export.calculator.networks.input_encoding import InputEncoding
-from export.calculator.train import CalculatorObjective, recipe_of, train_run
 from export.errors import CheckpointError, TrainingError
-from export.experiments.calculator.cli import calculator
-from export.experiments.calculator.variations import cli
-from export.experiments.calculator.variations.grid import PRODUCT, losses, variations
-from export.experiments.calculator.variations.parts import Part, parts
-from export.experiments.calculator.variations.results import COLUMNS, results_of
-from export.training.observer import SILENT
+from export.papers.calculator import generated
+from export.papers.calculator.benchmark_loss import DevObjective, log_errors
+from export.papers.calculator.bundle import export_run
+from export.papers.calculator.networks import FeedForward, InputEncoding, create
+from export.papers.calculator.run import calculator
+from export.papers.calculator.train import CalculatorObjective, recipe_of, train_run
+from export.papers.calculator.variations import cli
+from export.papers.calculator.variations.grid import PRODUCT, losses, variations
+from export.papers.calculator.variations.parts import Part, parts
+from export.papers.calculator.variations.results import COLUMNS, results_of
+from export.training.objective import SILENT
 from export.training.optimizers import Optimizers
 from export.training.recipe import Recipe
 from export.training.trainer import train

@@ -7,11 +7,11 @@ import torch
 
 from edge.bundles.expression import tokenize
 from edge.errors import UsageError
-from export.attention import MultiHeadAttention
-from export.calculator.networks import create
-from export.experiments.calculator.cli import calculator
-from export.experiments.calculator.view.attention import attention_of, transformer_weights
-from export.experiments.calculator.view.errors import OPERANDS, by_terms, grids, new_expressions
+from export.models.attention import MultiHeadAttention
+from export.papers.calculator.networks import create
+from export.papers.calculator.run import calculator
+from export.papers.calculator.view.attention import attention_of, transformer_weights
+from export.papers.calculator.view.errors import OPERANDS, by_terms, grids, new_expressions
 from tests.support.calculators import save_untrained, untrained
 from tests.support.task_data import invoke
 

@@ -6,10 +6,10 @@ import pytest
 import safetensors.torch
 import torch
 
-from export.calculator.networks import NETWORKS
-from export.checkpoint import load, save
 from export.errors import CheckpointError
-from export.runs import CONFIG, METRICS, WEIGHTS
+from export.papers.calculator.networks import NETWORKS
+from export.training.checkpoint import load, save
+from export.training.runs import CONFIG, METRICS, WEIGHTS
 
 
 @pytest.fixture

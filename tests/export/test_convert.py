@@ -5,9 +5,9 @@ from torch import nn
 
 from edge.bundles.manifest import Tolerance
 from edge.errors import GoldenError
-from export.attention import MultiHeadAttention
-from export.calculator.networks import create
-from export.convert import golden_of, largest_difference, to_onnx
+from export.models.attention import MultiHeadAttention
+from export.models.convert import golden_of, largest_difference, to_onnx
+from export.papers.calculator.networks import create
 
 EXACT = Tolerance(atol=0.0, rtol=0.0)
 CLOSE = Tolerance(atol=1e-4, rtol=1e-5)

@@ -7,26 +7,26 @@ import onnx
 import pytest
 import torch
 
+from edge.bench.layer_latencies import PREDICTION, LayerLatencies, Rest, Shape, Timing
+from edge.bench.timing import compared_above
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.manifest import Profile
 from edge.datatypes import TensorSpec
 from edge.errors import BundleError, UsageError
-from edge.profiling.table import PREDICTION, LatencyTable, Rest, Shape, Timing
-from edge.profiling.timing import compared_above
-from export.calculator.networks import create
-from export.convert import to_onnx
-from export.estimate.cli import estimate
+from export.commands.estimate import estimate
 from export.estimate.estimate import estimate_bundle
 from export.estimate.model import kernels, parse_layers
 from export.estimate.operations import Halves, halves_of, work_of
 from export.estimate.sizes import check_sizes, input_shapes
-from export.heads import SequenceClassifier
-from export.precision import half
-from export.quantization.ranges import LARGEST, input_ranges
-from export.quantization.static import static_int8
-from export.reduction.latency import feeds_of
-from export.reduction.plan import macs_per_token
-from export.transformer import LayerShape, Transformer, TransformerConfig
+from export.models.convert import to_onnx
+from export.models.heads import SequenceClassifier
+from export.models.transformer import LayerShape, Transformer, TransformerConfig
+from export.papers.calculator.networks import create
+from export.quantize.precision import half
+from export.quantize.ranges import LARGEST, input_ranges
+from export.quantize.static import static_int8
+from export.reduce.latency import feeds_of
+from export.reduce.plan import macs_per_token
 from tests.support.task_data import invoke
 
 LAYER = LayerShape(12, 32, 1536)
@@ -97,7 +97,7 @@ def test_a_graph_has_the_kernels_of_its_engine():
         assert more[0] - one[0] == more[1] - one[1]
         assert all(0 <= engine - graph <= 3 for engine, graph in (one, more))
     assert found["fp16"][1][1] - found["fp16"][0][1] == 10 + 7 + 3
-    assert logging.getLogger("edge.runtimes.tensorrt_package").level == logging.NOTSET
+    assert logging.getLogger("edge.runtimes.tensorrt.package").level == logging.NOTSET
 
 
 def test_only_layers_with_kernels_are_counted():
@@ -130,7 +130,7 @@ def test_a_measured_table_replaces_predictions(layer_shapes, tmp_path):
     timing = Timing(dense, 16, compared_above(**seconds))
     key = {"device": "Jetson Orin Nano Super", "power_mode": "15W", "runtime": "tensorrt", "precision": "fp16"}
     key |= {"dim": "32", "dense": dense.name}
-    table = LatencyTable(key=key, timings=(timing,), rest=(Rest(16, 1.0, 0.5),))
+    table = LayerLatencies(key=key, timings=(timing,), rest=(Rest(16, 1.0, 0.5),))
     table.write(out)
     msgspec.structs.replace(table, label=PREDICTION).write(predicted)
     rows = estimate_bundle(bundle, "orin-nano-super", "15W", lengths=(8, 16), table=out).rows

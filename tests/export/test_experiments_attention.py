@@ -9,12 +9,13 @@ import torch
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Tolerance
 from edge.errors import UsageError
-from export.adaptive.term import adaptive_term
-from export.adaptive.use import head_use
-from export.attention import MultiHeadAttention
-from export.convert import largest_difference, to_onnx
 from export.errors import CheckpointError, ReductionError
-from export.experiments.attention.baselines import (
+from export.finetune.objectives import outputs_of, task_loss
+from export.finetune.predictions import Predictions, accuracy, encode_predictions, paired, predict
+from export.finetune.recipe import Recipe
+from export.models.attention import MultiHeadAttention
+from export.models.convert import largest_difference, to_onnx
+from export.papers.adaptive.baselines import (
     BLOCK,
     RATIO,
     LinformerAttention,
@@ -22,22 +23,20 @@ from export.experiments.attention.baselines import (
     like,
     sparse_pattern,
 )
-from export.experiments.attention.cli import compare as command
-from export.experiments.attention.compare import RESULTS, read_result, unfinished_jobs
-from export.experiments.attention.inputs import read_inputs, settings_of
-from export.experiments.attention.lengths import LITERAL, measure_lengths, no_logits_bound
-from export.experiments.attention.mechanisms import ABLATIONS, MECHANISMS
-from export.experiments.attention.records import Record, read_record, save_record
-from export.experiments.attention.reductions import pruned_by_gradient
-from export.experiments.attention.run import place_of, time_mechanism
-from export.experiments.attention.stopwatch import Speed, Stopwatch, multiplications
-from export.experiments.attention.summary import row_of
-from export.intervals import interval
-from export.parallel.run import run_all
-from export.tasks.metrics import accuracy
-from export.tasks.objectives import outputs_of, task_loss
-from export.tasks.predictions import Predictions, encode_predictions, paired, predict
-from export.tasks.recipe import Recipe
+from export.papers.adaptive.compare import RESULTS, read_result, unfinished_jobs
+from export.papers.adaptive.inputs import read_inputs, settings_of
+from export.papers.adaptive.lengths import LITERAL, measure_lengths, no_logits_bound
+from export.papers.adaptive.mechanisms import ABLATIONS, MECHANISMS
+from export.papers.adaptive.records import Record, read_record, save_record
+from export.papers.adaptive.reductions import pruned_by_gradient
+from export.papers.adaptive.run import compare as command
+from export.papers.adaptive.run import place_of, time_mechanism
+from export.papers.adaptive.stopwatch import Speed, Stopwatch, multiplications
+from export.papers.adaptive.summary import row_of
+from export.papers.adaptive.term import adaptive_term
+from export.papers.adaptive.use import head_use
+from export.training.intervals import interval
+from export.training.jobs import run_all
 from tests.support.reduction_data import inputs, model
 from tests.support.task_data import invoke
 

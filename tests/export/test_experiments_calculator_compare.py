@@ -11,20 +11,20 @@ import scipy.stats
 
 from edge.bundles.bundle import Bundle
 from edge.errors import BackendError, UsageError
-from export.calculator.benchmark import baseline, errors_of, score
-from export.calculator.networks import NETWORKS, create
-from export.calculator.train import train_run
-from export.checkpoint import load, save
 from export.errors import CheckpointError
 from export.estimate.operations import work_of
-from export.experiments.calculator.comparison import cost, memory
-from export.experiments.calculator.comparison.cli import compare
-from export.experiments.calculator.comparison.report import report_of
-from export.experiments.calculator.comparison.results import Results
-from export.experiments.calculator.comparison.summary import FROZEN
-from export.experiments.calculator.runs import Run, grouped
-from export.provenance import provenance
-from export.runs import RunConfig, RunMetrics
+from export.papers.calculator.benchmark import baseline, errors_of, score
+from export.papers.calculator.comparison import cost, memory
+from export.papers.calculator.comparison.cli import compare
+from export.papers.calculator.comparison.report import report_of
+from export.papers.calculator.comparison.results import Results
+from export.papers.calculator.comparison.summary import FROZEN
+from export.papers.calculator.networks import NETWORKS, create
+from export.papers.calculator.runs import Run, grouped
+from export.papers.calculator.train import train_run
+from export.training.checkpoint import load, save
+from export.training.provenance import provenance
+from export.training.runs import RunConfig, RunMetrics
 from tests.support.task_data import invoke
 
 CALCULATORS = ("calculator-oracle", "calculator-gate", "calculator-fnn2")

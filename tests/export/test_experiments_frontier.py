@@ -8,14 +8,18 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from edge.bench.layer_latencies import LayerLatencies, Rest
 from edge.errors import UsageError
 from edge.files import write_whole
-from edge.profiling.table import LatencyTable, Rest
-from export import processor
+from export.commands.reduce_options import LATENCIES
 from export.errors import CheckpointError, DataError
-from export.experiments.frontier.cli import frontier
-from export.experiments.frontier.family import best_dense, family_directory, time_shapes
-from export.experiments.frontier.records import (
+from export.finetune.predictions import Predictions, encode_predictions
+from export.finetune.registry import TASKS
+from export.models.transformer import LayerShape
+from export.papers.experiment import check_settings, keep_settings
+from export.papers.frontier.cli import frontier
+from export.papers.frontier.family import best_dense, family_directory, time_shapes
+from export.papers.frontier.records import (
     ANSWERED,
     REDUCED,
     STATIC,
@@ -26,7 +30,7 @@ from export.experiments.frontier.records import (
     write_answers,
     write_record,
 )
-from export.experiments.frontier.settings import (
+from export.papers.frontier.settings import (
     DENSE,
     DENSE_AS_REDUCED,
     DENSE_RUNS,
@@ -35,14 +39,10 @@ from export.experiments.frontier.settings import (
     families_of,
     read_settings,
 )
-from export.experiments.frontier.summary import frontier_of
-from export.experiments.settings import check_settings, keep_settings
-from export.processor import Processor
-from export.reduction.options import LATENCIES
-from export.runs import PREDICTIONS
-from export.tasks.predictions import Predictions, encode_predictions
-from export.tasks.registry import TASKS
-from export.transformer import LayerShape
+from export.papers.frontier.summary import frontier_of
+from export.training import provenance as processor
+from export.training.provenance import Processor
+from export.training.runs import PREDICTIONS
 from tests.support.marks import with_minilm
 from tests.support.task_data import invoke, make_transformer, real, write_model, write_sst2
 
@@ -69,7 +69,7 @@ def write_family(out, task, seed, wrong):
 
 
 def families(frontier_settings, task, seed):
-    from export.experiments.frontier.settings import FamilySettings
+    from export.papers.frontier.settings import FamilySettings
 
     own = msgspec.structs.replace(frontier_settings, tasks={task: frontier_settings.tasks[task]})
     return FamilySettings(task=task, seed=seed, controls=(), frontier=own, model="", data="", versions={})
@@ -280,11 +280,11 @@ def test_more_seeds_resume_the_families_of_fewer(experiment):
 
 
 def test_a_complete_table_of_latencies_stays(tmp_path):
-    table = LatencyTable(key={"device": "another machine"}, rest=(Rest(SETTINGS.tokens, 1.0, 0.5),))
+    table = LayerLatencies(key={"device": "another machine"}, rest=(Rest(SETTINGS.tokens, 1.0, 0.5),))
     table.write(tmp_path / LATENCIES)
     write_model(tmp_path / "model", make_transformer())
     time_shapes(tmp_path / "model", tmp_path, SETTINGS.tokens, lambda done, shapes: None)
-    assert LatencyTable.read(tmp_path / LATENCIES) == table
+    assert LayerLatencies.read(tmp_path / LATENCIES) == table
 
 
 def test_a_family_with_the_same_settings_is_only_read(experiment):

@@ -8,27 +8,25 @@ import torch
 from click.testing import CliRunner
 
 from edge.errors import UsageError
-from export.checkpoint import save
-from export.experiments.looped import probe
-from export.experiments.looped.cli import looped
-from export.experiments.looped.paths import run_path
-from export.experiments.looped.published import PUBLISHED
-from export.experiments.looped.report import report_of, verdict
-from export.experiments.looped.results import Curve, Fewest, Results, Settings, TaskResult
-from export.experiments.looped.runs import Task, group_name, main_group, open_runs
-from export.experiments.looped.sample import Sample
-from export.experiments.looped.stopping import stopping_of
-from export.experiments.looped.summary import SETTLED
-from export.looped import MODEL
-from export.looped.baselines import BASELINES
-from export.looped.functions import FUNCTION_CLASSES, draw_prompts
-from export.looped.model import PromptTransformer
-from export.looped.objective import Curriculum, Rising
-from export.looped.recipes import plan_of
-from export.looped.train import train_run
-from export.processor import processor
-from export.provenance import provenance
-from export.runs import RunConfig, RunMetrics
+from export.papers.looped import MODEL, probe
+from export.papers.looped.baselines import BASELINES
+from export.papers.looped.cli import looped
+from export.papers.looped.functions import FUNCTION_CLASSES, draw_prompts
+from export.papers.looped.model import PromptTransformer
+from export.papers.looped.objective import Curriculum, Rising
+from export.papers.looped.paths import run_path
+from export.papers.looped.published import PUBLISHED
+from export.papers.looped.recipes import plan_of
+from export.papers.looped.report import report_of, verdict
+from export.papers.looped.results import Curve, Fewest, Results, Settings, TaskResult
+from export.papers.looped.runs import Task, group_name, main_group, open_runs
+from export.papers.looped.sample import Sample
+from export.papers.looped.stopping import stopping_of
+from export.papers.looped.summary import SETTLED
+from export.papers.looped.train import train_run
+from export.training.checkpoint import save
+from export.training.provenance import processor, provenance
+from export.training.runs import RunConfig, RunMetrics
 from tests.support.task_data import invoke
 
 PROMPTS, LOOPS = 40, 6

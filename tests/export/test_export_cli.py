@@ -4,10 +4,10 @@ import pytest
 
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
-from export.calculator.networks import NETWORKS
-from export.calculator.specs import NAMES
 from export.cli import export, train
-from export.runs import read_config
+from export.papers.calculator.networks import NETWORKS
+from export.papers.calculator.specs import NAMES
+from export.training.runs import read_config
 from tests.support.commands import answer, fewheads
 from tests.support.task_data import invoke
 

@@ -9,16 +9,16 @@ import torch
 from torch import nn
 
 from edge.bundles.manifest import Profile
-from export.convert import dynamic_of, outputs_of, to_onnx
+from export.bundle.fewest_kernels import fewest_kernels
 from export.estimate.model import kernels
 from export.estimate.operations import Halves, halves_of
 from export.estimate.structure import structure_of
-from export.fewest_kernels import fewest_kernels
-from export.heads import Embedding, SentenceEmbedder, SequenceClassifier, TokenClassifier
-from export.precision import half
-from export.quantization.ranges import TO_TRAIN, Scheme, input_ranges
-from export.quantization.static import static_int8
-from export.transformer import LayerShape, Transformer, TransformerConfig
+from export.models.convert import dynamic_of, outputs_of, to_onnx
+from export.models.heads import Embedding, SentenceEmbedder, SequenceClassifier, TokenClassifier
+from export.models.transformer import LayerShape, Transformer, TransformerConfig
+from export.quantize.precision import half
+from export.quantize.ranges import TO_TRAIN, Scheme, input_ranges
+from export.quantize.static import static_int8
 from tests.support.marks import with_rtx
 from tests.support.onnx_graphs import attention
 

@@ -9,20 +9,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import export.experiments.frontier
+import export.papers.frontier
 from export.estimate.devices import DEFAULT_BOARD
-from export.experiments.frontier.board import board_of
-from export.experiments.frontier.boards import BoardPlans, table_of
-from export.experiments.frontier.cli import frontier
-from export.experiments.frontier.records import read_family
-from export.experiments.frontier.report import headline, report_of
-from export.experiments.frontier.settings import DENSE, FROZEN, read_settings
-from export.experiments.frontier.summary import Frontier
-from export.tasks import AVERAGED
-from export.tasks.recipe import RESTORING
+from export.finetune import AVERAGED
+from export.finetune.recipe import RESTORING
+from export.papers.frontier.board import board_of
+from export.papers.frontier.boards import BoardPlans, table_of
+from export.papers.frontier.cli import frontier
+from export.papers.frontier.records import read_family
+from export.papers.frontier.report import headline, report_of
+from export.papers.frontier.settings import DENSE, FROZEN, read_settings
+from export.papers.frontier.summary import Frontier
 from tests.support.task_data import invoke
 
-RESULTS = Path(export.experiments.frontier.__file__).parent / "results"
+RESULTS = Path(export.papers.frontier.__file__).parent / "results"
 BOARDS = RESULTS.parent / "boards"
 README = Path(__file__).parents[2] / "README.md"
 

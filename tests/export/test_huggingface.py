@@ -6,9 +6,9 @@ import safetensors.torch
 import torch
 
 from export.errors import CheckpointError
-from export.huggingface import CONFIG, INDEX, WEIGHTS, load_pretrained
-from export.huggingface_names import CLASSIFIERS, NAMES, POOLERS
-from export.transformer import Transformer
+from export.models.huggingface import CONFIG, INDEX, WEIGHTS, load_pretrained
+from export.models.huggingface_names import CLASSIFIERS, NAMES, POOLERS
+from export.models.transformer import Transformer
 from tests.support.marks import with_transformers
 from tests.support.task_data import same
 

@@ -8,17 +8,17 @@ import torch
 
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
-from export.cli import export
+from export.commands.export import export
+from export.commands.finetune import finetune
+from export.data.examples import Examples, split_holdout
+from export.data.tokens import encode, load_tokenizer
 from export.errors import DataError
-from export.heads import NO_LABEL, TokenClassifier
-from export.imported.run import import_run
-from export.runs import read_config
-from export.tasks.cli import finetune
-from export.tasks.examples import Examples, split_holdout
-from export.tasks.imported import ImportedTask, answers
-from export.tasks.models import open_model
-from export.tasks.objectives import imitation_loss
-from export.tasks.tokens import encode, load_tokenizer
+from export.finetune.imported import ImportedTask, answers
+from export.finetune.models import open_model
+from export.finetune.objectives import imitation_loss
+from export.importing.run import import_run
+from export.models.heads import NO_LABEL, TokenClassifier
+from export.training.runs import read_config
 from tests.support.imported_directories import with_tokenizer, write_classifier, write_embedder
 from tests.support.task_data import invoke, make_sentiment, make_transformer
 

@@ -12,11 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge.errors import UsageError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.convert import to_onnx
-from export.language.backward import BackwardHead
-from export.language.folding import FoldedHead, fold
-from export.language.head_config import HeadConfig
-from export.language.online_softmax import weighted_means
+from export.models.convert import to_onnx
+from export.papers.backward.bundle import FoldedHead, fold
+from export.papers.backward.head import BackwardHead, HeadConfig, weighted_means
 
 FORMS = {
     "single": {},

@@ -16,31 +16,28 @@ import torch
 import transformers
 
 from edge.bundles.bundle import Bundle, write_bundle
-from edge.bundles.manifest import TokenizerPreprocess
 from edge.bundles.programs import GenerateProgram, HeadBase
 from edge.bundles.rules import check
+from edge.bundles.steps import TokenizerPreprocess
 from edge.errors import BundleError, UsageError
 from edge.launch import serving
 from edge.pb.inference_pb2_grpc import GRPCInferenceServiceStub as Stub
 from edge.programs.generate import generator
 from edge.programs.head import head_of as open_head
-from edge.programs.program import Options
+from edge.programs.program import Joining, Options
 from edge.programs.sampling import Sampling
-from edge.programs.session import Joining
 from edge.runtimes.build import load_runner
+from export.bundle.exported import FULL
 from export.estimate.devices import DEFAULT_BOARD
 from export.estimate.estimate import estimate_bundle
 from export.estimate.parts import predict_file
-from export.exported import FULL
-from export.language.backward import BackwardHead
 from export.language.base import BaseIdentity, identity_of
 from export.language.bundle import export_language_model
 from export.language.decoder import TOKENS, DecoderGraph
-from export.language.folding import fold
 from export.language.golden_texts import LEAST_LEAD, Greedy, clearest, golden_of_texts
-from export.language.head_bundle import export_head
-from export.language.head_config import HeadConfig
-from export.provenance import provenance
+from export.papers.backward.bundle import export_head, fold
+from export.papers.backward.head import BackwardHead, HeadConfig
+from export.training.provenance import provenance
 from tests.support.language_models import TYPES, characters, tiny_of
 from tests.support.letters_model import BYTES, LETTERS, text_request, tokenizer_of
 

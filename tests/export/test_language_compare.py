@@ -14,27 +14,26 @@ from edge.bundles.manifest import Measure
 from edge.errors import UsageError
 from edge.files import write_whole
 from export.errors import CheckpointError, DataError
-from export.experiments.language import parts
-from export.experiments.language.changes import Changes
-from export.experiments.language.methods import ADAPTER, FROZEN, HEAD, METHODS
-from export.experiments.language.parts import Experiment
-from export.experiments.language.records import Part, Settings
-from export.experiments.language.summary import Results, rows_of, verdict
-from export.experiments.language.tasks import Task, read_task
 from export.language.backbone import new_gpt2, save_backbone
 from export.language.base import Base, LastStates, identity_of
 from export.language.commands import language
-from export.language.controls import LowRankAdapter, Temperature
 from export.language.decoding import complete
 from export.language.evaluate import evaluate
 from export.language.finetuned import trainable, unfrozen, with_lora
 from export.language.formats import Example, Source, read_source
-from export.language.head_run import load_head, new_head, train_head
 from export.language.objective import learnt_logits, padded, teacher_forced
 from export.language.tokenizer import train_characters
 from export.language.train import read_corpus
-from export.runs import read_config
-from export.training.observer import Observer
+from export.papers.backward.compare import parts
+from export.papers.backward.compare.changes import Changes
+from export.papers.backward.compare.methods import ADAPTER, FROZEN, HEAD, METHODS
+from export.papers.backward.compare.parts import Experiment
+from export.papers.backward.compare.records import Part, Settings
+from export.papers.backward.compare.summary import Results, rows_of, verdict
+from export.papers.backward.compare.tasks import Task, read_task
+from export.papers.backward.training import LowRankAdapter, Temperature, load_head, new_head, train_head
+from export.training.objective import Observer
+from export.training.runs import read_config
 from tests.support.task_data import invoke
 
 WIDTH, LAYERS, POSITIONS = 16, 2, 40

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.errors import UsageError
-from export.calculator import data as calculator
 from export.errors import DataError
 from export.language.answers import normalised, parse_answer, parse_number, same_answer
 from export.language.formats import Example, Source, read_source, source_of
 from export.language.generate_mathematics import distinct
+from export.papers.calculator import data as calculator
 from tests.support.task_data import real
 
 SCRIPT = Path(__file__).parents[2] / "export" / "language" / "generate_mathematics.py"

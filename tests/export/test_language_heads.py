@@ -9,19 +9,24 @@ from torch import nn
 from torch.nn import functional
 
 from edge.errors import UsageError
-from export.checkpoint import load, save
+from export.data.tokens import sorted_batches
 from export.errors import CheckpointError, DataError
-from export.language.backward import BackwardHead, create
-from export.language.controls import LowRankAdapter, Temperature, VocabularyBias
-from export.language.head_config import HeadConfig
-from export.language.head_objective import HeadObjective
-from export.language.hidden import HIDDEN, TARGETS, cached_hidden
 from export.language.read_out import ReadOut
 from export.language.tokenizer import Encoded
-from export.provenance import provenance
-from export.runs import RunConfig, RunMetrics
-from export.tasks.tokens import sorted_batches
+from export.papers.backward.head import BackwardHead, HeadConfig, create
+from export.papers.backward.training import (
+    HIDDEN,
+    TARGETS,
+    HeadObjective,
+    LowRankAdapter,
+    Temperature,
+    VocabularyBias,
+    cached_hidden,
+)
+from export.training.checkpoint import load, save
+from export.training.provenance import provenance
 from export.training.recipe import Recipe
+from export.training.runs import RunConfig, RunMetrics
 from export.training.trainer import train
 
 VOCABULARY, WIDTH = 40, 8

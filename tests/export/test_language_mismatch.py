@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 
 from edge.errors import UsageError
 from export.errors import CheckpointError
-from export.experiments.mismatch.parts import BASES, begin_of
-from export.experiments.mismatch.places import moved_back
-from export.experiments.mismatch.records import BEGINS, Part, Scores
-from export.experiments.mismatch.results import Results
-from export.experiments.mismatch.summary import SWITCHES, Summary
-from export.experiments.records import read_part
 from export.language.backbone import save_backbone
 from export.language.commands import language
 from export.language.decoding import complete_tokens
 from export.language.finetuned import with_lora
 from export.language.formats import Example
 from export.language.objective import teacher_forced
+from export.papers.backward.mismatch.parts import BASES, begin_of
+from export.papers.backward.mismatch.places import moved_back
+from export.papers.backward.mismatch.records import BEGINS, Part, Scores
+from export.papers.backward.mismatch.results import Results
+from export.papers.backward.mismatch.summary import SWITCHES, Summary
+from export.papers.experiment import read_part
 from tests.support.language_models import EXAMPLES, bpe, tiny_gpt2
 from tests.support.task_data import invoke
 

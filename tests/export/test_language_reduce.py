@@ -23,8 +23,8 @@ from export.language.files import is_language_model
 from export.language.parts import attention_of, layers_of
 from export.language.ranking import kept_counts
 from export.language.reduce import Shares, reduce_model
-from export.reduction.removal import Removal
-from export.reduction.states import recorded
+from export.reduce.removal import Removal
+from export.reduce.states import recorded
 from tests.support.language_models import (
     EXAMPLES,
     bpe,

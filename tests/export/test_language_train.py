@@ -18,7 +18,7 @@ from export.language.objective import LanguageObjective, padded, teacher_forced
 from export.language.recipes import Size, plan_of
 from export.language.tokenizer import TextTokenizer
 from export.language.train import Corpus, read_corpus, tokenizer_for, train_language
-from export.training.observer import Observer
+from export.training.objective import Observer
 from tests.support.language_models import EXAMPLES, bpe, tiny_gpt2
 from tests.support.task_data import invoke
 

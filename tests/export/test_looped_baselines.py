@@ -4,7 +4,7 @@ import torch
 from sklearn.linear_model import LinearRegression
 from sklearn.neighbors import KNeighborsRegressor
 
-from export.looped.baselines import (
+from export.papers.looped.baselines import (
     BASELINES,
     Pairs,
     averaging,
@@ -19,7 +19,7 @@ from export.looped.baselines import (
     ridge,
     two_layer_network,
 )
-from export.looped.functions import draw_prompts
+from export.papers.looped.functions import draw_prompts
 
 
 def drawn(name, pairs, dims, number=50, seed=0):

@@ -7,14 +7,14 @@ import tritonclient.grpc as triton
 from click.testing import CliRunner
 
 from edge.launch import running_server
-from export.checkpoint import load
 from export.cli import export, train
-from export.looped import MODEL
-from export.looped.functions import draw_prompts
-from export.looped.recipes import plan_of
-from export.looped.solvers import trajectory
-from export.looped.train import create, train_run
-from export.processor import processor
+from export.papers.looped import MODEL
+from export.papers.looped.functions import draw_prompts
+from export.papers.looped.recipes import plan_of
+from export.papers.looped.solvers import trajectory
+from export.papers.looped.train import create, train_run
+from export.training.checkpoint import load
+from export.training.provenance import processor
 from tests.support.sample_requests import triton_input
 from tests.support.task_data import Seen
 

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from edge.bundles.manifest import Profile, Tolerance
-from edge.runtimes.tensorrt_builder import compile_onnx
-from export.convert import golden_of, largest_difference
+from edge.runtimes.tensorrt.build import compile_onnx
 from export.estimate.model import kernels
 from export.estimate.operations import work_of
-from export.looped.functions import draw_prompts
-from export.looped.graphs import EMBED_OUTPUTS, STEP_OUTPUTS, Embed, StepGraph, embed_onnx, step_onnx
-from export.looped.model import PromptTransformer
-from export.looped.recipes import plan_of
-from export.looped.tier import usual_steps
+from export.models.convert import golden_of, largest_difference
+from export.papers.looped.functions import draw_prompts
+from export.papers.looped.graphs import EMBED_OUTPUTS, STEP_OUTPUTS, Embed, StepGraph, embed_onnx, step_onnx
+from export.papers.looped.model import PromptTransformer
+from export.papers.looped.recipes import plan_of
+from export.papers.looped.tier import usual_steps
 from tests.support.marks import with_rtx
 
 pytestmark = with_rtx

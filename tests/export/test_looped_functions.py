@@ -3,8 +3,8 @@ from itertools import product
 import pytest
 import torch
 
-from export.looped.functions import FUNCTION_CLASSES, SPARSITY, TREE_DEPTH, draw_prompts
-from export.looped.seeds import (
+from export.papers.looped.functions import FUNCTION_CLASSES, SPARSITY, TREE_DEPTH, draw_prompts
+from export.papers.looped.seeds import (
     CALIBRATION,
     EVALUATION,
     GOLDEN,

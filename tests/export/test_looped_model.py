@@ -3,12 +3,12 @@ import numpy as np
 import pytest
 import torch
 
-from export.looped.functions import draw_prompts
-from export.looped.graphs import Embed, StepGraph
-from export.looped.model import PromptConfig, PromptTransformer, gpt2_shapes
-from export.looped.objective import Curriculum, PromptObjective, Rising
-from export.looped.recipes import plan_of
-from export.looped.solvers import anderson, stopped, trajectory
+from export.papers.looped.functions import draw_prompts
+from export.papers.looped.graphs import Embed, StepGraph
+from export.papers.looped.model import PromptConfig, PromptTransformer, gpt2_shapes
+from export.papers.looped.objective import Curriculum, PromptObjective, Rising
+from export.papers.looped.recipes import plan_of
+from export.papers.looped.solvers import anderson, stopped, trajectory
 
 CONFIG = PromptConfig(dims=3, points=6, dim=16, shapes=gpt2_shapes(16, 2, 1))
 

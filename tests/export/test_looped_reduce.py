@@ -15,21 +15,20 @@ from edge.errors import GoldenError
 from edge.programs.loop import Loop, LoopRunners
 from edge.programs.program import LoopLimits, Options
 from edge.runtimes.build import load_runner
-from export.checkpoint import load
-from export.cli import export
-from export.convert import largest_difference
-from export.experiments.looped import precisions
-from export.looped import MODEL
-from export.looped.functions import draw_prompts
-from export.looped.model import PromptTransformer
-from export.looped.objective import PromptObjective, Teacher
-from export.looped.recipes import Plan, plan_of, tuning_plan
-from export.looped.reduce import Smaller, layer_inputs, reduce_model
-from export.looped.seeds import EVALUATION, generator_of
-from export.looped.solvers import Trajectory, stopped, trajectory
-from export.looped.tier import MAX_LOOPS, TOLERANCE
-from export.looped.train import Start, create, train_run
-from export.reduction.cli import reduce
+from export.commands.export import export
+from export.commands.reduce import reduce
+from export.models.convert import largest_difference
+from export.papers.looped import MODEL, precisions
+from export.papers.looped.functions import draw_prompts
+from export.papers.looped.model import PromptTransformer
+from export.papers.looped.objective import PromptObjective, Teacher
+from export.papers.looped.recipes import Plan, plan_of, tuning_plan
+from export.papers.looped.reduce import Smaller, layer_inputs, reduce_model
+from export.papers.looped.seeds import EVALUATION, generator_of
+from export.papers.looped.solvers import Trajectory, stopped, trajectory
+from export.papers.looped.tier import MAX_LOOPS, TOLERANCE
+from export.papers.looped.train import Start, create, train_run
+from export.training.checkpoint import load
 from export.training.trainer import train as train_objective
 
 
@@ -177,7 +176,7 @@ def test_tolerances_of_every_precision_notice_a_broken_file(lean, tmp_path):
 
 
 def test_int8_is_refused_where_its_loops_are_worse(lean, tmp_path, monkeypatch):
-    monkeypatch.setattr("export.looped.tier._LARGEST_INT8_LOSS", 0.5)
+    monkeypatch.setattr("export.papers.looped.tier._LARGEST_INT8_LOSS", 0.5)
     arguments = [str(lean), "--int8", "--repository", str(tmp_path)]
     result = CliRunner().invoke(export, arguments)
     message = r"error of tier x1 in INT8 for onnxruntime: got [\d.]+, expected [\d.]+ at most, 0.5 times that in FP32. "

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from export.looped.shifts import SHIFTS
+from export.papers.looped.shifts import SHIFTS
 
 
 def draw(name, points=400, dims=6, number=40):

@@ -8,12 +8,12 @@ import pytest
 
 from edge.errors import UsageError
 from export.cli import export, train
-from export.experiments.attention.cli import compare
-from export.experiments.frontier.cli import frontier
-from export.pack.cli import pack
-from export.reduction.cli import reduce
-from export.routing.cli import route
-from export.tasks.cli import finetune
+from export.commands.finetune import finetune
+from export.commands.pack import pack
+from export.commands.reduce import reduce
+from export.commands.route import route
+from export.papers.adaptive.run import compare
+from export.papers.frontier.cli import frontier
 from tests.support.task_data import invoke
 
 

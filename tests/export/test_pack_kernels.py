@@ -7,10 +7,10 @@ import torch
 from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST
 
 from edge.bundles.bundle import Bundle
-from export.convert import outputs_of
+from export.bundle.pack.simplify import simplified
 from export.estimate.model import kernels
-from export.pack.simplify import simplified
-from export.precision import half
+from export.models.convert import outputs_of
+from export.quantize.precision import half
 from tests.support.marks import with_rtx, with_transformers
 from tests.support.onnx_graphs import attention, packed, write
 

@@ -9,8 +9,8 @@ import torch
 
 from edge.bundles.bundle import Bundle
 from edge.runtimes.build import load_runner
-from export.pack.accuracy import largest_rms
-from export.pack.cli import pack
+from export.bundle.pack.accuracy import largest_rms
+from export.commands.pack import pack
 from tests.support.task_data import invoke
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # the exporters warn

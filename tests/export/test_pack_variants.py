@@ -10,9 +10,9 @@ from edge.bundles.bundle import Bundle
 from edge.bundles.golden import check_outputs
 from edge.errors import GoldenError, UsageError
 from edge.launch import running_server
-from edge.runtimes.tensorrt_builder import compile_onnx
-from export.convert import outputs_of
-from export.pack.accuracy import largest_rms
+from edge.runtimes.tensorrt.build import compile_onnx
+from export.bundle.pack.accuracy import largest_rms
+from export.models.convert import outputs_of
 from tests.support.marks import with_rtx
 from tests.support.onnx_graphs import FLOAT, constant, model_of, node, packed, value, write
 

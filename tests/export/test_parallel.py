@@ -13,10 +13,8 @@ import pytest
 
 from edge.errors import UsageError
 from export.errors import JobError
-from export.parallel import cluster
-from export.parallel.job import Job
-from export.parallel.process import run_in_process
-from export.parallel.run import run_all
+from export.training import jobs as cluster
+from export.training.jobs import Job, run_all, run_in_process
 from tests.support import job_functions
 from tests.support.commands import SECONDS, closed_address
 
@@ -84,8 +82,8 @@ def test_finished_jobs_are_not_run_again(tmp_path, capsys):
 SLEEPING = """
 import sys
 from pathlib import Path
-from export.parallel.job import Job
-from export.parallel.run import run_all
+from export.training.jobs import Job
+from export.training.jobs import run_all
 from tests.support.job_functions import sleep
 place = Path(sys.argv[1])
 jobs = [Job(name, sleep, (place / name, place / f"{name}.pid"), place / name) for name in ("one", "two", "three")]

@@ -13,18 +13,18 @@ from onnx import numpy_helper
 from edge.bundles.bundle import Bundle
 from edge.bundles.golden import check_outputs
 from edge.errors import GoldenError, UsageError
-from export.cli import export
-from export.convert import golden_of, outputs_of
-from export.experiments.int8_cli import int8
-from export.quantization.projections import projections
-from export.quantization.ranges import LARGEST, LEVELS, Scheme, input_ranges
-from export.quantization.static import quantized
-from export.quantization.training import RoundedLinear, round_products, trained_ranges
-from export.runtimes import export_tier
-from export.tasks.calibration import calibration_feeds, feeds_of, plain_onnx
-from export.tasks.cli import finetune
-from export.tasks.models import open_model
-from export.tasks.predictions import read_predictions
+from export.bundle.tier_files import export_tier
+from export.commands.export import export
+from export.commands.finetune import finetune
+from export.finetune.models import open_model
+from export.finetune.predictions import read_predictions
+from export.models.convert import golden_of, outputs_of
+from export.quantize.calibration import calibration_feeds, feeds_of, plain_onnx
+from export.quantize.compare_cli import int8
+from export.quantize.projections import projections
+from export.quantize.ranges import LARGEST, LEVELS, Scheme, input_ranges
+from export.quantize.static import quantized
+from export.quantize.training import RoundedLinear, round_products, trained_ranges
 from tests.support.task_data import encoded, invoke, make_classifier, make_sentiment
 
 

@@ -7,19 +7,19 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from edge.bench.layer_latencies import PREDICTION, LayerLatencies
 from edge.bundles.bundle import Bundle
 from edge.cli import output
 from edge.cli.profile import profile
 from edge.errors import UsageError
-from edge.profiling.table import PREDICTION, LatencyTable
-from export.cli import export
+from export.commands.export import export
+from export.commands.finetune import finetune
+from export.commands.plan import plan
+from export.commands.reduce import reduce
+from export.commands.reduce_options import LATENCIES
 from export.errors import DataError, PlanError, ReductionError
-from export.reduction.cli import reduce
-from export.reduction.options import LATENCIES
-from export.reduction.plan_cli import plan
-from export.runs import CONFIG
-from export.tasks.cli import finetune
-from export.tasks.models import open_model, open_tuned
+from export.finetune.models import open_model, open_tuned
+from export.training.runs import CONFIG
 from tests.support.task_data import invoke
 
 
@@ -127,7 +127,7 @@ def tables(place, layer_shapes):
 
 def test_each_device_gets_a_plan_of_its_own(tables):
     """On one device only fewer hidden units are faster, and fewer heads slower; on the other the reverse."""
-    table = LatencyTable.read(tables / "cpu.json")
+    table = LayerLatencies.read(tables / "cpu.json")
     ratios = {
         "heads.json": lambda shape: 10.0 if shape.ffn_dim < 64 else 0.5 if shape.num_heads < 2 else 1.0,
         "units.json": lambda shape: 10.0 if shape.num_heads < 2 else 0.5 if shape.ffn_dim < 64 else 1.0,
@@ -182,7 +182,7 @@ def test_a_reduction_for_a_board_records_its_prediction(place):
 
 def test_a_run_with_fewer_layers_is_trained_and_exported_under_what_it_was_planned_for(tables, sst2):
     """By this table only whole layers take time, so that one of two goes."""
-    table = LatencyTable.read(tables / "cpu.json")
+    table = LayerLatencies.read(tables / "cpu.json")
     replace = msgspec.structs.replace
     timings = tuple(replace(t, comparison=replace(t.comparison, ratio=1.0)) for t in table.timings)
     key = {**table.key, "device": "Jetson Orin Nano Super", "power_mode": "MAXN_SUPER"}
@@ -241,7 +241,7 @@ def test_devices_and_targets_that_cannot_be_are_rejected(place, first, tmp_path)
     ],
 )
 def test_a_table_that_does_not_fit_is_rejected_before_the_work(tables, tmp_path, change, message):
-    table, path = LatencyTable.read(tables / "cpu.json"), tmp_path / "table.json"
+    table, path = LayerLatencies.read(tables / "cpu.json"), tmp_path / "table.json"
     hot = msgspec.structs.replace(table.timings[0], throttled=True)
     msgspec.structs.replace(table, **(change or {"timings": (hot, *table.timings[1:])})).write(path)
     with pytest.raises(UsageError, match=message):

@@ -9,20 +9,20 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from edge.bench.layer_latencies import Comparison, LayerLatencies, Shape
 from edge.errors import UsageError
-from edge.profiling.table import Comparison, LatencyTable, Shape
 from export.errors import PlanError
-from export.points import Planned, Point, PointTimes, points_of
-from export.reduction.grid import Grid, Times, grid_of
-from export.reduction.latency import feeds_of, machine_key, measure_layers, measure_times
-from export.reduction.plan import LayerPlan, amdahl_bound, check_plan, check_speedup, macs_per_token, plan_of
-from export.reduction.plot import draw
-from export.reduction.reduce import LayerReport
-from export.reduction.run import Divergence, Reduced
-from export.reduction.search import Losses, LossMeter, check_target, choose_shapes, least_loss
-from export.reduction.states import embedded
-from export.runs import RunMetrics
-from export.transformer import Layer, LayerShape, TransformerConfig
+from export.models.transformer import Layer, LayerShape, TransformerConfig
+from export.reduce.grid import Grid, Times, grid_of
+from export.reduce.latency import feeds_of, machine_key, measure_layers, measure_times
+from export.reduce.plan import LayerPlan, amdahl_bound, check_plan, check_speedup, macs_per_token, plan_of
+from export.reduce.plot import draw
+from export.reduce.reduce import LayerReport
+from export.reduce.run import Divergence, Reduced
+from export.reduce.search import Losses, LossMeter, check_target, choose_shapes, least_loss
+from export.reduce.states import embedded
+from export.training.points import Planned, Point, PointTimes, points_of
+from export.training.runs import RunMetrics
 from tests.support.reduction_data import batches, config, mac_times, model
 
 BERT = LayerShape(12, 64, 3072)
@@ -234,10 +234,10 @@ def test_smaller_layers_are_faster_and_kept_in_a_cache_of_this_machine(tmp_path)
         assert quarter.milliseconds < quarter.dense_milliseconds
     assert table.find(QUARTER, 17) is None
     assert measure_layers(SETTINGS, [QUARTER], [Point(64)], cache=cache) == table
-    for broken in (LatencyTable(key={**machine_key(SETTINGS), "device": "another"}), None):
+    for broken in (LayerLatencies(key={**machine_key(SETTINGS), "device": "another"}), None):
         broken.write(cache) if broken else cache.write_text("{")
         table = measure_layers(SETTINGS, [QUARTER], [Point(8)], cache=cache, calls=3)
-        assert ([timing.shape for timing in table.timings], LatencyTable.read(cache)) == ([Shape.of(QUARTER)], table)
+        assert ([timing.shape for timing in table.timings], LayerLatencies.read(cache)) == ([Shape.of(QUARTER)], table)
 
 
 def test_times_add_up_to_those_of_a_model(tmp_path):
@@ -250,7 +250,7 @@ def test_times_add_up_to_those_of_a_model(tmp_path):
     for times in (one, eight):
         assert times.layers[1, 0] < times.layers[0, 0]
         assert times.rest > 0
-    dense = LatencyTable.read(tmp_path / "latency.json").find(LayerShape(4, 8, 48), 16).dense_milliseconds
+    dense = LayerLatencies.read(tmp_path / "latency.json").find(LayerShape(4, 8, 48), 16).dense_milliseconds
     assert one.layers[0, 0] == pytest.approx(dense, rel=0.3)
     assert eight.of(config().layers) > one.of(config().layers)
 

@@ -7,18 +7,18 @@ import pytest
 import scipy.stats
 
 from edge.errors import UsageError
+from export.commands.finetune import finetune
+from export.commands.route import route as command
+from export.data.tokens import encode, load_tokenizer
 from export.errors import CheckpointError
-from export.routing import policies
-from export.routing.cli import route as command
-from export.routing.diagnose import auc, choose, diagnose, judge, thresholds
-from export.routing.linear import fit, pooled_embeddings
-from export.routing.policies import Items, Policy, area, at_cost, curve, mean_costs, shuffled_at_cost, static
-from export.runs import CONFIG, PREDICTIONS
-from export.tasks.cli import finetune
-from export.tasks.glue import TASKS, read
-from export.tasks.models import open_tuned
-from export.tasks.predictions import encode_predictions, read_predictions
-from export.tasks.tokens import encode, load_tokenizer
+from export.finetune.models import open_tuned
+from export.finetune.predictions import encode_predictions, read_predictions
+from export.finetune.text_tasks import TASKS, read
+from export.reduce import route_policies as policies
+from export.reduce.route_diagnose import auc, choose, diagnose, judge, thresholds
+from export.reduce.route_linear import fit, pooled_embeddings
+from export.reduce.route_policies import Items, Policy, area, at_cost, curve, mean_costs, shuffled_at_cost, static
+from export.training.runs import CONFIG, PREDICTIONS
 from tests.support.task_data import invoke
 
 RATIO = 0.4

@@ -12,12 +12,12 @@ from edge.bundles.golden import Golden, check_outputs, compare
 from edge.bundles.manifest import Profile
 from edge.errors import GoldenError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from edge.runtimes.tensorrt_builder import compile_onnx
-from export.convert import compared, golden_of
-from export.heads import Embedding, SentenceEmbedder, SequenceClassifier, SpanClassifier
-from export.huggingface import load_pretrained
-from export.runtimes import export_tier
-from export.transformer import LayerShape, Transformer, TransformerConfig
+from edge.runtimes.tensorrt.build import compile_onnx
+from export.bundle.tier_files import export_tier
+from export.models.convert import compared, golden_of
+from export.models.heads import Embedding, SentenceEmbedder, SequenceClassifier, SpanClassifier
+from export.models.huggingface import load_pretrained
+from export.models.transformer import LayerShape, Transformer, TransformerConfig
 from tests.support.marks import with_minilm, with_rtx
 
 KINDS = [("onnxruntime", "fp32"), ("onnxruntime", "int8"), ("tensorrt", "fp16"), ("tensorrt", "int8")]

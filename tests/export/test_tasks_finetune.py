@@ -7,16 +7,16 @@ import torch
 from msgspec.structs import replace
 
 from edge.errors import UsageError
+from export.data.images import Images, vit
+from export.data.tokens import Encoded
 from export.errors import CheckpointError, TrainingError
-from export.heads import SequenceClassifier, SpanClassifier
-from export.tasks.finetune import TaskObjective
-from export.tasks.images import Images, vit
-from export.tasks.objectives import corresponding_layers, hidden_loss, imitation_loss, outputs_of
-from export.tasks.recipe import Distillation, Recipe
-from export.tasks.teacher import Teacher
-from export.tasks.tokens import Encoded
+from export.finetune.finetune import TaskObjective
+from export.finetune.objectives import corresponding_layers, hidden_loss, imitation_loss, outputs_of
+from export.finetune.recipe import Distillation, Recipe
+from export.finetune.teacher import Teacher
+from export.models.heads import SequenceClassifier, SpanClassifier
+from export.models.transformer import Transformer
 from export.training.recipe import learning_rate
-from export.transformer import Transformer
 from tests.support.task_data import Seen, accuracy_on, fine_tune, make_classifier, make_transformer, same
 
 RECIPE = Recipe(epochs=3, batch_size=32, peak_learning_rate=2e-2)

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
+from export.data.examples import Examples, limited, split_holdout
 from export.errors import DataError
-from export.tasks import NAMES, registry
-from export.tasks.examples import Examples, limited, split_holdout
-from export.tasks.glue import TASKS, read
+from export.finetune import NAMES, registry
+from export.finetune.text_tasks import TASKS, read
 from tests.support.task_data import real
 
 #: Items of the real files, and for dev also of each class, in the order of the labels.

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from export.intervals import interval
-from export.tasks.metrics import METRICS, accuracy, f1, matthews, measures, pearson, spearman
+from export.finetune.predictions import METRICS, accuracy, f1, matthews, measures, pearson, spearman
+from export.training.intervals import interval
 
 # tp 3, fp 1, fn 2, tn 4.
 PREDICTED = np.array([1, 1, 1, 1, 0, 0, 0, 0, 0, 0])

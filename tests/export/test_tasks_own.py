@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 
 from edge.errors import UsageError
+from export.commands.finetune import finetune
 from export.errors import DataError
-from export.own_data import OwnData
-from export.provenance import provenance
-from export.runs import RunConfig
-from export.tasks.cli import finetune
-from export.tasks.command import restoring_command
-from export.tasks.own.task import describe, own_task
-from export.tasks.own.texts import Choices
+from export.finetune.own_task import describe, own_task
+from export.finetune.own_texts import Choices
+from export.finetune.recipe import restoring_command
+from export.training.provenance import provenance
+from export.training.runs import OwnData, RunConfig
 
 #: Made by pandas and by Hugging Face's datasets.
 MADE = Path(__file__).parents[1] / "data" / "own_data"

@@ -11,18 +11,18 @@ from click.testing import CliRunner
 
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
-from export.cli import export
+from export.commands.export import export
+from export.commands.finetune import finetune
+from export.commands.plan import plan
+from export.commands.reduce import reduce
+from export.commands.report import report
+from export.commands.route import route
 from export.errors import DataError
-from export.experiments.attention.cli import compare
-from export.experiments.int8_cli import int8
-from export.reduction.cli import reduce
-from export.reduction.plan_cli import plan
-from export.report.cli import report
-from export.routing.cli import route
-from export.runs import CONFIG, REPORT, read_config
-from export.tasks.cli import finetune
-from export.tasks.models import open_model
-from export.tasks.predictions import read_predictions
+from export.finetune.models import open_model
+from export.finetune.predictions import read_predictions
+from export.papers.adaptive.run import compare
+from export.quantize.compare_cli import int8
+from export.training.runs import CONFIG, REPORT, read_config
 from tests.support.task_data import NEUTRAL, invoke, make_sentiment
 
 TUNING = ("--lr", 2e-2, "--batch", 32, "--max-length", 32)

@@ -14,11 +14,11 @@ from PIL import Image
 
 from edge.bundles.image import ImagePreprocessor
 from edge.launch import running_server
-from export.cli import export
-from export.tasks.cli import finetune
-from export.tasks.images import image_step
-from export.tasks.models import open_model
-from export.tasks.tokens import load_tokenizer
+from export.commands.export import export
+from export.commands.finetune import finetune
+from export.data.images import image_step
+from export.data.tokens import load_tokenizer
+from export.finetune.models import open_model
 from tests.support.commands import shown
 from tests.support.task_data import invoke, make_sentiment
 

@@ -10,18 +10,18 @@ import pytest
 from click.testing import CliRunner
 
 from edge.errors import UsageError
-from export import processor
+from export.commands.finetune import finetune
+from export.data.tokens import load_tokenizer
 from export.errors import CheckpointError, DataError
-from export.experiments.attention.cli import compare
-from export.experiments.frontier.cli import frontier
-from export.processor import Processor, described, features_of
-from export.runs import CONFIG, read_config
-from export.tasks.cli import finetune
-from export.tasks.glue import TASKS
-from export.tasks.models import open_model, open_tuned
-from export.tasks.predictions import predict, read_predictions
-from export.tasks.run import prepare
-from export.tasks.tokens import load_tokenizer
+from export.finetune.models import open_model, open_tuned
+from export.finetune.predictions import predict, read_predictions
+from export.finetune.run import prepare
+from export.finetune.text_tasks import TASKS
+from export.papers.adaptive.run import compare
+from export.papers.frontier.cli import frontier
+from export.training import provenance as processor
+from export.training.provenance import Processor, described, features_of
+from export.training.runs import CONFIG, read_config
 from tests.support.task_data import invoke
 
 OPTIONS = ("--lr", 2e-2, "--batch", 32, "--max-length", 32)

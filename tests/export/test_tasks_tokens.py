@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from export.data.examples import Examples
+from export.data.tokens import encode, load_tokenizer, shuffled_batches, sorted_batches
 from export.errors import CheckpointError
-from export.tasks.examples import Examples
-from export.tasks.tokens import encode, load_tokenizer, shuffled_batches, sorted_batches
 from tests.support.task_data import make_tokenizer
 
 PAIR = ("good film", "the plot was bad")

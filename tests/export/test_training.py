@@ -4,10 +4,10 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from export.looped.functions import FUNCTION_CLASSES
-from export.looped.model import PromptTransformer
-from export.looped.objective import PromptObjective
-from export.looped.recipes import plan_of
+from export.papers.looped.functions import FUNCTION_CLASSES
+from export.papers.looped.model import PromptTransformer
+from export.papers.looped.objective import PromptObjective
+from export.papers.looped.recipes import plan_of
 from export.training.trainer import train
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

@@ -15,7 +15,7 @@ from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
 
-from edge.errors import BackendError, FewheadsError, Literally
+from edge.errors import BackendError, FewheadsError, Raw
 from tests.gpu import ENVIRONMENT, IMAGE, ROOT, WHEELS
 
 
@@ -23,18 +23,18 @@ def check(wheels: Path = WHEELS) -> None:
     """Raise a BackendError if this machine cannot be checked, before anything is installed."""
     fix = "Run `make gpu` on a machine with an NVIDIA GPU and its driver; `make test-device` needs neither."
     if problem := gpu_problem():
-        raise BackendError("make gpu", given=Literally(problem), expected="an NVIDIA GPU", fix=fix)
+        raise BackendError("make gpu", given=Raw(problem), expected="an NVIDIA GPU", fix=fix)
     if sys.version_info[:2] != (3, 12):
-        given = Literally(f"Python {platform.python_version()}")
+        given = Raw(f"Python {platform.python_version()}")
         fix = "Give one that has a torch for CUDA: `make gpu PYTHON=...`."
         raise BackendError("make gpu", given=given, expected="Python 3.12", fix=fix)
     if not list(wheels.glob("pip-*.whl")):
         fix = f"Run `make gpu-wheels` on a machine with network, and copy {WHEELS.name} beside the working tree."
-        raise BackendError("make gpu", given=Literally(f"no wheels in {wheels}"), expected="those it installs", fix=fix)
+        raise BackendError("make gpu", given=Raw(f"no wheels in {wheels}"), expected="those it installs", fix=fix)
     collected = {wheel.name.split("-")[0] for wheel in wheels.glob("*.whl")}
     modules = [name for name in ("torch", *IMAGE.values()) if name not in collected and find_spec(name) is None]
     if modules:
-        given = Literally(f"no {', '.join(modules)} in {sys.executable}")
+        given = Raw(f"no {', '.join(modules)} in {sys.executable}")
         expected = f"a torch for CUDA, {', '.join(IMAGE.values())}"
         fix = f"Install them there; `make gpu-wheels COLLECT='{' '.join(IMAGE)}'` collects all but torch."
         raise BackendError("make gpu", given=given, expected=expected, fix=fix)

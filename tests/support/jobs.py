@@ -13,9 +13,8 @@ import numpy as np
 from edge.datatypes import Array, TensorSpec
 from edge.programs.program import Computed, Program
 from edge.repository.model import Model
-from edge.scheduling.answers import Answer
 from edge.scheduling.batching import BatchAssembler
-from edge.scheduling.job import Job
+from edge.scheduling.job import Answer, Job
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import TierExecutor
 

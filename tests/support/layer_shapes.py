@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from edge.bench.layer_latencies import Shape
+from edge.bench.profile import ShapeSet
 from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Profile
 from edge.datatypes import TensorSpec
-from edge.profiling.shapes import ShapeSet
-from edge.profiling.table import Shape
 from tests.support.models import graph_of, manifest_of, serialized, tier_of
 
 DIM, LENGTHS = 16, (4, 8)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from edge.programs.loop import Loop
-from edge.programs.program import LoopLimits, Options
-from edge.programs.session import Finished, Joining
+from edge.programs.program import Finished, Joining, LoopLimits, Options
 from edge.protocol import BY_BUDGET, BY_TOLERANCE, STOPPED
 from tests.support.loop_model import ENDLESS, MAX_BATCH_SIZE, TOKENS, prompt
 

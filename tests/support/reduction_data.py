@@ -3,11 +3,11 @@
 import numpy as np
 import torch
 
-from export.heads import SequenceClassifier
-from export.reduction.grid import Times
-from export.reduction.plan import macs_per_token
-from export.tasks.tokens import Encoded
-from export.transformer import LayerShape, Transformer, TransformerConfig
+from export.data.tokens import Encoded
+from export.models.heads import SequenceClassifier
+from export.models.transformer import LayerShape, Transformer, TransformerConfig
+from export.reduce.grid import Times
+from export.reduce.plan import macs_per_token
 
 VOCABULARY = 40
 

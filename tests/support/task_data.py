@@ -13,18 +13,18 @@ import torch
 from click.testing import CliRunner
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from export.heads import SequenceClassifier
-from export.huggingface_names import NAMES
-from export.reduction.cli import reduce
-from export.tasks.cli import finetune
-from export.tasks.examples import Examples
-from export.tasks.finetune import TaskObjective
-from export.tasks.models import open_tuned
-from export.tasks.predictions import predict
-from export.tasks.tokens import encode
-from export.training.observer import Observer
+from export.commands.finetune import finetune
+from export.commands.reduce import reduce
+from export.data.examples import Examples
+from export.data.tokens import encode
+from export.finetune.finetune import TaskObjective
+from export.finetune.models import open_tuned
+from export.finetune.predictions import predict
+from export.models.heads import SequenceClassifier
+from export.models.huggingface_names import NAMES
+from export.models.transformer import LayerShape, Transformer, TransformerConfig
+from export.training.objective import Observer
 from export.training.trainer import train
-from export.transformer import LayerShape, Transformer, TransformerConfig
 
 POSITIVE, NEGATIVE = ["good", "fine", "nice"], ["bad", "awful", "poor"]
 NEUTRAL = ["film", "plot", "actor", "scene", "the", "a", "is", "was", "and", "not", "cat", "sat", "on", "mat"]
@@ -35,7 +35,9 @@ def real(*parts):
     root = Path(os.environ.get("FEWHEADS_DATA", Path(__file__).parents[3] / "shared" / "data"))
     path = root.joinpath(*parts)
     if not path.exists():
-        pytest.skip(f"no {'/'.join(parts)}: set FEWHEADS_DATA to a directory as export/tasks/__init__.py describes it")
+        pytest.skip(
+            f"no {'/'.join(parts)}: set FEWHEADS_DATA to a directory as export/finetune/__init__.py describes it"
+        )
     return path
 
 

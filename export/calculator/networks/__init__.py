@@ -1,4 +1,4 @@
-"""The calculator's networks, by the names of their bundles. Their shapes are in :mod:`export.calculator.specs`."""
+"""The calculator's networks, by the names of their bundles. Their shapes are in :mod:`export.papers.calculator.specs`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from typing import Any
 
 import torch
 
-from export.calculator.networks.feed_forward import FeedForward
-from export.calculator.networks.gated import Gate, TermNetwork
-from export.calculator.networks.oracle import Oracle
-from export.calculator.networks.recurrent import AttentiveRecurrent, Rnn
-from export.calculator.networks.regressor import Regressor
-from export.calculator.networks.transformer import Transformer
-from export.calculator.specs import SPECS
+from export.papers.calculator.networks import (
+    AttentiveRecurrent,
+    FeedForward,
+    Gate,
+    Oracle,
+    Regressor,
+    Rnn,
+    TermNetwork,
+    Transformer,
+)
+from export.papers.calculator.specs import SPECS
 
 _CLASSES = {
     network.__name__: network

@@ -7,8 +7,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from export.calculator.networks.input_encoding import InputEncoding, Padding, Tokens
-from export.calculator.networks.regressor import Regressor, glorot
+from export.papers.calculator.networks import InputEncoding, Padding, Regressor, Tokens, glorot
 
 Activation = Literal["prelu", "relu", "gelu", "silu", "tanh"]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from export.calculator.networks.regressor import Regressor
+from export.papers.calculator.networks import Regressor
 
 
 def terms(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

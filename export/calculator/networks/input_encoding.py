@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from edge.bundles.expression import MAX_TERMS, PADDING, TOKENS
-from export.calculator.networks.gated import terms
-from export.calculator.networks.regressor import sinusoids
+from export.papers.calculator.networks import sinusoids, terms
 
 Tokens = Literal["paper", "centred", "triples"]
 Padding = Literal["half", "zeros"]

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edge.bundles.expression import MAX_TERMS, TOKENS
-from export.calculator.networks.regressor import Regressor
+from export.papers.calculator.networks import Regressor
 
 
 class Oracle(Regressor):

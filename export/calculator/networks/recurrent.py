@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from edge.bundles.expression import TOKENS
-from export.calculator.networks.regressor import Regressor, glorot
+from export.papers.calculator.networks import Regressor, glorot
 
 Cell = Literal["RNN", "LSTM", "GRU"]
 #: The gates of a cell, in ONNX's order of their weights.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from edge.datatypes import Array
-from export.attention import AdaptiveMode
+from export.models.attention import AdaptiveMode
 from export.training.device import model_device
 
 

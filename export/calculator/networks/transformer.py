@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edge.bundles.expression import TOKENS
-from export.attention import AdaptiveMode, MultiHeadAttention
-from export.calculator.networks.regressor import Regressor, glorot, sinusoids
+from export.models.attention import AdaptiveMode, MultiHeadAttention
+from export.papers.calculator.networks import Regressor, glorot, sinusoids
 
 
 class EncoderLayer(nn.Module):

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from edge.bundles.arithmetic import KINDS, PADDING
-from export.calculator.networks.recurrent import Recurrent
-from export.calculator.networks.regressor import sinusoids
-from export.calculator.stack import LSTM, TRANSFORMER
+from export.papers.calculator.networks import Recurrent, sinusoids
+from export.papers.calculator.stack import LSTM, TRANSFORMER
 
 
 class TokenEmbedding(nn.Module):

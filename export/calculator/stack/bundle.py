@@ -14,14 +14,13 @@ from edge.bundles.bundle import write_bundle
 from edge.bundles.manifest import ArithmeticPreprocess, Artifact, Manifest, Profile, Tier, Tolerance
 from edge.datatypes import Array, TensorSpec
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.calculator.stack import LSTM, STACK, TRANSFORMER
-from export.calculator.stack.data import Split, load
-from export.calculator.stack.evaluate import evaluate
-from export.calculator.stack.train import NETWORKS, served
-from export.checkpoint import load as load_run
-from export.convert import OPSET, golden_of, largest_difference, to_onnx
-from export.exported import FULL, Exported
-from export.latencies import with_latencies
+from export.bundle.exported import FULL, Exported
+from export.bundle.latencies import with_latencies
+from export.models.convert import OPSET, golden_of, largest_difference, to_onnx
+from export.papers.calculator.stack import LSTM, STACK, TRANSFORMER
+from export.papers.calculator.stack.data import Split, evaluate, load
+from export.papers.calculator.stack.train import NETWORKS, served
+from export.training.checkpoint import load as load_run
 
 DESCRIPTIONS = {
     STACK: "Expressions with + - *, parentheses and decimals by a linear network with a stack, 123 parameters",

@@ -16,8 +16,8 @@ import numpy as np
 from edge.bundles.arithmetic import evaluate, tokenize
 from edge.datatypes import Array
 from edge.errors import InvalidRequest
-from export.calculator import data as paper
-from export.calculator.stack.expressions import Operand, decimal, draw, mixed, whole
+from export.papers.calculator import data as paper
+from export.papers.calculator.stack.expressions import Operand, decimal, draw, mixed, whole
 
 DESCRIPTION = "random expressions of 1 to 4 operands from -5 to 4 with + - * and parentheses at most 2 deep"
 TRAIN_OPERANDS, TRAIN_DEPTH = 4, 2

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
-from export.calculator.stack.data import Split
-from export.intervals import mean_measure
+from export.papers.calculator.stack.data import Split
+from export.training.intervals import mean_measure
 
 #: Above it, FP32 holds no halves, so that rounding an answer changes nothing.
 _LARGEST_ROUNDED = 2.0**23

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from edge.bundles.arithmetic import CLOSE, OPEN, TIMES
-from export.calculator.stack.data import TRAIN_DEPTH, Split
-from export.calculator.stack.machine import StackMachine
+from export.papers.calculator.stack.data import TRAIN_DEPTH, Split
+from export.papers.calculator.stack.machine import StackMachine
+from export.training.checkpoint import fingerprint
 from export.training.objective import Score
 from export.training.recipe import Recipe
-from export.training.state import fingerprint
 
 #: Steps between two evaluations.
 STEPS_PER_EPOCH = 100

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
-from export.calculator.stack.machine import StackMachine
-from export.calculator.stack.objective import TRAIN_CELLS, Batch, residuals
+from export.papers.calculator.stack.machine import StackMachine
+from export.papers.calculator.stack.train import TRAIN_CELLS, Batch, residuals
 
 #: Mean squared relative error of a machine that is exact but for float64's rounding.
 EXACT = 1e-22

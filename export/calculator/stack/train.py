@@ -11,20 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from edge.bundles.manifest import Measure
-from export.calculator.stack import LSTM, STACK, TRANSFORMER
-from export.calculator.stack.baselines import BASELINES
-from export.calculator.stack.data import DESCRIPTION, Split, load
-from export.calculator.stack.evaluate import evaluate
-from export.calculator.stack.machine import Scan, StackMachine
-from export.calculator.stack.objective import Batch, ExpressionObjective, StackObjective, batch_of
-from export.calculator.stack.refine import Fit
-from export.checkpoint import save
-from export.processor import processor
-from export.provenance import provenance
-from export.runs import LOG, RunConfig, RunMetrics
-from export.training.observer import SILENT, Observer
+from export.papers.calculator.stack import LSTM, STACK, TRANSFORMER
+from export.papers.calculator.stack.baselines import BASELINES
+from export.papers.calculator.stack.data import DESCRIPTION, Split, evaluate, load
+from export.papers.calculator.stack.machine import Fit, Scan, StackMachine
+from export.papers.calculator.stack.train import Batch, ExpressionObjective, StackObjective, batch_of
+from export.training.checkpoint import save
+from export.training.log import RunFiles
+from export.training.objective import SILENT, Observer
+from export.training.provenance import processor, provenance
 from export.training.recipe import Recipe
-from export.training.run_files import RunFiles
+from export.training.runs import LOG, RunConfig, RunMetrics
 from export.training.trainer import Trained, train
 
 #: Machines side by side, and how often 16 more are trained where none of the earlier ones became exact.

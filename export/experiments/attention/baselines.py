@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from export.attention import MASKED_LOGIT, MultiHeadAttention
+from export.models.attention import MASKED_LOGIT, MultiHeadAttention
 
 AttentionT = TypeVar("AttentionT", bound=MultiHeadAttention)
 

@@ -10,25 +10,32 @@ import click
 
 from edge.cli.output import json_option, print_json, print_table, remark
 from edge.errors import UsageError
+from export.bundle.outputs import check_workspace
+from export.commands.finetune_options import epochs_option, rate_option
 from export.figures import new_figure
+from export.finetune import data_inputs, labelled_data
+from export.finetune.recipe import Recipe
 from export.loading import loading_torch
-from export.options import DIRECTORY, device_option, out_option, plots_option, precision_option, run_data_dir_option
-from export.outputs import check_workspace
-from export.parallel.options import jobs_option, ray_option
-from export.parallel.run import run_all
-from export.parallel.workers import use_gpus
-from export.processor import described
-from export.runs import recorded
-from export.tasks import data_inputs, labelled_data
-from export.tasks.options import epochs_option, rate_option
-from export.tasks.recipe import Recipe
+from export.options import (
+    DIRECTORY,
+    device_option,
+    jobs_option,
+    out_option,
+    plots_option,
+    precision_option,
+    ray_option,
+    run_data_dir_option,
+)
+from export.training.jobs import run_all, use_gpus
+from export.training.provenance import described
+from export.training.runs import recorded
 from export.training.watch import watching
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
-    from export.experiments.attention.compare import Result
-    from export.experiments.attention.mechanisms import Mechanism
-    from export.experiments.attention.summary import Row
+    from export.papers.adaptive.compare import Result
+    from export.papers.adaptive.mechanisms import Mechanism
+    from export.papers.adaptive.summary import Row
     from export.training.device import DeviceName
     from export.training.recipe import Precision
 
@@ -111,9 +118,9 @@ def compare(
     if plots:
         new_figure(1, 1, without="give --no-plots")
     with loading_torch("loading torch and data"):
-        from export.experiments.attention import compare as comparison
-        from export.experiments.attention.inputs import read_inputs, settings_of
-        from export.experiments.attention.mechanisms import ABLATIONS, MECHANISMS
+        from export.papers.adaptive import compare as comparison
+        from export.papers.adaptive.inputs import read_inputs, settings_of
+        from export.papers.adaptive.mechanisms import ABLATIONS, MECHANISMS
 
         mechanisms = _chosen(names, MECHANISMS | ABLATIONS, list(MECHANISMS) + list(ABLATIONS) * ablations)
         recipe = Recipe(epochs=epochs, peak_learning_rate=lr, precision=precision)
@@ -157,7 +164,7 @@ def compare(
     else:
         _print(result)
     if plots:  # last, so that a failure loses no results
-        from export.experiments.attention.plot import draw
+        from export.papers.adaptive.plot import draw
 
         for path in draw(result, out, others):
             remark(f"drawn: {path}")
@@ -186,7 +193,7 @@ def _print(result: Result) -> None:
 
 
 def _cells(row: Row, splits: Sequence[str], tokens: int, long: int) -> tuple[object, ...]:
-    from export.intervals import points
+    from export.training.intervals import points
 
     bound = row.bounds.get(tokens)
     return (

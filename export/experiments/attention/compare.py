@@ -12,19 +12,19 @@ from typing import TypeAlias
 
 import msgspec
 
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 from edge.files import write_whole
-from export.experiments.attention.inputs import Inputs, calibration_of, measure_costs
-from export.experiments.attention.lengths import Length, measure_lengths
-from export.experiments.attention.mechanisms import Mechanism
-from export.experiments.attention.records import Record, Settings, read_record
-from export.experiments.attention.run import INT8, place_of, time_mechanism, train_mechanism, trained_place
-from export.experiments.attention.stopwatch import Stopwatch
-from export.experiments.attention.summary import Row, row_of
-from export.experiments.settings import keep_settings
-from export.parallel.job import Job
-from export.reduction.reduce import calibration_batches, check_original
+from export.papers.adaptive.inputs import Inputs, calibration_of, measure_costs
+from export.papers.adaptive.lengths import Length, measure_lengths
+from export.papers.adaptive.mechanisms import Mechanism
+from export.papers.adaptive.records import Record, Settings, read_record
+from export.papers.adaptive.run import INT8, place_of, time_mechanism, train_mechanism, trained_place
+from export.papers.adaptive.stopwatch import Stopwatch
+from export.papers.adaptive.summary import Row, row_of
+from export.papers.experiment import keep_settings
+from export.reduce.reduce import calibration_batches, check_original
 from export.training.device import DeviceName
+from export.training.jobs import Job
 
 FULL = "full"
 RESULTS = "results.json"
@@ -120,5 +120,5 @@ def read_result(directory: Path) -> Result:
         return msgspec.json.decode((directory / RESULTS).read_bytes(), type=Result)
     except (OSError, msgspec.DecodeError) as error:
         fix = "Give a directory that 'fewheads compare' has finished."
-        given = Literally(error)
+        given = Raw(error)
         raise UsageError(f"{directory / RESULTS}", given=given, expected="results", fix=fix) from None

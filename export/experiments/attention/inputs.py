@@ -8,21 +8,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 from edge.files import sha256
-from export.adaptive.budget import measured_curve
-from export.experiments.attention.mechanisms import Mechanism
-from export.experiments.attention.records import MeasuredCosts, Settings, SharedInputs
-from export.heads import SequenceClassifier
-from export.points import Point
-from export.reduction.grid import grid_of
-from export.reduction.latency import measure_times
-from export.runs import WEIGHTS
-from export.tasks.models import open_model
-from export.tasks.registry import task_of
-from export.tasks.run import prepare
-from export.tasks.task import Data, Task
-from export.tasks.tokens import Encoded
+from export.data.tokens import Encoded
+from export.finetune.models import open_model
+from export.finetune.registry import task_of
+from export.finetune.run import prepare
+from export.finetune.task import Data, Task
+from export.models.heads import SequenceClassifier
+from export.papers.adaptive.mechanisms import Mechanism
+from export.papers.adaptive.records import MeasuredCosts, Settings, SharedInputs
+from export.papers.adaptive.term import measured_curve
+from export.reduce.grid import grid_of
+from export.reduce.latency import measure_times
+from export.training.points import Point
+from export.training.runs import WEIGHTS
 
 _LONG_TOKENS = 128
 
@@ -46,7 +46,7 @@ def read_inputs(run: Path, data_dir: Path, limit: int | None) -> Inputs:
     model, architecture = found.head, found.architecture
     assert architecture is not None
     if not isinstance(model, SequenceClassifier) or model.transformer.config.architecture != "bert":
-        given = Literally(f"a run on {task.name} with a {architecture.transformer.architecture}")
+        given = Raw(f"a run on {task.name} with a {architecture.transformer.architecture}")
         expected = "a BERT with one answer for a text"
         raise UsageError(f"{run}", given=given, expected=expected, fix="Give a run on a task of GLUE.")
     data = prepare(task, data_dir, task.reader(run), max_length=architecture.max_length, limit=limit)

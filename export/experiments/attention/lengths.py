@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from edge.files import write_whole
-from export.adaptive.scores import scorers, with_scores
-from export.experiments.attention.stopwatch import Stopwatch, timed_files
-from export.heads import SequenceClassifier
-from export.reduction.plan import amdahl_bound, macs_per_token
-from export.transformer import LayerShape, Transformer, TransformerConfig
+from export.models.heads import SequenceClassifier
+from export.models.transformer import LayerShape, Transformer, TransformerConfig
+from export.papers.adaptive.scores import scorers, with_scores
+from export.papers.adaptive.stopwatch import Stopwatch, timed_files
+from export.reduce.plan import amdahl_bound, macs_per_token
 
 #: Longer texts are timed with proportionally fewer calls.
 _FULL_CALLS_TOKENS = 128

@@ -10,19 +10,24 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from export.adaptive.budget import SHARE
-from export.adaptive.rotation import rotated_model
-from export.adaptive.scores import GivenScores, GlobalScores, SkippableAttention, scorers, with_scores
-from export.adaptive.shrink import shrunk_model
-from export.adaptive.term import GLOBAL_RATE, PAPER_WEIGHT, Penalty, Target
-from export.attention import AdaptiveMode, MultiHeadAttention
-from export.experiments.attention.baselines import LinformerAttention, SparseAttention, like
-from export.experiments.attention.records import ChangedModel, SharedInputs
-from export.experiments.attention.reductions import attention_plan, pruned_by_gradient, whole_plan
-from export.heads import SequenceClassifier
-from export.reduction.calibration import attention_statistics
-from export.reduction.states import after_feed_forward, embedded, layers_of
-from export.reduction.sublayers import AttentionReducer
+from export.models.attention import AdaptiveMode, MultiHeadAttention
+from export.models.heads import SequenceClassifier
+from export.papers.adaptive.baselines import LinformerAttention, SparseAttention, like
+from export.papers.adaptive.records import ChangedModel, SharedInputs
+from export.papers.adaptive.reductions import attention_plan, pruned_by_gradient, whole_plan
+from export.papers.adaptive.scores import (
+    GivenScores,
+    GlobalScores,
+    SkippableAttention,
+    rotated_model,
+    scorers,
+    shrunk_model,
+    with_scores,
+)
+from export.papers.adaptive.term import GLOBAL_RATE, PAPER_WEIGHT, SHARE, Penalty, Target
+from export.reduce.calibration import attention_statistics
+from export.reduce.states import after_feed_forward, embedded, layers_of
+from export.reduce.sublayers import AttentionReducer
 
 #: The pooled scorer's width is d over this.
 _POOLED_SHARE = 16

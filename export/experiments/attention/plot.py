@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from export.experiments.attention.compare import Result
-from export.experiments.attention.records import Record
 from export.figures import new_figure, write_figure
+from export.papers.adaptive.compare import Result
+from export.papers.adaptive.records import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,19 +9,19 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from edge.errors import Literally
+from edge.errors import Raw
 from edge.files import replaced_directory, write_durably
-from export.adaptive.budget import CostCurve
-from export.adaptive.use import HeadUse
+from export.commands.reduce_options import CALIBRATION_EXAMPLES
+from export.data.tokens import Batch, Encoded, sorted_batches
 from export.errors import CheckpointError
-from export.experiments.attention.stopwatch import Speed, Timed
-from export.heads import SequenceClassifier
-from export.processor import Processor
-from export.reduction.grid import Times
-from export.reduction.options import CALIBRATION_EXAMPLES
-from export.runs import PREDICTIONS
-from export.tasks.recipe import Recipe
-from export.tasks.tokens import Batch, Encoded, sorted_batches
+from export.finetune.recipe import Recipe
+from export.models.heads import SequenceClassifier
+from export.papers.adaptive.stopwatch import Speed, Timed
+from export.papers.adaptive.term import CostCurve
+from export.papers.adaptive.use import HeadUse
+from export.reduce.grid import Times
+from export.training.provenance import Processor
+from export.training.runs import PREDICTIONS
 
 _RECORD, _BOUNDS = "record.json", "bounds.json"
 #: Share of the coordinates of each original head that is left, [layers, H].
@@ -161,4 +161,4 @@ def read_record(directory: Path) -> Record | None:
         return msgspec.json.decode(path.read_bytes(), type=Record)
     except (msgspec.DecodeError, OSError) as error:
         fix = "Delete the directory to measure the mechanism again."
-        raise CheckpointError(f"{path}", given=Literally(error), expected="the fields of Record", fix=fix) from None
+        raise CheckpointError(f"{path}", given=Raw(error), expected="the fields of Record", fix=fix) from None

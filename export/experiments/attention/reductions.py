@@ -10,17 +10,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from export.adaptive.use import rows_of
-from export.experiments.attention.records import ChangedModel, Kept, SharedInputs
-from export.heads import SequenceClassifier
-from export.reduction.calibration import attention_statistics
-from export.reduction.grid import Grid, grid_of
-from export.reduction.plan import plan_of
-from export.reduction.reduce import LayerReport, apply_plan, measure_losses, reduce_model
-from export.reduction.search import least_loss
-from export.reduction.states import after_feed_forward, embedded, gradient_importance, layers_of
-from export.reduction.sublayers import AttentionReducer
-from export.transformer import TransformerConfig
+from export.models.heads import SequenceClassifier
+from export.models.transformer import TransformerConfig
+from export.papers.adaptive.records import ChangedModel, Kept, SharedInputs
+from export.papers.adaptive.use import rows_of
+from export.reduce.calibration import attention_statistics
+from export.reduce.grid import Grid, grid_of
+from export.reduce.plan import plan_of
+from export.reduce.reduce import LayerReport, apply_plan, measure_losses, reduce_model
+from export.reduce.search import least_loss
+from export.reduce.states import after_feed_forward, embedded, gradient_importance, layers_of
+from export.reduce.sublayers import AttentionReducer
 
 
 def pruned_by_gradient(shared: SharedInputs) -> ChangedModel:

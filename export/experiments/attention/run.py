@@ -9,11 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from export.adaptive.term import adaptive_term
-from export.adaptive.use import head_use
-from export.experiments.attention.inputs import read_inputs, shared_inputs
-from export.experiments.attention.mechanisms import ABLATIONS, MECHANISMS
-from export.experiments.attention.records import (
+from export.finetune.finetune import TaskObjective
+from export.finetune.predictions import Predicted, encode_predictions
+from export.finetune.task import HOLDOUT
+from export.papers.adaptive.inputs import read_inputs, shared_inputs
+from export.papers.adaptive.mechanisms import ABLATIONS, MECHANISMS
+from export.papers.adaptive.records import (
     MeasuredCosts,
     Record,
     Settings,
@@ -21,13 +22,12 @@ from export.experiments.attention.records import (
     read_timed,
     save_record,
 )
-from export.experiments.attention.stopwatch import Stopwatch, predict_int8, timed_files
-from export.processor import processor
-from export.runs import PREDICTIONS
-from export.tasks.finetune import TaskObjective
-from export.tasks.predictions import Predicted, encode_predictions
-from export.tasks.task import HOLDOUT
+from export.papers.adaptive.stopwatch import Stopwatch, predict_int8, timed_files
+from export.papers.adaptive.term import adaptive_term
+from export.papers.adaptive.use import head_use
 from export.training.device import DeviceName, device_of
+from export.training.provenance import processor
+from export.training.runs import PREDICTIONS
 from export.training.trainer import train
 from export.training.watch import watching
 

@@ -13,13 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from edge.datatypes import Array
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.convert import to_onnx
-from export.heads import SequenceClassifier
-from export.quantization.dynamic import dynamic_int8
-from export.reduction.latency import compare, feeds_of
-from export.reduction.plan import TOLERANCE
-from export.tasks.predictions import Predictions
-from export.tasks.tokens import Rows, sorted_batches
+from export.data.tokens import Rows, sorted_batches
+from export.finetune.predictions import Predictions
+from export.models.convert import to_onnx
+from export.models.heads import SequenceClassifier
+from export.quantize.dynamic import dynamic_int8
+from export.reduce.latency import compare, feeds_of
+from export.reduce.plan import TOLERANCE
 
 _OUTPUT = "logits"
 _BATCH = 16

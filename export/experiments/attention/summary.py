@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from export.experiments.attention.records import Record, read_record
-from export.intervals import Estimate
-from export.tasks.predictions import paired, read_predictions
+from export.finetune.predictions import paired, read_predictions
+from export.papers.adaptive.records import Record, read_record
+from export.training.intervals import Estimate
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,12 +8,12 @@ import click
 import msgspec
 
 from edge.cli.output import json_option, print_json, print_table
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 from edge.files import write_result
+from export.bundle.outputs import check_file
 from export.loading import loading_torch
 from export.options import DIRECTORY, replace_option
-from export.outputs import check_file
-from export.runs import read_config
+from export.training.runs import read_config
 
 
 @click.command()
@@ -24,26 +24,26 @@ from export.runs import read_config
 def baseline(runs: tuple[Path, ...], out: Path, replace: bool, as_json: bool) -> None:
     """Measure the baseline of the benchmark with runs of calculator-baseline, which differ in their seed.
 
-    Scores refer to export/calculator/baseline.json, which this command wrote from ten seeds.
+    Scores refer to export/papers/calculator/baseline.json, which this command wrote from ten seeds.
     """
     check_file("--out", out, {f"RUN {run}": run for run in runs}, replace=replace)
     with loading_torch():
-        from export.calculator.benchmark import BASELINE_MODEL, Baseline, Errors, errors_of
-        from export.calculator.data import load
-        from export.calculator.train import recipe_of
-        from export.experiments.calculator.runs import grouped, open_runs
+        from export.papers.calculator.benchmark import BASELINE_MODEL, Baseline, Errors, errors_of
+        from export.papers.calculator.data import load
+        from export.papers.calculator.runs import grouped, open_runs
+        from export.papers.calculator.train import recipe_of
 
     trainer = str(recipe_of(BASELINE_MODEL))
     for run in runs:
         config = read_config(run)
         if (config.model, config.provenance.trainer) != (BASELINE_MODEL, trainer):
-            given = Literally(f"{config.model}, trained by {config.provenance.trainer}")
+            given = Raw(f"{config.model}, trained by {config.provenance.trainer}")
             fix = f"Train some: fewheads train {BASELINE_MODEL} --seeds 10."
             raise UsageError(f"RUN {run}", given=given, expected=f"{BASELINE_MODEL}, trained by its recipe", fix=fix)
     opened = [run for group in grouped(open_runs(runs, load())).values() for run in group]
     if len(opened) < 2:
         fix = "Give more of them: an interval needs two."
-        raise UsageError("RUN", given=Literally("one run"), expected="two or more seeds", fix=fix)
+        raise UsageError("RUN", given=Raw("one run"), expected="two or more seeds", fix=fix)
     found = Baseline.of({run.seed or 0: errors_of(run.values, load()) for run in opened})
     write_result(out, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
     if as_json:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from export.experiments.calculator.baseline import baseline
-from export.experiments.calculator.comparison.cli import compare
-from export.experiments.calculator.lengths import lengths
-from export.experiments.calculator.search.cli import search
-from export.experiments.calculator.variations.cli import benchmark_loss, vary
-from export.experiments.calculator.view.cli import view
+from export.papers.calculator.baseline import baseline
+from export.papers.calculator.comparison.cli import compare
+from export.papers.calculator.lengths import lengths
+from export.papers.calculator.search.cli import search
+from export.papers.calculator.variations.cli import benchmark_loss, vary
+from export.papers.calculator.view.cli import view
 
 
 @click.group()

@@ -12,12 +12,12 @@ import numpy as np
 from edge.bundles.manifest import Measure
 from edge.cli.output import json_option, print_json, print_table
 from edge.files import write_whole
-from export.calculator.stack import NAMES
-from export.experiments.calculator.run_arguments import check_calculators, not_a_seed
+from export.bundle.outputs import check_workspace
 from export.figures import new_figure, write_figure
 from export.options import DIRECTORY, out_option, plots_option
-from export.outputs import check_workspace
-from export.runs import METRICS, RunConfig, RunMetrics, decode, read_config
+from export.papers.calculator.run_arguments import check_calculators, not_a_seed
+from export.papers.calculator.stack import NAMES
+from export.training.runs import METRICS, RunConfig, RunMetrics, decode, read_config
 
 RESULTS, REPORT, FIGURE = "results.json", "report.md", "right-by-length.png"
 _INTRODUCTION = (
@@ -85,8 +85,8 @@ def _check_seed(run: Path, config: RunConfig, earlier: Mapping[Path, RunConfig])
 
 def _pooled(group: Sequence[Trained]) -> dict[tuple[str, str], Measure]:
     """Return the measures over seeds by metric and split; intervals of shares are at least as wide as Wilson's."""
-    from export.calculator.evaluate import with_items
-    from export.intervals import across_seeds
+    from export.papers.calculator.benchmark import with_items
+    from export.training.intervals import across_seeds
 
     runs = [one.metrics.measures for one in group]
     return {
@@ -117,7 +117,7 @@ def _table(
 
 
 def _report(groups: Mapping[str, Sequence[Trained]], heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    from export.experiments.records import markdown_table
+    from export.papers.experiment import markdown_table
 
     lines = ["# Calculators for longer expressions", "", _INTRODUCTION, ""]
     for name, group in groups.items():

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from edge.errors import Literally, UsageError
-from export.calculator.specs import SPECS
-from export.runs import read_config
+from edge.errors import Raw, UsageError
+from export.papers.calculator.specs import SPECS
+from export.training.runs import read_config
 
 
 def check_calculators(runs: Iterable[Path], names: Collection[str] = tuple(SPECS)) -> None:
@@ -27,4 +27,4 @@ def check_calculators(runs: Iterable[Path], names: Collection[str] = tuple(SPECS
 def not_a_seed(run: Path, given: str) -> UsageError:
     """Return the error about a run that is no further seed of its model and training."""
     expected, fix = "runs of one model and training that differ in their seed", "Leave one of them out."
-    return UsageError(f"RUN {run}", given=Literally(given), expected=expected, fix=fix)
+    return UsageError(f"RUN {run}", given=Raw(given), expected=expected, fix=fix)

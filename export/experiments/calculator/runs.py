@@ -11,15 +11,14 @@ import numpy as np
 from edge.cli.output import progress
 from edge.datatypes import Array
 from edge.files import write_whole
-from export.calculator.data import Split
-from export.calculator.evaluate import EVALUATED
-from export.calculator.networks import NETWORKS
-from export.calculator.specs import SPECS
-from export.checkpoint import load
-from export.experiments.calculator.run_arguments import not_a_seed
-from export.experiments.records import read_part
-from export.experiments.settings import digest
-from export.runs import CONFIG, WEIGHTS, RunConfig
+from export.papers.calculator.benchmark import EVALUATED
+from export.papers.calculator.data import Split
+from export.papers.calculator.networks import NETWORKS
+from export.papers.calculator.run_arguments import not_a_seed
+from export.papers.calculator.specs import SPECS
+from export.papers.experiment import digest, read_part
+from export.training.checkpoint import load
+from export.training.runs import CONFIG, WEIGHTS, RunConfig
 
 
 class Run(msgspec.Struct, frozen=True):

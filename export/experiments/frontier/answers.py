@@ -12,21 +12,21 @@ import torch
 
 from edge.datatypes import Array
 from edge.files import write_whole
-from export.experiments.frontier.family import FamilyInputs, best_dense, reduced_name
-from export.experiments.frontier.records import FP32, INT8, REDUCED, STATIC, Answered, Key, write_answers
-from export.experiments.frontier.settings import DENSE, DENSE_RUNS, FamilySettings
-from export.heads import SequenceClassifier
-from export.precision import fused
-from export.processor import processor
-from export.quantization.dynamic import dynamic_int8
-from export.quantization.ranges import Scheme, input_ranges
-from export.quantization.static import static_int8
-from export.tasks.calibration import calibration_feeds, plain_onnx
-from export.tasks.file_accuracy import predict_file
-from export.tasks.models import open_tuned
-from export.tasks.predictions import read_matching, read_predictions
-from export.tasks.task import HOLDOUT
-from export.tasks.tokens import Encoded
+from export.bundle.accuracy import predict_file
+from export.data.tokens import Encoded
+from export.finetune.models import open_tuned
+from export.finetune.predictions import read_matching, read_predictions
+from export.finetune.task import HOLDOUT
+from export.models.heads import SequenceClassifier
+from export.papers.frontier.family import FamilyInputs, best_dense, reduced_name
+from export.papers.frontier.records import FP32, INT8, REDUCED, STATIC, Answered, Key, write_answers
+from export.papers.frontier.settings import DENSE, DENSE_RUNS, FamilySettings
+from export.quantize.calibration import calibration_feeds, plain_onnx
+from export.quantize.dynamic import dynamic_int8
+from export.quantize.precision import fused
+from export.quantize.ranges import Scheme, input_ranges
+from export.quantize.static import static_int8
+from export.training.provenance import processor
 
 
 def answer(

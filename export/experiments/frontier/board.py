@@ -9,14 +9,14 @@ import msgspec
 import numpy as np
 import scipy.stats
 
-from edge.profiling.table import PREDICTION, Label
+from edge.bench.layer_latencies import PREDICTION, Label
 from export.estimate.devices import DEFAULT_BOARD, DEVICES
 from export.estimate.roofline import Prediction, predict
 from export.estimate.sizes import USUAL_BATCHES, USUAL_LENGTHS
 from export.estimate.transformers import transformer_work
-from export.experiments.frontier.records import FP32, Answered, Family
-from export.experiments.frontier.settings import DENSE
-from export.transformer import LayerShape, TransformerConfig
+from export.models.transformer import LayerShape, TransformerConfig
+from export.papers.frontier.records import FP32, Answered, Family
+from export.papers.frontier.settings import DENSE
 
 
 class BoardPoint(msgspec.Struct, frozen=True):

@@ -1,6 +1,6 @@
 """The published tiers planned anew for a Jetson, before any training: shapes and predicted speeds.
 
-``python -m export.experiments.frontier.boards RUN`` takes an imported run of the model that the published families
+``python -m export.papers.frontier.boards RUN`` takes an imported run of the model that the published families
 start from. It writes a record and a table beside this module, in ``boards/``. The losses, which take the longest, are
 kept beside RUN and reused.
 """
@@ -15,23 +15,23 @@ import click
 import msgspec
 import numpy as np
 
+from edge.bench.layer_latencies import Label
 from edge.files import write_whole
-from edge.profiling.table import Label
+from export.commands.reduce_options import reduction_progress
 from export.estimate.devices import DEFAULT_BOARD, board_mode
-from export.experiments.frontier.records import ANSWERED, Answered
-from export.experiments.frontier.settings import DENSE
-from export.experiments.records import read_part
+from export.finetune import needed_data
+from export.models.transformer import LayerShape
 from export.options import DIRECTORY, imported_data_option
-from export.points import Point, PointTimes
-from export.reduction.device import Device, devices_of
-from export.reduction.grid import grid_of
-from export.reduction.options import reduction_progress
-from export.reduction.reduce import measure_losses
-from export.reduction.run import open_source, state_of
-from export.reduction.search import Losses, choose_shapes
-from export.runs import recorded
-from export.tasks import needed_data
-from export.transformer import LayerShape
+from export.papers.experiment import read_part
+from export.papers.frontier.records import ANSWERED, Answered
+from export.papers.frontier.settings import DENSE
+from export.reduce.device import Device, devices_of
+from export.reduce.grid import grid_of
+from export.reduce.reduce import measure_losses
+from export.reduce.run import open_source, state_of
+from export.reduce.search import Losses, choose_shapes
+from export.training.points import Point, PointTimes
+from export.training.runs import recorded
 
 _RESULTS, _BOARDS = (Path(__file__).with_name(name) for name in ("results", "boards"))
 _SIZES = ((32, 1), (32, 8), (128, 1), (128, 8))
@@ -161,7 +161,7 @@ def table_of(plans: BoardPlans) -> str:
         lines.append(f"| {row.name} | {' | '.join(cells)} | {loss} | {shapes} |")
     commands = (
         "fewheads import all-MiniLM-L6-v2 --out runs/minilm --data texts.txt",
-        f"python -m export.experiments.frontier.boards runs/minilm --for {plans.board}",
+        f"python -m export.papers.frontier.boards runs/minilm --for {plans.board}",
     )
     return "\n".join([*lines, "", "```", *commands, "```", ""])
 

@@ -11,23 +11,31 @@ import msgspec
 
 from edge.cli.options import given_options
 from edge.cli.output import json_option, print_json, print_table, remark, working
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 from edge.files import write_whole
+from export.bundle.outputs import check_workspace
+from export.commands.reduce_options import LATENCIES
 from export.figures import new_figure
+from export.finetune import AVERAGED, data_directory
 from export.loading import loading_torch
-from export.options import DIRECTORY, data_dir_option, device_option, out_option, plots_option, precision_option
-from export.outputs import check_workspace
-from export.parallel.options import jobs_option, ray_option
-from export.reduction.options import LATENCIES
-from export.tasks import AVERAGED, data_directory
+from export.options import (
+    DIRECTORY,
+    data_dir_option,
+    device_option,
+    jobs_option,
+    out_option,
+    plots_option,
+    precision_option,
+    ray_option,
+)
 
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
-    from export.experiments.frontier.records import Family
-    from export.experiments.frontier.settings import FamilySettings, FrontierSettings, TaskSettings
-    from export.experiments.frontier.summary import Frontier
-    from export.intervals import Difference
+    from export.papers.frontier.records import Family
+    from export.papers.frontier.settings import FamilySettings, FrontierSettings, TaskSettings
+    from export.papers.frontier.summary import Frontier
     from export.training.device import DeviceName
+    from export.training.intervals import Difference
     from export.training.recipe import Precision
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -86,7 +94,7 @@ def frontier(
     else:
         if model is None:
             fix = "Give the directory of a BERT, or --report to sum up earlier records."
-            raise UsageError("--model", given=Literally("nothing"), expected="a Hugging Face directory", fix=fix)
+            raise UsageError("--model", given=Raw("nothing"), expected="a Hugging Face directory", fix=fix)
         data = {f"the data of {task} in": data_directory(task, data_dir) for task in tasks or AVERAGED}
         check_workspace("--out", out, {"--model": model, **data}, settings=LATENCIES)
         lengths = dict.fromkeys(("epochs", "teacher_epochs", "reduced_epochs"), epochs)
@@ -107,7 +115,7 @@ def frontier(
 def _check_only_report() -> None:
     for parameter in given_options():
         if parameter.name not in _OF_REPORTS:
-            given, fix = Literally("an option of a training"), "Leave it out: the records have their settings."
+            given, fix = Raw("an option of a training"), "Leave it out: the records have their settings."
             raise UsageError(parameter.opts[0], given=given, expected="nothing beside --report", fix=fix)
 
 
@@ -121,8 +129,8 @@ def _planned(
     where: _Where,
 ) -> list[FamilySettings]:
     with loading_torch("loading torch and data"):
-        from export.experiments.frontier.settings import FROZEN, families_of, read_settings
-        from export.parallel.workers import use_gpus
+        from export.papers.frontier.settings import FROZEN, families_of, read_settings
+        from export.training.jobs import use_gpus
 
         settings = msgspec.structs.replace(read_settings(path or FROZEN, changes, tasks), precision=precision)
         return families_of(settings, model, data_dir, "cuda" if use_gpus(where.device, where.ray) else "cpu")
@@ -135,13 +143,12 @@ class _Where(NamedTuple):
 
 
 def _measured(families: list[FamilySettings], model: Path, data_dir: Path, out: Path, where: _Where) -> list[Family]:
-    from export.experiments.frontier.family import family_directory, family_inputs, time_shapes
-    from export.experiments.frontier.family_job import train_family
-    from export.experiments.frontier.records import ANSWERED, TIMED, read_family
-    from export.experiments.frontier.timing import time_files
-    from export.experiments.settings import check_settings
-    from export.parallel.job import Job
-    from export.parallel.run import run_all
+    from export.papers.experiment import check_settings
+    from export.papers.frontier.family import family_directory, family_inputs, time_shapes
+    from export.papers.frontier.family_job import train_family
+    from export.papers.frontier.records import ANSWERED, TIMED, read_family
+    from export.papers.frontier.timing import time_files
+    from export.training.jobs import Job, run_all
     from export.training.watch import watching
 
     directories = [family_directory(out, family.task, family.seed) for family in families]
@@ -181,7 +188,7 @@ def _joined(families: list[FamilySettings]) -> FrontierSettings:
         own = msgspec.structs.replace(family.own, seeds=1, controls={}), family.data
         alike = (first.frontier, first.model, first.versions, known.setdefault(family.task, own))
         if (common, family.model, family.versions, own) != alike:
-            given = Literally("other settings, data, versions or another model than other families there")
+            given = Raw("other settings, data, versions or another model than other families there")
             fix = "Move them to a directory of their own."
             subject, expected = f"family {family.task}-seed{family.seed}", "the same for all families"
             raise UsageError(subject, given=given, expected=expected, fix=fix)
@@ -192,7 +199,7 @@ def _joined(families: list[FamilySettings]) -> FrontierSettings:
 def _recorded(out: Path) -> list[Family]:
     """Return the records in a directory, which need not have any model."""
     with loading_torch("reading records"):
-        from export.experiments.frontier.records import is_measured, read_family
+        from export.papers.frontier.records import is_measured, read_family
 
         found = []
         for directory in sorted(path for path in out.glob("*-seed*") if path.is_dir()):
@@ -202,20 +209,20 @@ def _recorded(out: Path) -> list[Family]:
                 remark(f"{directory.name}: left out, because it is not measured yet")
         if not found:
             fix = "Give the --out of an earlier `fewheads frontier`, or leave --report out."
-            raise UsageError(f"--out {out}", given=Literally("no family"), expected="records of one at least", fix=fix)
+            raise UsageError(f"--out {out}", given=Raw("no family"), expected="records of one at least", fix=fix)
         return found
 
 
 def _summed_up(families: list[Family]) -> Frontier:
-    from export.experiments.frontier.summary import frontier_of
+    from export.papers.frontier.summary import frontier_of
 
     ordered = sorted(families, key=lambda one: AVERAGED.index(one.answered.settings.task))
     return frontier_of(ordered, _joined([one.answered.settings for one in ordered]))
 
 
 def _write(found: Frontier, out: Path, *, plots: bool) -> None:
-    from export.experiments.frontier.plot import draw
-    from export.experiments.frontier.report import report_of
+    from export.papers.frontier.plot import draw
+    from export.papers.frontier.report import report_of
 
     write_whole(out / "frontier.json", msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
     write_whole(out / "report.md", report_of(found).encode())
@@ -224,7 +231,7 @@ def _write(found: Frontier, out: Path, *, plots: bool) -> None:
 
 
 def _print(found: Frontier) -> None:
-    from export.experiments.frontier.report import NO_CLAIM
+    from export.papers.frontier.report import NO_CLAIM
 
     speeds = ("speed-up", "at 128 tokens", "over dense INT8")
     columns = ("run", "precision", *speeds, "average", "points, all tasks", "points", "95 % interval")

@@ -14,10 +14,20 @@ from typing import NamedTuple
 
 import msgspec
 
+from edge.bench.layer_latencies import LayerLatencies
 from edge.errors import UsageError
 from edge.files import write_whole
-from edge.profiling.table import LatencyTable
-from export.experiments.frontier.settings import (
+from export.commands.reduce_options import LATENCIES
+from export.data.tokens import load_tokenizer
+from export.finetune.models import open_model, open_tuned
+from export.finetune.predictions import read_predictions
+from export.finetune.recipe import Recipe
+from export.finetune.run import finetune_run, prepare
+from export.finetune.task import HOLDOUT, Data, Reader, Task
+from export.finetune.teacher import Teacher
+from export.finetune.text_tasks import TASKS
+from export.models.heads import SequenceClassifier
+from export.papers.frontier.settings import (
     DENSE,
     DENSE_AS_REDUCED,
     DENSE_RUNS,
@@ -25,23 +35,13 @@ from export.experiments.frontier.settings import (
     FamilySettings,
     control_name,
 )
-from export.heads import SequenceClassifier
-from export.points import Point
-from export.reduction.grid import grid_of
-from export.reduction.latency import measure_times
-from export.reduction.options import LATENCIES
-from export.reduction.run import reduce_run
-from export.reduction.strategy import Strategy
-from export.runs import PREDICTIONS, WEIGHTS
-from export.tasks.glue import TASKS
-from export.tasks.models import open_model, open_tuned
-from export.tasks.predictions import read_predictions
-from export.tasks.recipe import Recipe
-from export.tasks.run import finetune_run, prepare
-from export.tasks.task import HOLDOUT, Data, Reader, Task
-from export.tasks.teacher import Teacher
-from export.tasks.tokens import load_tokenizer
+from export.reduce.grid import grid_of
+from export.reduce.latency import measure_times
+from export.reduce.run import reduce_run
+from export.reduce.strategy import Strategy
 from export.training.device import device_of
+from export.training.points import Point
+from export.training.runs import PREDICTIONS, WEIGHTS
 from export.training.watch import Watch
 
 
@@ -70,7 +70,7 @@ def time_shapes(model: Path, out: Path, tokens: int, on_shape: Callable[[int, in
             families are reduced by the same times.
     """
     with suppress(UsageError):  # missing or broken
-        if LatencyTable.read(out / LATENCIES).find_rest(tokens):  # timed last
+        if LayerLatencies.read(out / LATENCIES).find_rest(tokens):  # timed last
             return
     head = SequenceClassifier(open_model(model).transformer, labels=2).eval()
     measure_times(head, grid_of(head.transformer.config), [Point(tokens)], cache=out / LATENCIES, on_shape=on_shape)

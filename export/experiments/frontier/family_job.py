@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from export.experiments.frontier.answers import answer
-from export.experiments.frontier.family import family_inputs, stages
-from export.experiments.frontier.settings import FamilySettings
-from export.experiments.settings import keep_settings
+from export.papers.experiment import keep_settings
+from export.papers.frontier.answers import answer
+from export.papers.frontier.family import family_inputs, stages
+from export.papers.frontier.settings import FamilySettings
 from export.training.watch import watching
 
 

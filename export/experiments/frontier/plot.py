@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from export.experiments.frontier.settings import DENSE
-from export.experiments.frontier.summary import Frontier, Point
 from export.figures import new_figure, write_figure
+from export.papers.frontier.settings import DENSE
+from export.papers.frontier.summary import Frontier, Point
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

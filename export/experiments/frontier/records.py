@@ -12,13 +12,13 @@ import msgspec
 import numpy as np
 
 from edge.datatypes import Array
-from edge.errors import Literally
+from edge.errors import Raw
 from edge.files import write_whole
 from export.errors import CheckpointError, listed
-from export.experiments.frontier.settings import FamilySettings
-from export.experiments.records import read_part
-from export.processor import Processor
-from export.transformer import LayerShape
+from export.models.transformer import LayerShape
+from export.papers.experiment import read_part
+from export.papers.frontier.settings import FamilySettings
+from export.training.provenance import Processor
 
 ANSWERED, TIMED = "answered.json", "timed.json"
 _ANSWERS = "answers.npz"
@@ -63,7 +63,7 @@ class Timed(msgspec.Struct, frozen=True):
 
     Attributes:
         speedups: the dense FP32 model's time over each file's, for one item: the median over items.
-        fixed_speedups: the same for inputs of :data:`export.experiments.frontier.timing.FIXED_TOKENS` tokens.
+        fixed_speedups: the same for inputs of :data:`export.papers.frontier.timing.FIXED_TOKENS` tokens.
         median_ms: of an item of dev.
         items: of dev that were timed.
     """
@@ -118,11 +118,11 @@ def read_family(directory: Path) -> Family:
         answers = {key_of(name): values for name, values in found.items()}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         fix = f"Delete {ANSWERED} beside it, and give the same command."
-        raise CheckpointError(f"{path}", given=Literally(error), expected="answers of a family", fix=fix) from None
+        raise CheckpointError(f"{path}", given=Raw(error), expected="answers of a family", fix=fix) from None
     answered, timed = read_part(directory / ANSWERED, Answered), read_part(directory / TIMED, Timed)
     files = {"/".join(key) for key in answers if key[1] in (FP32, INT8)}
     if untimed := files - (timed.speedups.keys() & timed.fixed_speedups.keys()):
-        given, fix = Literally(f"no times of {listed(sorted(untimed), 3)}"), "Delete it, and give the same command."
+        given, fix = Raw(f"no times of {listed(sorted(untimed), 3)}"), "Delete it, and give the same command."
         raise CheckpointError(f"{directory / TIMED}", given=given, expected="times of every file", fix=fix)
     return Family(answered, timed, answers, targets)
 

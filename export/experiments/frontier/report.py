@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from export.experiments.frontier.board import Board, BoardPoint
-from export.experiments.frontier.records import FP32, INT8
-from export.experiments.frontier.settings import DENSE
-from export.experiments.frontier.summary import Advantage, Change, Frontier, Point
-from export.experiments.records import markdown_table
-from export.intervals import Difference, with_interval
-from export.tasks.glue import TASKS
+from export.finetune.text_tasks import TASKS
+from export.papers.experiment import markdown_table
+from export.papers.frontier.board import Board, BoardPoint
+from export.papers.frontier.records import FP32, INT8
+from export.papers.frontier.settings import DENSE
+from export.papers.frontier.summary import Advantage, Change, Frontier, Point
+from export.training.intervals import Difference, with_interval
 
 #: The product's aims for the judged tasks: a tier's precision, its speed-up, and the points it may lose.
 AIMS = {

@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from edge.errors import Literally, UsageError
-from export.experiments.settings import digest
-from export.provenance import versions
-from export.reduction.strategy import Strategy
-from export.tasks import AVERAGED, DATA
-from export.tasks.glue import TASKS, read
-from export.tasks.recipe import Distillation, Recipe
+from edge.errors import Raw, UsageError
+from export.finetune import AVERAGED, DATA
+from export.finetune.recipe import Distillation, Recipe
+from export.finetune.text_tasks import TASKS, read
+from export.papers.experiment import digest
+from export.reduce.strategy import Strategy
+from export.training.provenance import versions
 from export.training.recipe import Precision
 
 #: The committed settings, frozen before any of the published runs saw dev.
@@ -153,7 +153,7 @@ def read_settings(path: Path, changes: Mapping[str, Any], tasks: Sequence[str] =
         tasks: those to keep; empty for all.
 
     Returns:
-        The settings, with the tasks in the order of :data:`export.tasks.AVERAGED`.
+        The settings, with the tasks in the order of :data:`export.finetune.AVERAGED`.
 
     Raises:
         UsageError: the file is malformed, lacks a task, or has settings that contradict each other.
@@ -162,19 +162,19 @@ def read_settings(path: Path, changes: Mapping[str, Any], tasks: Sequence[str] =
     try:
         found = msgspec.json.decode(path.read_bytes(), type=FrontierSettings)
     except (OSError, msgspec.DecodeError) as error:
-        raise UsageError(subject, given=Literally(error), expected="settings", fix=fix) from None
+        raise UsageError(subject, given=Raw(error), expected="settings", fix=fix) from None
     if not set(tasks) <= set(found.tasks) <= set(AVERAGED):
-        given, wanted = Literally(f"tasks {', '.join(found.tasks)}"), f", with {', '.join(tasks)}" if tasks else ""
+        given, wanted = Raw(f"tasks {', '.join(found.tasks)}"), f", with {', '.join(tasks)}" if tasks else ""
         raise UsageError(subject, given=given, expected=f"tasks out of {', '.join(AVERAGED)}{wanted}", fix=fix)
     if found.control_tier not in found.tiers:
-        given, expected = Literally(f"controls at {found.control_tier}"), f"one of {', '.join(found.tiers)}"
+        given, expected = Raw(f"controls at {found.control_tier}"), f"one of {', '.join(found.tiers)}"
         raise UsageError(subject, given=given, expected=expected, fix=fix)
     for name, used, taken in (
         ("tiers", found.tiers, DENSE_RUNS),
         ("controls", [one for task in found.tasks.values() for one in task.controls], ("search",)),
     ):
         if both := sorted({*used} & {*taken}):
-            given, expected = Literally(f"{name} {', '.join(both)}"), f"{name} other than {', '.join(taken)}"
+            given, expected = Raw(f"{name} {', '.join(both)}"), f"{name} other than {', '.join(taken)}"
             raise UsageError(subject, given=given, expected=expected, fix=fix)
     kept = [task for task in AVERAGED if task in (tasks or found.tasks)]
     changed = {task: msgspec.structs.replace(found.tasks[task], **changes) for task in kept}

@@ -15,13 +15,13 @@ import numpy as np
 import scipy.stats
 
 from edge.datatypes import Array
-from export.experiments.frontier.board import Board, board_of
-from export.experiments.frontier.records import FP32, INT8, REDUCED, STATIC, Family, Key
-from export.experiments.frontier.settings import DENSE, FrontierSettings
-from export.intervals import Difference, PairedRuns, average_difference, resampled
-from export.processor import described
-from export.tasks.glue import TASKS
-from export.tasks.metrics import METRICS
+from export.finetune.predictions import METRICS
+from export.finetune.text_tasks import TASKS
+from export.papers.frontier.board import Board, board_of
+from export.papers.frontier.records import FP32, INT8, REDUCED, STATIC, Family, Key
+from export.papers.frontier.settings import DENSE, FrontierSettings
+from export.training.intervals import Difference, PairedRuns, average_difference, resampled
+from export.training.provenance import described
 
 _DENSE: Key = (DENSE, FP32)
 

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
+from edge.bench.timing import WARM_UP, times_in_turns, turns
 from edge.datatypes import Array
-from edge.profiling.timing import WARM_UP, times_in_turns, turns
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.experiments.frontier.answers import file_of
-from export.experiments.frontier.family import FamilyInputs
-from export.experiments.frontier.records import (
+from export.data.tokens import Encoded
+from export.papers.experiment import read_part
+from export.papers.frontier.answers import file_of
+from export.papers.frontier.family import FamilyInputs
+from export.papers.frontier.records import (
     ANSWERED,
     FP32,
     STATIC,
@@ -27,13 +29,10 @@ from export.experiments.frontier.records import (
     key_of,
     write_record,
 )
-from export.experiments.frontier.settings import DENSE, FamilySettings
-from export.experiments.records import read_part
-from export.processor import processor
-from export.provenance import versions
-from export.reduction.plan import LayerPlan, Plan, check_speedup
-from export.tasks.calibration import feeds_of
-from export.tasks.tokens import Encoded
+from export.papers.frontier.settings import DENSE, FamilySettings
+from export.quantize.calibration import feeds_of
+from export.reduce.plan import LayerPlan, Plan, check_speedup
+from export.training.provenance import processor, versions
 
 #: Tokens of the length that all tasks share.
 FIXED_TOKENS = 128

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from edge.datatypes import Array
-from export.experiments.language.methods import FROZEN, HEAD
-from export.experiments.language.parts import Experiment
-from export.experiments.language.records import Part
-from export.experiments.language.tasks import Task
 from export.language.answers import same_answer
+from export.papers.backward.compare.methods import FROZEN, HEAD
+from export.papers.backward.compare.parts import Experiment
+from export.papers.backward.compare.records import Part
+from export.papers.backward.compare.tasks import Task
 
 #: Tokens whose probability changes most, and answers that flip, of which so many are kept.
 _TOKENS, _FLIPS = 16, 12

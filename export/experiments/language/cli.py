@@ -12,16 +12,16 @@ import msgspec
 from edge.cli.output import json_option, print_json, print_table, remark
 from edge.errors import UsageError
 from edge.files import write_whole
+from export.bundle.outputs import check_workspace
 from export.figures import new_figure
 from export.loading import loading_torch
 from export.options import DIRECTORY, device_option, out_option, plots_option
-from export.outputs import check_workspace
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
-    from export.experiments.language.parts import Experiment
-    from export.experiments.language.records import Part, Settings
-    from export.experiments.language.summary import Results
+    from export.papers.backward.compare.parts import Experiment
+    from export.papers.backward.compare.records import Part, Settings
+    from export.papers.backward.compare.summary import Results
     from export.training.device import DeviceName
 
 RESULTS, REPORT, CHANGES = "results.json", "report.md", "changes.json"
@@ -73,14 +73,13 @@ def compare(
     if plots:
         new_figure(1, 1, without="give --no-plots")
     with loading_torch("loading torch, model and data"):
-        from export.experiments.language.methods import METHODS
-        from export.experiments.language.parts import Experiment
-        from export.experiments.language.records import Settings
-        from export.experiments.language.tasks import read_task
-        from export.experiments.records import each_part
-        from export.experiments.settings import digest, keep_settings
         from export.language.backbone import positions_of
         from export.language.base import Base
+        from export.papers.backward.compare.methods import METHODS
+        from export.papers.backward.compare.parts import Experiment
+        from export.papers.backward.compare.records import Settings
+        from export.papers.backward.compare.tasks import read_task
+        from export.papers.experiment import digest, each_part, keep_settings
 
         base = Base(backbone, device)
         tasks = [read_task(one, base.tokenizer, positions_of(base.model), limit) for one in data]
@@ -100,9 +99,9 @@ def compare(
 
 
 def _write(experiment: Experiment, settings: Settings, parts: list[Part], out: Path, *, missing: int) -> Results:
-    from export.experiments.language.report import report_of
-    from export.experiments.language.summary import Results, outcomes, rows_of, verdict
-    from export.processor import processor
+    from export.papers.backward.compare.report import report_of
+    from export.papers.backward.compare.summary import Results, outcomes, rows_of, verdict
+    from export.training.provenance import processor
 
     rows = rows_of(experiment.tasks, parts)
     results = Results(experiment.base.identity, settings, missing, verdict(rows), outcomes(rows), rows, processor())
@@ -112,9 +111,9 @@ def _write(experiment: Experiment, settings: Settings, parts: list[Part], out: P
 
 
 def _finish(experiment: Experiment, results: Results, parts: list[Part], out: Path, *, plots: bool) -> None:
-    from export.experiments.language.changes import changes_of
-    from export.experiments.language.plot import draw
-    from export.experiments.language.report import report_of
+    from export.papers.backward.compare.changes import changes_of
+    from export.papers.backward.compare.plot import draw
+    from export.papers.backward.compare.report import report_of
 
     changes = [changes_of(experiment, task, parts) for task in experiment.tasks]
     write_whole(out / CHANGES, msgspec.json.format(msgspec.json.encode(changes), indent=1))

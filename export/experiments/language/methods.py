@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from export.language.base import Base
-from export.language.controls import LowRankAdapter, Temperature, VocabularyBias
 from export.language.decoding import GREEDY, Decoding
 from export.language.finetuned import trainable, unfrozen, with_lora
-from export.language.head_run import new_head
+from export.papers.backward.training import LowRankAdapter, Temperature, VocabularyBias, new_head
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

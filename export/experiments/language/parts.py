@@ -16,27 +16,24 @@ import numpy as np
 from msgspec.structs import replace
 from torch import nn
 
-from edge.errors import Literally
+from edge.errors import Raw
 from edge.files import write_whole
 from export.errors import TrainingError
-from export.experiments.language.methods import HEAD, METHODS, Method
-from export.experiments.language.records import Part, Settings
-from export.experiments.language.tasks import Task
-from export.experiments.records import Before, read_part
 from export.language.answers import parse_answer
-from export.language.backward import BackwardHead
 from export.language.base import Base
 from export.language.decoding import GREEDY, complete
 from export.language.finetuned import trainable
-from export.language.head_objective import HeadObjective
-from export.language.head_run import RECIPE, load_head, save_head, states_of
-from export.language.hidden import HiddenStates
 from export.language.metrics import answer_measures, token_measures
 from export.language.objective import LanguageObjective, teacher_forced
-from export.provenance import provenance
-from export.runs import RunMetrics
-from export.training.objective import Objective
-from export.training.observer import Observer
+from export.papers.backward.compare.methods import HEAD, METHODS, Method
+from export.papers.backward.compare.records import Part, Settings
+from export.papers.backward.compare.tasks import Task
+from export.papers.backward.head import BackwardHead
+from export.papers.backward.training import RECIPE, HeadObjective, HiddenStates, load_head, save_head, states_of
+from export.papers.experiment import Before, read_part
+from export.training.objective import Objective, Observer
+from export.training.provenance import provenance
+from export.training.runs import RunMetrics
 from export.training.trainer import Trained, train
 
 #: Examples in a batch of a whole model. They have about as many tokens with a loss as the other methods' batches.
@@ -125,7 +122,7 @@ class Experiment:
                 best = Best(module, rate, trained)
         if best is None:
             fix = "Give other data."
-            given = Literally(f"no finite loss at any rate of {', '.join(losses)}")
+            given = Raw(f"no finite loss at any rate of {', '.join(losses)}")
             raise TrainingError(f"{method.name} on {task.name}", given=given, expected="one that converges", fix=fix)
         part = replace(
             part,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from export.experiments.language.changes import RANKS, Changes
 from export.figures import new_figure, write_figure
+from export.papers.backward.compare.changes import RANKS, Changes
 
 
 def draw(changes: Changes, directory: Path) -> Path:

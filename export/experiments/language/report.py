@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from export.experiments.language.changes import RANKS, Changes, Flips
-from export.experiments.language.methods import DIMS
-from export.experiments.language.summary import Outcome, Results, Row
-from export.experiments.records import markdown_table
-from export.intervals import RESAMPLES, Difference
+from export.papers.backward.compare.changes import RANKS, Changes, Flips
+from export.papers.backward.compare.methods import DIMS
+from export.papers.backward.compare.summary import Outcome, Results, Row
+from export.papers.experiment import markdown_table
+from export.training.intervals import RESAMPLES, Difference
 
 _HEADS = (
     "task",

@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 
 from edge.bundles.manifest import Measure
-from export.experiments.language.methods import FROZEN, HEAD, METHODS
-from export.experiments.language.records import Part, Settings
-from export.experiments.language.tasks import Task
-from export.intervals import Difference, Mean, Sample
 from export.language.answers import same_answer
 from export.language.base import BaseIdentity
-from export.processor import Processor
+from export.papers.backward.compare.methods import FROZEN, HEAD, METHODS
+from export.papers.backward.compare.records import Part, Settings
+from export.papers.backward.compare.tasks import Task
+from export.training.intervals import Difference, Mean, Sample
+from export.training.provenance import Processor
 
 #: Differences of equal answers are no larger.
 _ROUNDING = 1e-9

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edge.errors import Literally
+from edge.errors import Raw
 from export.errors import DataError
 from export.language.evaluate import completion_limit, encode_fitting
 from export.language.formats import Example, Source, read_source
@@ -52,7 +52,7 @@ def read_task(path: Path, tokenizer: TextTokenizer, positions: int, limit: int) 
     if not trains:
         fix = "Generate them with export/language/generate_mathematics.py, or correct the path."
         expected = f"{path.parent}/{TRAIN}/{path.name}.txt"
-        raise DataError(f"--data {path}", given=Literally("no training split"), expected=expected, fix=fix)
+        raise DataError(f"--data {path}", given=Raw("no training split"), expected=expected, fix=fix)
     corpus = read_corpus([Source(FORMAT, str(file)) for file in trains], seed=0)
     test_file = path.parent / TEST / f"{path.name}.txt"
     (examples,) = read_source(Source(FORMAT, str(test_file))).values()

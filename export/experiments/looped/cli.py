@@ -10,16 +10,16 @@ import click
 import msgspec
 
 from edge.cli.output import json_option, print_json, print_table, progress, remark, working
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 from edge.files import write_whole
+from export.bundle.outputs import check_workspace
 from export.figures import new_figure
 from export.loading import loading_torch
 from export.options import DIRECTORY, out_option, plots_option
-from export.outputs import check_workspace
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
-    from export.experiments.looped.results import Results
+    from export.papers.looped.results import Results
 
 RESULTS, REPORT = "results.json", "report.md"
 #: Packages of the baselines, and their names for pip.
@@ -45,17 +45,17 @@ def looped(runs: tuple[Path, ...], prompts: int, loops: int, plots: bool, out: P
     for module, package in _PACKAGES.items():
         if importlib.util.find_spec(module) is None:
             fix = "Install the baselines: pip install 'fewheads[baselines]'."
-            raise UsageError(package, given=Literally("not installed"), expected="the package", fix=fix)
+            raise UsageError(package, given=Raw("not installed"), expected="the package", fix=fix)
     if plots:
         new_figure(1, 1, without="give --no-plots")
     with loading_torch("loading torch and runs"):
-        from export.experiments.looped.parts import Key, compute, parts_of
-        from export.experiments.looped.report import report_of
-        from export.experiments.looped.results import Results, Settings
-        from export.experiments.looped.runs import open_runs
-        from export.experiments.looped.summary import summary_of
-        from export.experiments.settings import keep_settings
-        from export.processor import processor
+        from export.papers.experiment import keep_settings
+        from export.papers.looped.parts import Key, compute, parts_of
+        from export.papers.looped.report import report_of
+        from export.papers.looped.results import Results, Settings
+        from export.papers.looped.runs import open_runs
+        from export.papers.looped.summary import summary_of
+        from export.training.provenance import processor
 
         settings = Settings(prompts, loops)
         tasks = open_runs(runs)
@@ -76,7 +76,7 @@ def looped(runs: tuple[Path, ...], prompts: int, loops: int, plots: bool, out: P
     write_whole(out / RESULTS, msgspec.json.format(msgspec.json.encode(results), indent=1))
     figures = []
     if plots:
-        from export.experiments.looped.plot import draw
+        from export.papers.looped.plot import draw
 
         with working("drawing"):
             figures = [path.name for result in results.tasks for path in draw(result, out)]
@@ -89,7 +89,7 @@ def looped(runs: tuple[Path, ...], prompts: int, loops: int, plots: bool, out: P
 
 
 def _print(results: Results) -> None:
-    from export.experiments.looped.report import verdict
+    from export.papers.looped.report import verdict
 
     for task in results.tasks:
         title = f"{task.function}, d = {task.dims}: error after {task.points - 1} pairs"

@@ -18,17 +18,17 @@ from typing import NamedTuple
 import numpy as np
 
 from edge.datatypes import Array
-from edge.errors import Literally
+from edge.errors import Raw
 from edge.files import write_whole
 from export.errors import CheckpointError
-from export.experiments.looped.paths import Arrays, anderson_path, errors_by_pairs, run_path, shifted_errors
-from export.experiments.looped.probe import probe_run, untrained
-from export.experiments.looped.runs import Groups, Task, Trained, main_group
-from export.looped.baselines import BASELINES, Predict, least_squares, predict_after, ridge
-from export.looped.functions import Prompts, draw_prompts
-from export.looped.model import PromptTransformer
-from export.looped.seeds import EVALUATION, generator_of
-from export.looped.shifts import SHIFTS, Shift
+from export.papers.looped.baselines import BASELINES, Predict, least_squares, predict_after, ridge
+from export.papers.looped.functions import Prompts, draw_prompts
+from export.papers.looped.model import PromptTransformer
+from export.papers.looped.paths import Arrays, anderson_path, errors_by_pairs, run_path, shifted_errors
+from export.papers.looped.probe import probe_run, untrained
+from export.papers.looped.runs import Groups, Task, Trained, main_group
+from export.papers.looped.seeds import EVALUATION, generator_of
+from export.papers.looped.shifts import SHIFTS, Shift
 
 #: What a part is: its experiment, and what it is about.
 Key = tuple[str, ...]
@@ -162,4 +162,4 @@ def _read(path: Path) -> Arrays:
             return dict(arrays)
     except (OSError, ValueError) as error:
         fix = "Delete it, and give the same command."
-        raise CheckpointError(f"{path}", given=Literally(error), expected="a part's arrays", fix=fix) from None
+        raise CheckpointError(f"{path}", given=Raw(error), expected="a part's arrays", fix=fix) from None

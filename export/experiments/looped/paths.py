@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from edge.datatypes import Array
-from export.looped.functions import Prompts
-from export.looped.model import PromptTransformer
-from export.looped.seeds import generator_of
-from export.looped.shifts import Shift
-from export.looped.solvers import anderson, residual, states
+from export.papers.looped.functions import Prompts
+from export.papers.looped.model import PromptTransformer
+from export.papers.looped.seeds import generator_of
+from export.papers.looped.shifts import Shift
+from export.papers.looped.solvers import anderson, residual, states
 
 #: Arrays of a part by name.
 Arrays = dict[str, Array]

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from export.experiments.looped.published import DIMS, PUBLISHED
-from export.experiments.looped.results import Curve, Shifted, TaskResult
-from export.experiments.looped.stopping import PLAIN
 from export.figures import new_figure, write_figure
+from export.papers.looped.published import DIMS, PUBLISHED
+from export.papers.looped.results import Curve, Shifted, TaskResult
+from export.papers.looped.stopping import PLAIN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

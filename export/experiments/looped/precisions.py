@@ -1,6 +1,6 @@
 """Sizes and precisions of the looped layer side by side: errors, loops until they settle, and times of a step.
 
-``python -m export.experiments.looped.precisions RUN... --out FILE`` measures, the full model first; ``--table FILE``
+``python -m export.papers.looped.precisions RUN... --out FILE`` measures, the full model first; ``--table FILE``
 prints a record. All precisions run in ONNX Runtime on the CPU, which rounds as the files say; TensorRT accumulates in
 another order. Prompts are computed together as in the server, which computes those of dynamic INT8 one by one.
 """
@@ -17,23 +17,23 @@ import numpy as np
 import onnxruntime
 import torch
 
+from edge.bench.timing import times_in_turns
 from edge.cli.output import print_table
 from edge.datatypes import Array
-from edge.errors import FewheadsError, Literally, UsageError
+from edge.errors import FewheadsError, Raw, UsageError
 from edge.files import write_whole
-from edge.profiling.timing import times_in_turns
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.checkpoint import load
-from export.intervals import interval, mean
-from export.looped import MODEL
-from export.looped.functions import draw_prompts, squared_errors
-from export.looped.graphs import STEP_INPUTS, Embed, step_feeds, step_onnx
-from export.looped.model import PromptTransformer
-from export.looped.seeds import EVALUATION, generator_of
-from export.looped.solvers import Trajectory, stopped
-from export.looped.tier import MAX_LOOPS, TOLERANCE, int8_steps, usual_steps
-from export.looped.train import MEASURED_LOOPS, PROMPTS, create
-from export.processor import Processor, processor
+from export.papers.looped import MODEL
+from export.papers.looped.functions import draw_prompts, squared_errors
+from export.papers.looped.graphs import STEP_INPUTS, Embed, step_feeds, step_onnx
+from export.papers.looped.model import PromptTransformer
+from export.papers.looped.seeds import EVALUATION, generator_of
+from export.papers.looped.solvers import Trajectory, stopped
+from export.papers.looped.tier import MAX_LOOPS, TOLERANCE, int8_steps, usual_steps
+from export.papers.looped.train import MEASURED_LOOPS, PROMPTS, create
+from export.training.checkpoint import load
+from export.training.intervals import interval, mean
+from export.training.provenance import Processor, processor
 
 BATCHES = {1: 300, 8: 300, 64: 100}  # rows: calls
 
@@ -43,7 +43,7 @@ class Measured(msgspec.Struct, frozen=True):
 
     Attributes:
         precision: of the step, and the runtime that the file is made for.
-        errors: after each of :data:`export.looped.train.MEASURED_LOOPS`, with its 95 % interval.
+        errors: after each of :data:`export.papers.looped.train.MEASURED_LOOPS`, with its 95 % interval.
         settled_error, loops: error and mean loops at the tolerance, within the budget of a request.
         never: share of prompts that do not reach the tolerance within that budget.
         floor: median residual after the last loop; at least half of the prompts do not reach a smaller tolerance.
@@ -114,11 +114,11 @@ def _open(runs: Iterable[Path]) -> dict[str, tuple[PromptTransformer, str]]:
         name, function, size = run.resolve().name, config.arguments["function"], model.config
         if size.injection is None:
             fix = "Leave it out."
-            raise UsageError(f"RUN {run}", given=Literally("an unlooped model"), expected="a looped one", fix=fix)
+            raise UsageError(f"RUN {run}", given=Raw("an unlooped model"), expected="a looped one", fix=fix)
         found = f"{function}, d = {size.dims}, {size.points} points, D = {size.dim}"
         wanted = wanted or found
         if name in models or found != wanted:
-            given = Literally(found if found != wanted else f"a second run of the name {name}")
+            given = Raw(found if found != wanted else f"a second run of the name {name}")
             fix = "Leave it out, or rename it."
             raise UsageError(f"RUN {run}", given=given, expected=f"runs of {wanted} with different names", fix=fix)
         models[name] = model, function
@@ -214,7 +214,7 @@ def _read(path: Path) -> Record:
         return msgspec.json.decode(path.read_bytes(), type=Record)
     except (OSError, msgspec.DecodeError) as error:
         fix = "Give a file that --out wrote."
-        given = Literally(str(error))
+        given = Raw(str(error))
         raise UsageError(f"--table {path}", given=given, expected="a record of precisions", fix=fix) from None
 
 

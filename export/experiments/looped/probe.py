@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from edge.datatypes import Array
-from export.experiments.looped.paths import Arrays
-from export.looped.baselines import least_squares_weights
-from export.looped.functions import Prompts, draw_prompts
-from export.looped.model import PromptTransformer
-from export.looped.seeds import EVALUATION, generator_of
-from export.looped.solvers import states
+from export.papers.looped.baselines import least_squares_weights
+from export.papers.looped.functions import Prompts, draw_prompts
+from export.papers.looped.model import PromptTransformer
+from export.papers.looped.paths import Arrays
+from export.papers.looped.seeds import EVALUATION, generator_of
+from export.papers.looped.solvers import states
 
 #: What probes look for, in the order of their errors.
 TARGETS = ("Xᵀy", "least squares", "Xᵀy of other prompts")

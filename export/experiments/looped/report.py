@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from export.experiments.looped.published import DIMS, PUBLISHED
-from export.experiments.looped.results import Curve, Results, TaskResult
-from export.experiments.looped.stopping import PLAIN, SETTLED, TOLERANCES
-from export.experiments.records import markdown_table
-from export.intervals import RESAMPLES, Difference, with_interval
+from export.papers.experiment import markdown_table
+from export.papers.looped.published import DIMS, PUBLISHED
+from export.papers.looped.results import Curve, Results, TaskResult
+from export.papers.looped.stopping import PLAIN, SETTLED, TOLERANCES
+from export.training.intervals import RESAMPLES, Difference, with_interval
 
 _LOOPS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 30, 40, 60, 80, 120, 200, 500)
 #: Numbers of pairs in a table of curves, at most.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from export.intervals import Difference
-from export.processor import Processor
+from export.training.intervals import Difference
+from export.training.provenance import Processor
 
 Interval = tuple[float, float]
 

@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 from edge.files import sha256
-from export.checkpoint import load
-from export.looped import MODEL
-from export.looped.functions import FUNCTION_CLASSES
-from export.looped.model import PromptConfig, PromptTransformer
-from export.looped.train import create
-from export.runs import WEIGHTS
+from export.papers.looped import MODEL
+from export.papers.looped.functions import FUNCTION_CLASSES
+from export.papers.looped.model import PromptConfig, PromptTransformer
+from export.papers.looped.train import create
+from export.training.checkpoint import load
+from export.training.runs import WEIGHTS
 
 #: Loops of a model whose training is not recorded.
 _LOOPS = 30
@@ -121,7 +121,7 @@ def _open(path: Path) -> Trained:
     function = config.arguments.get("function")
     if function not in FUNCTION_CLASSES:
         expected, fix = f"one of {', '.join(FUNCTION_CLASSES)}", "Train it again."
-        raise UsageError(f"{path} function", given=Literally(function), expected=expected, fix=fix)
+        raise UsageError(f"{path} function", given=Raw(function), expected=expected, fix=fix)
     loops, trainer = 1, config.provenance.trainer
     if model.config.injection is not None:
         # The stages' curricula are a part of the record; the last number is that of the last stage.

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from edge.datatypes import Array
-from export.experiments.looped.results import Curve
-from export.intervals import RESAMPLES, item_shares
+from export.papers.looped.results import Curve
+from export.training.intervals import RESAMPLES, item_shares
 
 
 class Sample:

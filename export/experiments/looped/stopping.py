@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from edge.datatypes import Array
-from export.experiments.looped.parts import MEMORIES, STOPPED_LOOPS, Key
-from export.experiments.looped.paths import Arrays
-from export.experiments.looped.results import Fewest, Stopping
-from export.experiments.looped.runs import Task, Trained
-from export.looped.solvers import Trajectory, stopped
+from export.papers.looped.parts import MEMORIES, STOPPED_LOOPS, Key
+from export.papers.looped.paths import Arrays
+from export.papers.looped.results import Fewest, Stopping
+from export.papers.looped.runs import Task, Trained
+from export.papers.looped.solvers import Trajectory, stopped
 
 #: Of the report's table.
 TOLERANCES = (0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.015, 0.01, 0.007, 0.005)

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from export.experiments.looped.parts import Key
-from export.experiments.looped.paths import Arrays
-from export.experiments.looped.probe import TARGETS
-from export.experiments.looped.results import Against, Group, Probed, Run, Shifted, TaskResult
-from export.experiments.looped.runs import Groups, Task, Trained, main_group
-from export.experiments.looped.sample import Sample
-from export.experiments.looped.stopping import SETTLED, stopping_of
-from export.intervals import Difference, middle
-from export.looped.baselines import BASELINES
-from export.looped.shifts import SHIFTS
+from export.papers.looped.baselines import BASELINES
+from export.papers.looped.parts import Key
+from export.papers.looped.paths import Arrays
+from export.papers.looped.probe import TARGETS
+from export.papers.looped.results import Against, Group, Probed, Run, Shifted, TaskResult
+from export.papers.looped.runs import Groups, Task, Trained, main_group
+from export.papers.looped.sample import Sample
+from export.papers.looped.shifts import SHIFTS
+from export.papers.looped.stopping import SETTLED, stopping_of
+from export.training.intervals import Difference, middle
 
 #: Errors below this share of the variance are rounding; no ratio to them is a number of interest.
 _ROUNDING = 1e-6

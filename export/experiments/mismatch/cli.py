@@ -11,19 +11,19 @@ import msgspec
 
 from edge.cli.output import json_option, print_json, print_table, remark
 from edge.files import sha256, write_whole
+from export.bundle.outputs import check_workspace
 from export.figures import new_figure
 from export.language.cli import limit_option
 from export.language.finetune_cli import RATE
 from export.language.formats import source_of
 from export.loading import loading_torch
 from export.options import device_option
-from export.outputs import check_workspace
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
-    from export.experiments.mismatch.parts import Experiment
-    from export.experiments.mismatch.records import Part, Settings
-    from export.experiments.mismatch.results import Results
+    from export.papers.backward.mismatch.parts import Experiment
+    from export.papers.backward.mismatch.records import Part, Settings
+    from export.papers.backward.mismatch.results import Results
     from export.training.device import DeviceName
 
 RESULTS, REPORT, FIGURE = "results.json", "report.md", "path.png"
@@ -91,13 +91,12 @@ def mismatch(
     if plots:
         new_figure(1, 1, without="give --no-plots")
     with loading_torch("loading torch, model and data"):
-        from export.experiments.mismatch.parts import BASES, Experiment, begin_of
-        from export.experiments.mismatch.records import Settings
-        from export.experiments.records import each_part
-        from export.experiments.settings import keep_settings
         from export.language.base import Base
         from export.language.formats import read_source
         from export.language.train import read_corpus
+        from export.papers.backward.mismatch.parts import BASES, Experiment, begin_of
+        from export.papers.backward.mismatch.records import Settings
+        from export.papers.experiment import each_part, keep_settings
 
         base = Base(backbone, device)
         corpus = read_corpus(sources, seed=0, limit=limit)
@@ -126,11 +125,11 @@ def mismatch(
 def _write(
     experiment: Experiment, settings: Settings, parts: list[Part], out: Path, *, missing: int, plots: bool
 ) -> Results:
-    from export.experiments.mismatch.plot import draw
-    from export.experiments.mismatch.report import report_of
-    from export.experiments.mismatch.results import Results
-    from export.experiments.mismatch.summary import Summary
-    from export.processor import processor
+    from export.papers.backward.mismatch.plot import draw
+    from export.papers.backward.mismatch.report import report_of
+    from export.papers.backward.mismatch.results import Results
+    from export.papers.backward.mismatch.summary import Summary
+    from export.training.provenance import processor
 
     summary = Summary(parts, list(experiment.splits)[1:])
     agreements, completions = summary.agreements
@@ -155,7 +154,7 @@ def _write(
 
 
 def _print(results: Results) -> None:
-    from export.intervals import points
+    from export.training.intervals import points
 
     rows = [
         (step.name, step.split, step.accuracy.value, points(step.change) if step.change else "")

@@ -12,9 +12,6 @@ import msgspec
 import numpy as np
 
 from edge.files import write_whole
-from export.experiments.mismatch.places import moved_back
-from export.experiments.mismatch.records import BEGINS, Begin, Part, Scores, Settings
-from export.experiments.records import Before, read_part
 from export.language.answers import parse_answer, same_answer
 from export.language.backbone import positions_of
 from export.language.base import Base
@@ -26,6 +23,9 @@ from export.language.formats import Example
 from export.language.objective import LanguageObjective, teacher_forced
 from export.language.tokenizer import TextTokenizer
 from export.language.train import Corpus
+from export.papers.backward.mismatch.places import moved_back
+from export.papers.backward.mismatch.records import BEGINS, Begin, Part, Scores, Settings
+from export.papers.experiment import Before, read_part
 from export.training.trainer import train
 from export.training.watch import Watch
 

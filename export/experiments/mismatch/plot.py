@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from export.experiments.mismatch.results import Step
 from export.figures import new_figure, write_figure
+from export.papers.backward.mismatch.results import Step
 
 
 def draw(path: Sequence[Step], place: Path) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from export.experiments.mismatch.results import Results
-from export.experiments.mismatch.summary import METRICS
-from export.experiments.records import markdown_table
-from export.intervals import RESAMPLES, Mean, points, with_interval
+from export.papers.backward.mismatch.results import Results
+from export.papers.backward.mismatch.summary import METRICS
+from export.papers.experiment import markdown_table
+from export.training.intervals import RESAMPLES, Mean, points, with_interval
 
 _HEADS = (
     "base in training",

@@ -6,11 +6,11 @@ from typing import Literal
 
 import msgspec
 
-from export.experiments.mismatch.records import Begin, Settings
-from export.intervals import Difference, Mean
 from export.language.base import BaseIdentity
 from export.language.finetune import BasePrecision
-from export.processor import Processor
+from export.papers.backward.mismatch.records import Begin, Settings
+from export.training.intervals import Difference, Mean
+from export.training.provenance import Processor
 
 #: How predictions are scored: tokens, or whole completions, that are right given the right tokens before them; whole
 #: completions that greedy decoding writes; and right answers in what it writes.

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from export.experiments.mismatch.parts import BASES, TRAINED
-from export.experiments.mismatch.records import Begin, Part, Scores
-from export.experiments.mismatch.results import Effect, Metric, Row, Step
-from export.intervals import Difference, Sample, points
 from export.language.finetune import BasePrecision
+from export.papers.backward.mismatch.parts import BASES, TRAINED
+from export.papers.backward.mismatch.records import Begin, Part, Scores
+from export.papers.backward.mismatch.results import Effect, Metric, Row, Step
+from export.training.intervals import Difference, Sample, points
 
 METRICS: tuple[Metric, ...] = ("tokens", "forced", "written", "answers")
 

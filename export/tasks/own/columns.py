@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from edge.errors import Literally, printable
+from edge.errors import Raw, printable
+from export.data.tables import Table
 from export.errors import DataError, listed
-from export.tasks.own.tables import Table
 
 _TEXTS = ("text", "sentence", "review", "comment", "content", "message", "document", "body", "tweet", "headline")
 _PAIRS = (
@@ -91,7 +91,7 @@ def rows_of(split: str, tables: Sequence[Table], columns: Columns) -> Rows:
     unlabelled = all(_unlabelled(table, columns.label) for table in tables)
     without = [table for table in tables if columns.label not in table.columns]
     if without and (split in _LABELLED or not unlabelled):
-        there = Literally(f"the columns {_names(without[0])}")
+        there = Raw(f"the columns {_names(without[0])}")
         expected = f"the label column {columns.label}, as in the training set"
         fix = f"Rename the column that holds the labels to {columns.label}."
         if split in _LABELLED[1:]:
@@ -116,7 +116,7 @@ def rows_of(split: str, tables: Sequence[Table], columns: Columns) -> Rows:
                 fix = "Write all labels as text, or all as numbers."
                 raise DataError(
                     f"{places[row]} column {columns.label}",
-                    given=Literally(f"{given}, {labels[-1]}"),
+                    given=Raw(f"{given}, {labels[-1]}"),
                     expected=f"{expected}, as in {places[0]}",
                     fix=fix,
                 )
@@ -133,7 +133,7 @@ def _only(table: Table, option: str, found: Sequence[str], known: Sequence[str])
 def _wrong(table: Table, option: str, given: str, expected: str) -> DataError:
     pair = " (twice for pairs)" if option == "--text" else ""
     fix = f"It has the columns {_names(table)}: name one with {option}{pair}."
-    return DataError(f"{table.path} {option}", given=Literally(given), expected=expected, fix=fix)
+    return DataError(f"{table.path} {option}", given=Raw(given), expected=expected, fix=fix)
 
 
 def _names(table: Table) -> str:
@@ -160,7 +160,7 @@ def _unlabelled(table: Table, column: str) -> bool:
 
 def _text(value: Any, column: str, place: str) -> str:
     if _empty(value) or not isinstance(value, str):
-        given: object = Literally("an empty cell") if _empty(value) else value
+        given: object = Raw("an empty cell") if _empty(value) else value
         fix = "Fill the cell, or remove the row." if _empty(value) else "Give another column with --text."
         raise DataError(f"{place} column {column}", given=given, expected="text", fix=fix)
     return value.strip()
@@ -169,7 +169,7 @@ def _text(value: Any, column: str, place: str) -> str:
 def _label(value: Any, classes: Sequence[str] | None, column: str, place: str) -> str:
     subject, expected, fix = f"{place} column {column}", "a label", "Fill the cell, or remove the row."
     if _empty(value):
-        raise DataError(subject, given=Literally("an empty cell"), expected=expected, fix=fix)
+        raise DataError(subject, given=Raw("an empty cell"), expected=expected, fix=fix)
     if classes is not None:
         if not isinstance(value, int) or not 0 <= value < len(classes):
             raise DataError(subject, given=value, expected=f"the number of a class, 0 to {len(classes) - 1}", fix=fix)

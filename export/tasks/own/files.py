@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from edge.errors import Literally
+from edge.errors import Raw
+from export.data.image_files import ENDINGS as IMAGES
+from export.data.image_files import OTHER_ENDINGS
+from export.data.tables import ENDINGS as TABLES
+from export.data.tables import KNOWN
 from export.errors import DataError, listed
-from export.runs import StructT
-from export.tasks.image_files import ENDINGS as IMAGES
-from export.tasks.image_files import OTHER_ENDINGS
-from export.tasks.own.tables import ENDINGS as TABLES
-from export.tasks.own.tables import KNOWN
-from export.tasks.sentences import TRAIN
-from export.tasks.task import HOLDOUT
+from export.finetune.task import HOLDOUT
+from export.finetune.text_tasks import TRAIN
+from export.training.runs import StructT
 
 #: Names of splits for published metrics.
 DEV = ("dev", "validation", "valid", "val", "test")
@@ -50,7 +50,7 @@ def find(path: Path, dev: Path | None) -> Found:
     if other.images != found.images:
         given, expected = ("images" if one.images else "tables" for one in (other, found))
         fix = "Give both in the same form."
-        raise DataError(f"--dev {dev}", given=Literally(given), expected=f"{expected}, as in --data", fix=fix)
+        raise DataError(f"--dev {dev}", given=Raw(given), expected=f"{expected}, as in --data", fix=fix)
     return Found(found.images, {TRAIN: found.splits[TRAIN], DEV[0]: other.splits[_measured(dev, other.splits)]})
 
 
@@ -58,14 +58,14 @@ def _measured(dev: Path, splits: Mapping[str, tuple[Path, ...]]) -> str:
     """Return the one split of ``--dev``, or the one with a name for published metrics."""
     named = [name for name in splits if len(splits) == 1 or name in DEV]
     if len(named) != 1:
-        given, fix = Literally(f"the splits {listed(list(splits), 8)}"), "Give the file or directory of one of them."
+        given, fix = Raw(f"the splits {listed(list(splits), 8)}"), "Give the file or directory of one of them."
         raise DataError(f"--dev {dev}", given=given, expected=f"one, or one out of {', '.join(DEV)}", fix=fix)
     return named[0]
 
 
 def _find(path: Path, option: str) -> Found:
     if not path.exists():
-        raise DataError(f"{path}", given=Literally("nothing there"), expected=KNOWN, fix=f"Give another {option}.")
+        raise DataError(f"{path}", given=Raw("nothing there"), expected=KNOWN, fix=f"Give another {option}.")
     if path.is_file():
         return Found(False, {TRAIN: (path,)})
     if (path / "dataset_dict.json").is_file():
@@ -82,10 +82,10 @@ def _find(path: Path, option: str) -> Found:
         return Found(True, {TRAIN: (path,)})
     others = sorted(file.name for file in path.glob("**/*") if file.suffix.lower() in OTHER_ENDINGS)
     if others:
-        given = Literally(f"{len(others)} images in other formats, such as {others[0]}")
+        given = Raw(f"{len(others)} images in other formats, such as {others[0]}")
         raise DataError(f"{path}", given=given, expected=f"images as {', '.join(IMAGES)}", fix="Convert them.")
     names = sorted(entry.name + "/" * entry.is_dir() for entry in path.iterdir())
-    given = Literally(listed(names, 8) if names else "an empty directory")
+    given = Raw(listed(names, 8) if names else "an empty directory")
     fix = "Give a file, or a directory with train.csv and dev.csv, or with images as CLASS/NAME.png."
     raise DataError(f"{path}", given=given, expected=KNOWN, fix=fix)
 
@@ -98,7 +98,7 @@ def _tables(path: Path) -> dict[str, tuple[Path, ...]]:
         if file.suffix.lower() in TABLES and name in (TRAIN, *DEV):
             earlier = splits.setdefault(name, [])
             if earlier and not (shard and earlier[0].suffix == file.suffix and _SHARD.fullmatch(earlier[0].stem)):
-                given = Literally(f"{earlier[0].name} and {file.name}")
+                given = Raw(f"{earlier[0].name} and {file.name}")
                 raise DataError(f"{path}", given=given, expected=f"one file for {name}", fix="Remove one of them.")
             earlier.append(file)
     for files in splits.values():
@@ -113,17 +113,17 @@ def _check_shards(path: Path, files: Sequence[Path]) -> None:
         names = [file.name for file in files]
         if names != wanted:
             wrong = [name for name in wanted if name not in names] or [name for name in names if name not in wanted]
-            given, expected = Literally(listed(names, 5)), f"{len(wanted)} files for {shard[1]}, {listed(wanted, 5)}"
+            given, expected = Raw(listed(names, 5)), f"{len(wanted)} files for {shard[1]}, {listed(wanted, 5)}"
             fix = f"Compare {listed(wrong, 5)} with where they were copied from."
             raise DataError(f"{path}", given=given, expected=expected, fix=fix)
 
 
 def _with_train(path: Path, splits: Mapping[str, tuple[Path, ...]]) -> dict[str, tuple[Path, ...]]:
     if TRAIN not in splits:
-        given, fix = Literally(", ".join(splits)), f"Name the training set {TRAIN}, or give it alone."
+        given, fix = Raw(", ".join(splits)), f"Name the training set {TRAIN}, or give it alone."
         raise DataError(f"{path}", given=given, expected=f"a split {TRAIN}", fix=fix)
     if HOLDOUT in splits:
-        given, fix = Literally(f"a split {HOLDOUT}"), f"Call it {DEV[0]} or test: a tenth of {TRAIN} is held out."
+        given, fix = Raw(f"a split {HOLDOUT}"), f"Call it {DEV[0]} or test: a tenth of {TRAIN} is held out."
         raise DataError(f"{path}", given=given, expected="splits of other names", fix=fix)
     return {TRAIN: splits[TRAIN], **splits}
 
@@ -135,7 +135,7 @@ def _saved_splits(path: Path) -> list[str]:
 def _saved(path: Path) -> tuple[Path, ...]:
     state = _json(path / "state.json", _State)
     if not state.files:
-        raise DataError(f"{path}", given=Literally("no rows"), expected="one at least", fix="Give data with examples.")
+        raise DataError(f"{path}", given=Raw("no rows"), expected="one at least", fix="Give data with examples.")
     return tuple(path / file.filename for file in state.files)
 
 
@@ -156,7 +156,7 @@ def _json(path: Path, kind: type[StructT]) -> StructT:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError) as error:
         fix = "Save the data set again with save_to_disk()."
-        raise DataError(f"{path}", given=Literally(error), expected="a file of 'datasets'", fix=fix) from None
+        raise DataError(f"{path}", given=Raw(error), expected="a file of 'datasets'", fix=fix) from None
 
 
 def _has_classes(path: Path) -> bool:

@@ -9,16 +9,16 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 from edge.files import sha256
-from export.own_data import DataFile, OwnData, SplitRows
-from export.tasks.examples import DEV_SEED, DEV_SHARE, held_out
-from export.tasks.images import ImageFolder
-from export.tasks.own.files import find
-from export.tasks.own.targets import check_classes, check_enough, check_learnt, class_metrics
-from export.tasks.sentences import TRAIN
-from export.tasks.task import HOLDOUT, ImageShape
-from export.tasks.vision import ImageTask, Parts, check_shape
+from export.data.columns import check_classes, check_enough, check_learnt, class_metrics
+from export.data.examples import DEV_SEED, DEV_SHARE, held_out
+from export.data.images import ImageFolder
+from export.data.tables import find
+from export.finetune.image_tasks import ImageTask, Parts, check_shape
+from export.finetune.task import HOLDOUT, ImageShape
+from export.finetune.text_tasks import TRAIN
+from export.training.runs import DataFile, OwnData, SplitRows
 
 #: Pixels of a side of a patch in a new ViT: the most of these that leave four patches on a side.
 _PATCHES = (16, 8, 4, 2, 1)
@@ -65,7 +65,7 @@ def describe(data: OwnData, on_image: Callable[[int, int], None]) -> OwnData:
     check_classes(dict(zip(train.classes, counts, strict=True)), data.path)
     side = min(_LARGEST, int(np.median(sides[TRAIN])))
     if side < _LEAST_PATCHES:
-        given, expected = Literally(f"{side} pixels"), f"{_LEAST_PATCHES} or more"
+        given, expected = Raw(f"{side} pixels"), f"{_LEAST_PATCHES} or more"
         raise UsageError(f"shorter side of images in {data.path}", given=given, expected=expected, fix="Enlarge them.")
     patch = _patch_size(side)
     hashes = _hashes(folders)

@@ -10,15 +10,15 @@ import click
 
 from edge.cli.options import grouped_options
 from edge.cli.output import remark, working
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
 from export.errors import listed
 
 if TYPE_CHECKING:
-    from export.own_data import OwnData
+    from export.training.runs import OwnData
 
 
 class OwnOptions(NamedTuple):
-    """The options as given; see :class:`export.tasks.own.texts.Choices`."""
+    """The options as given; see :class:`export.finetune.own_texts.Choices`."""
 
     data: Path | None
     dev: Path | None
@@ -44,7 +44,7 @@ class OwnOptions(NamedTuple):
                 raise UsageError(option, given=given_words, expected=expected, fix=fix)
         if self.regression is not None:
             option = "--regression" if self.regression else "--classification"
-            raise UsageError(option, given=Literally("this option"), expected=expected, fix=fix)
+            raise UsageError(option, given=Raw("this option"), expected=expected, fix=fix)
 
     def describe(self, data: Path) -> OwnData:
         """Read and check the data, with a bar, and say what was found.
@@ -53,8 +53,8 @@ class OwnOptions(NamedTuple):
             DataError: the data are missing or malformed, or too few.
             UsageError: an option does not suit the data.
         """
-        from export.tasks.own.task import describe
-        from export.tasks.own.texts import Choices
+        from export.finetune.own_task import describe
+        from export.finetune.own_texts import Choices
 
         choices = Choices(self.texts, self.label, self.labels, self.regression)
         with working(f"reading {data}") as on_image:
@@ -128,7 +128,7 @@ def _classes(data: OwnData) -> str:
 
 def _remarks(data: OwnData) -> list[str]:
     """Return what was decided about the data, and what makes metrics on them doubtful."""
-    from export.tasks.image_files import OTHER_ENDINGS
+    from export.data.image_files import OTHER_ENDINGS
 
     name = data.name
     rows = ", ".join(f"{split.rows:,} {split.name}" for split in data.splits)

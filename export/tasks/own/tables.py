@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from edge.errors import Literally
+from edge.errors import Raw
 from export.errors import DataError
 
 #: A key of Arrow's schema metadata, for the features of Hugging Face's ``datasets``.
@@ -55,7 +55,7 @@ class Table(NamedTuple):
             return found if isinstance(found, list) else list(found.to_pylist())
         except UnicodeDecodeError as error:
             subject, fix = f"{self.path} column {column}", "Write the file again, with text in UTF-8."
-            raise DataError(subject, given=Literally(error), expected="UTF-8", fix=fix) from None
+            raise DataError(subject, given=Raw(error), expected="UTF-8", fix=fix) from None
 
     def place(self, row: int) -> str:
         """Return the file and the line of a row, or its number from 1, for messages."""
@@ -74,9 +74,7 @@ def read_table(path: Path) -> Table:
             "Save the table in one of these formats, or rename the file if it has one of them. "
             "Texts without labels need a run of 'fewheads import' as --teacher."
         )
-        raise DataError(
-            f"{path}", given=Literally(f"a file {path.suffix or 'without an ending'}"), expected=KNOWN, fix=fix
-        )
+        raise DataError(f"{path}", given=Raw(f"a file {path.suffix or 'without an ending'}"), expected=KNOWN, fix=fix)
     return reader(path)
 
 
@@ -108,7 +106,7 @@ def _csv_records(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, l
             line = reader.line_num + 1
     except csv.Error as error:
         fix = "Repair it: a quote within a quoted cell is doubled, and a quoted cell must end."
-        raise DataError(f"{path} line {line}", given=Literally(error), expected="a row of CSV", fix=fix) from None
+        raise DataError(f"{path} line {line}", given=Raw(error), expected="a row of CSV", fix=fix) from None
 
 
 def _with_heading(path: Path, records: Iterator[tuple[int, list[str]]], rule: str) -> Table:
@@ -119,7 +117,7 @@ def _with_heading(path: Path, records: Iterator[tuple[int, list[str]]], rule: st
     lines = []
     for line, cells in records:
         if len(cells) != len(names):
-            given, expected = Literally(f"{len(cells)} cells"), f"{len(names)}, as in the heading"
+            given, expected = Raw(f"{len(cells)} cells"), f"{len(names)}, as in the heading"
             raise DataError(f"{path} line {line}", given=given, expected=expected, fix=f"Repair the line. {rule}")
         lines.append(line)
         for column, cell in zip(columns, cells, strict=True):
@@ -136,7 +134,7 @@ def _read_jsonl(path: Path) -> Table:
         try:
             rows.append(decoder.decode(line))
         except msgspec.DecodeError as error:  # ValidationError is one too
-            given, fix = Literally(error), "Repair it; JSON Lines has one object on each line."
+            given, fix = Raw(error), "Repair it; JSON Lines has one object on each line."
             raise DataError(f"{path} line {number}", given=given, expected="a JSON object", fix=fix) from None
         lines.append(number)
     names = dict.fromkeys(name for row in rows for name in row)
@@ -172,7 +170,7 @@ def _from_arrow(path: Path, read: Callable[[], Any]) -> Table:
         }
     except (OSError, pyarrow.ArrowException, msgspec.DecodeError) as error:
         fix = "Write the file again."
-        raise DataError(f"{path}", given=Literally(error), expected=f"a file {path.suffix}", fix=fix) from None
+        raise DataError(f"{path}", given=Raw(error), expected=f"a file {path.suffix}", fix=fix) from None
     _check_names(path, table.column_names)
     columns = {name: table.column(name) for name in table.column_names}
     return _checked(Table(path, columns, None, classes))
@@ -181,9 +179,7 @@ def _from_arrow(path: Path, read: Callable[[], Any]) -> Table:
 def _checked(table: Table) -> Table:
     if not table.rows:
         expected = "one at least" + ", below the heading" * (table.path.suffix.lower() in (".csv", ".tsv"))
-        raise DataError(
-            f"{table.path}", given=Literally("no rows"), expected=expected, fix="Give a file with examples."
-        )
+        raise DataError(f"{table.path}", given=Raw("no rows"), expected=expected, fix="Give a file with examples.")
     return table
 
 
@@ -200,10 +196,10 @@ def _text(path: Path) -> str:
         return data.decode("utf-8-sig")  # Excel begins UTF-8 with a byte order mark
     except OSError as error:
         fix = "Give another path."
-        raise DataError(f"{path}", given=Literally(error.strerror), expected="a readable file", fix=fix) from None
+        raise DataError(f"{path}", given=Raw(error.strerror), expected="a readable file", fix=fix) from None
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        given = Literally(f"byte 0x{data[error.start]:02x}, which is not UTF-8")
+        given = Raw(f"byte 0x{data[error.start]:02x}, which is not UTF-8")
         raise DataError(f"{path} line {line}", given=given, expected="UTF-8", fix="Save the file as UTF-8.") from None
 
 

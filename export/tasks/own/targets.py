@@ -11,9 +11,9 @@ import numpy as np
 
 from edge.bundles.fields import MOST_CHARACTERS
 from edge.datatypes import Array
-from edge.errors import Literally, UsageError
+from edge.errors import Raw, UsageError
+from export.data.columns import Rows
 from export.errors import DataError, listed
-from export.tasks.own.columns import Rows
 
 #: Numbers with more distinct values than this are values to predict, not classes.
 _MOST_NUMBERS = 20
@@ -86,16 +86,16 @@ def check_classes(counts: Mapping[str, int], subject: str, places: Mapping[str, 
     """
     total = sum(counts.values())
     if len(counts) < 2:
-        given, expected = Literally(f"the one class {next(iter(counts))!r} in {total} examples"), "two classes or more"
+        given, expected = Raw(f"the one class {next(iter(counts))!r} in {total} examples"), "two classes or more"
         raise DataError(subject, given=given, expected=expected, fix="Give data with several classes.")
     for name in counts:
         if not 0 < len(name) <= MOST_CHARACTERS:
-            given = Literally(f"a class of {len(name):,} characters")
+            given = Raw(f"a class of {len(name):,} characters")
             fix = "Name the column of the classes with --label."
             raise DataError(subject, given=given, expected=f"1 to {MOST_CHARACTERS:,}, as a bundle has", fix=fix)
     rare = sorted((value for value in counts if counts[value] < _FEWEST), key=lambda value: counts[value])
     if len(counts) > _MOST_CLASSES or len(rare) > len(counts) / 2:
-        given = Literally(f"{len(counts):,} classes in {total:,} examples")
+        given = Raw(f"{len(counts):,} classes in {total:,} examples")
         expected = f"{_FEWEST} examples or more of each class"
         if len(counts) > _MOST_CLASSES:
             expected = f"at most {_MOST_CLASSES:,} classes"
@@ -105,7 +105,7 @@ def check_classes(counts: Mapping[str, int], subject: str, places: Mapping[str, 
     if rare:
         first = {value: f" ({place})" for value, place in (places or {}).items()}
         found = [f"{counts[value]} of {value!r}{first.get(value, '')}" for value in rare]
-        given, expected = Literally(listed(found, 5)), f"{_FEWEST} examples or more of each class"
+        given, expected = Raw(listed(found, 5)), f"{_FEWEST} examples or more of each class"
         fix = "Give more examples, leave the class out, or correct the label if it is misspelt."
         raise DataError(subject, given=given, expected=expected, fix=fix)
 
@@ -114,7 +114,7 @@ def check_learnt(targets: Array, values: Sequence[str], path: str) -> None:
     """Raise a DataError for a class of which no example is among the ``targets`` [n] to learn."""
     for value, count in zip(values, np.bincount(targets, minlength=len(values)), strict=True):
         if not count:
-            given, expected = Literally("no examples left to train on"), "some beside those that are held out"
+            given, expected = Raw("no examples left to train on"), "some beside those that are held out"
             fix = "Give more examples of it that differ: those with equal texts or names are held out together."
             raise DataError(f"{path} class {value!r}", given=given, expected=expected, fix=fix)
 
@@ -128,7 +128,7 @@ def check_enough(learnt: Array, held_out: Array, path: str, distinct: int = 1) -
     """
     found = len(np.unique(held_out))
     if len(learnt) < _FEWEST or found < distinct:
-        given = Literally(f"{len(learnt)} examples to train on, and {found} distinct targets held out")
+        given = Raw(f"{len(learnt)} examples to train on, and {found} distinct targets held out")
         fix = "Give more examples that differ: those with equal texts or names are held out together."
         raise DataError(path, given=given, expected=f"{_FEWEST} and {distinct} at least", fix=fix)
 
@@ -183,7 +183,7 @@ def _check_names(names: Sequence[str], values: Sequence[str], rows: Rows, column
 
 def _refuse_one(subject: str, rows: Rows) -> None:
     assert rows.labels is not None
-    given = Literally(f"the one value {rows.labels[0]} in {len(rows.labels)} rows")
+    given = Raw(f"the one value {rows.labels[0]} in {len(rows.labels)} rows")
     raise DataError(subject, given=given, expected="values that differ", fix="Give another --label.")
 
 

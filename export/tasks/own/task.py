@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edge.errors import UsageError
-from export.own_data import OwnData
-from export.tasks.own import images, texts
-from export.tasks.own.files import find
-from export.tasks.own.texts import Choices
-from export.tasks.task import Task
+from export.data import images, texts
+from export.data.tables import find
+from export.finetune.own_texts import Choices
+from export.finetune.task import Task
+from export.training.runs import OwnData
 
 
 def describe(

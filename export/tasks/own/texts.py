@@ -8,23 +8,25 @@ from typing import NamedTuple
 
 import msgspec
 
-from edge.errors import Literally
+from edge.errors import Raw
 from edge.files import sha256
-from export.errors import DataError
-from export.own_data import DataFile, OwnData
-from export.tasks.examples import DEV_SEED, DEV_SHARE, Examples, held_out, split_holdout
-from export.tasks.own.columns import Columns, Rows, columns_of, rows_of
-from export.tasks.own.files import DEV, Found, find
-from export.tasks.own.tables import Table, read_table
-from export.tasks.own.targets import (
+from export.data.columns import (
+    Columns,
+    Rows,
     check_enough,
     check_learnt,
     class_metrics,
     class_numbers,
+    columns_of,
+    rows_of,
     targets_of,
     values_of,
 )
-from export.tasks.sentences import TRAIN, SentenceTask, Splits
+from export.data.examples import DEV_SEED, DEV_SHARE, Examples, held_out, split_holdout
+from export.data.tables import DEV, Found, Table, find, read_table
+from export.errors import DataError
+from export.finetune.text_tasks import TRAIN, SentenceTask, Splits
+from export.training.runs import DataFile, OwnData
 
 
 class Choices(NamedTuple):
@@ -48,7 +50,7 @@ class OwnTextTask(SentenceTask, frozen=True, kw_only=True):
 
     @property
     def origin(self) -> str:
-        """See :class:`export.tasks.sentences.SentenceTask`, as for the following."""
+        """See :class:`export.finetune.text_tasks.SentenceTask`, as for the following."""
         return self.own_data.origin
 
     @property
@@ -98,7 +100,7 @@ def describe(data: OwnData, choices: Choices) -> OwnData:
         if rows[name].labels is None:
             fix = "Give labelled data, or name another column with --label."
             expected = f"labels in the column {columns.label}"
-            raise DataError(f"{tables[name][0].path}", given=Literally("none"), expected=expected, fix=fix)
+            raise DataError(f"{tables[name][0].path}", given=Raw("none"), expected=expected, fix=fix)
     known = tables[TRAIN][0].classes.get(columns.label, ())
     targets = targets_of(rows[TRAIN], data.path, columns.label, choices.labels, choices.regression, known)
     splits = _splits(rows, columns.label, targets.values)

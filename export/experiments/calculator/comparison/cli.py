@@ -10,15 +10,15 @@ import msgspec
 
 from edge.cli.output import json_option, print_json, print_table, progress, remark
 from edge.files import write_whole
-from export.experiments.calculator.run_arguments import check_calculators
+from export.bundle.outputs import check_workspace
 from export.figures import new_figure
 from export.loading import loading_torch
 from export.options import DIRECTORY, out_option, plots_option
-from export.outputs import check_workspace
+from export.papers.calculator.run_arguments import check_calculators
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
-    from export.experiments.calculator.comparison.results import Results
+    from export.papers.calculator.comparison.results import Results
 
 RESULTS, REPORT = "results.json", "report.md"
 _REPOSITORY, _ANSWERS, _MEASUREMENTS = "repository", "answers", "measurements.json"
@@ -58,14 +58,14 @@ def compare(
     if plots:
         new_figure(1, 1, without="give --no-plots")
     with loading_torch():
-        from export.calculator.data import load
-        from export.experiments.calculator.comparison.cost import ROWS, costs_of, export_groups, measure
-        from export.experiments.calculator.comparison.report import report_of
-        from export.experiments.calculator.comparison.results import Results, Settings
-        from export.experiments.calculator.comparison.summary import reference_of, summary_of
-        from export.experiments.calculator.runs import grouped, open_runs
-        from export.experiments.settings import keep_settings
-        from export.processor import processor
+        from export.papers.calculator.comparison.cost import ROWS, costs_of, export_groups, measure
+        from export.papers.calculator.comparison.report import report_of
+        from export.papers.calculator.comparison.results import Results, Settings
+        from export.papers.calculator.comparison.summary import reference_of, summary_of
+        from export.papers.calculator.data import load
+        from export.papers.calculator.runs import grouped, open_runs
+        from export.papers.experiment import keep_settings
+        from export.training.provenance import processor
     settings = Settings(requests, rounds)
     keep_settings(out, settings)
     splits = load()
@@ -91,7 +91,7 @@ def compare(
     write_whole(out / RESULTS, msgspec.json.format(msgspec.json.encode(results), indent=1))
     figures = []
     if plots:
-        from export.experiments.calculator.comparison.plot import draw
+        from export.papers.calculator.comparison.plot import draw
 
         figures = [path.name for path in draw(results, out)]
     write_whole(out / REPORT, report_of(results, figures).encode())
@@ -103,7 +103,7 @@ def compare(
 
 
 def _print(results: Results) -> None:
-    from export.intervals import with_interval
+    from export.training.intervals import with_interval
 
     rows = []
     for model in results.models:

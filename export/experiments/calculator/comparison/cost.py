@@ -13,15 +13,15 @@ import numpy as np
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.expression import TOKENS
-from edge.errors import BackendError, Literally
+from edge.errors import BackendError, Raw
 from edge.files import write_whole
-from export.calculator.bundle import export_run
 from export.estimate.operations import work_of
-from export.experiments.calculator.comparison import memory
-from export.experiments.calculator.comparison.results import Cost, Latency, Spread
-from export.experiments.calculator.runs import Run
-from export.experiments.records import read_part
-from export.processor import Processor, processor
+from export.papers.calculator.bundle import export_run
+from export.papers.calculator.comparison import memory
+from export.papers.calculator.comparison.results import Cost, Latency, Spread
+from export.papers.calculator.runs import Run
+from export.papers.experiment import read_part
+from export.training.provenance import Processor, processor
 
 #: Expressions of the requests that are timed, with the share of all requests that is sent of them.
 ROWS = {1: 1.0, 64: 0.1}
@@ -153,6 +153,6 @@ def _output(module: str, *arguments: str) -> bytes:
     """Return what a module prints in a Python process of its own; its progress and errors go to stderr."""
     done = subprocess.run([sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, check=False)
     if done.returncode:
-        given, fix = Literally(f"exit code {done.returncode}"), "See its message above, or give --no-latency."
+        given, fix = Raw(f"exit code {done.returncode}"), "See its message above, or give --no-latency."
         raise BackendError(f"python -m {module}", given=given, expected="a measurement", fix=fix)
     return done.stdout

@@ -1,4 +1,4 @@
-"""Memory of a model in a fresh process: ``python -m export.experiments.calculator.comparison.memory BUNDLE``."""
+"""Memory of a model in a fresh process: ``python -m export.papers.calculator.comparison.memory BUNDLE``."""
 
 from __future__ import annotations
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge.bundles.manifest import Measure
-from export.calculator.benchmark import FLOOR, SCORE, SPLIT
-from export.calculator.data import LONG_TERMS
-from export.experiments.calculator.comparison.results import ModelResult, Results
 from export.figures import new_figure, write_figure
+from export.papers.calculator.benchmark import FLOOR, SCORE, SPLIT
+from export.papers.calculator.comparison.results import ModelResult, Results
+from export.papers.calculator.data import LONG_TERMS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edge.bundles.manifest import Measure
-from export.calculator.benchmark import BASELINE_MODEL, FLOOR, PAPER_SCORE, SCORE, SPLIT, baseline
-from export.calculator.data import LONG_TERMS
-from export.experiments.calculator.comparison.results import Results, Spread
-from export.experiments.calculator.comparison.summary import FROZEN
-from export.experiments.records import markdown_table
-from export.intervals import with_interval
+from export.papers.calculator.benchmark import BASELINE_MODEL, FLOOR, PAPER_SCORE, SCORE, SPLIT, baseline
+from export.papers.calculator.comparison.results import Results, Spread
+from export.papers.calculator.comparison.summary import FROZEN
+from export.papers.calculator.data import LONG_TERMS
+from export.papers.experiment import markdown_table
+from export.training.intervals import with_interval
 
 _SPLITS = {"in_range": "in range", "out_of_range": "out of range", "long": "long"}
 _LENGTHS = (*(f"long/{terms}" for terms in LONG_TERMS), "long/without_5", "long/with_5")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from edge.bundles.manifest import Measure
-from export.calculator.specs import Paper
-from export.processor import Processor
+from export.papers.calculator.specs import Paper
+from export.training.provenance import Processor
 
 
 class Spread(msgspec.Struct, frozen=True):

@@ -10,13 +10,22 @@ import scipy.stats
 
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
-from export.calculator.benchmark import PAPER_SCORE, SCORE, baseline, errors_of, paper_long, paper_score, score
-from export.calculator.data import Split
-from export.calculator.evaluate import measured, with_items
-from export.calculator.specs import SPECS
-from export.experiments.calculator.comparison.results import Against, Cost, ModelResult
-from export.experiments.calculator.runs import Run
-from export.intervals import across_seeds, over_seeds
+from export.papers.calculator.benchmark import (
+    PAPER_SCORE,
+    SCORE,
+    baseline,
+    errors_of,
+    measured,
+    paper_long,
+    paper_score,
+    score,
+    with_items,
+)
+from export.papers.calculator.comparison.results import Against, Cost, ModelResult
+from export.papers.calculator.data import Split
+from export.papers.calculator.runs import Run
+from export.papers.calculator.specs import SPECS
+from export.training.intervals import across_seeds, over_seeds
 
 #: The other side of tests against the seeds of the frozen baseline.
 FROZEN = "the frozen baseline"

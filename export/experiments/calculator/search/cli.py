@@ -10,12 +10,12 @@ import msgspec
 
 from edge.cli.output import json_option, print_json, print_table, remark
 from edge.files import write_whole
-from export.experiments.calculator.search.records import Found
-from export.experiments.calculator.search.space import EPOCHS, SPACES
+from export.bundle.outputs import check_workspace
 from export.figures import new_figure
 from export.loading import loading_torch
 from export.options import out_option, plots_option, seed_option, seeded
-from export.outputs import check_workspace
+from export.papers.calculator.search.records import Found
+from export.papers.calculator.search.space import EPOCHS, SPACES
 
 BEST, TRIALS, FIGURE, SETTINGS = "best.json", "trials.json", "trials.png", "settings.json"
 
@@ -55,10 +55,10 @@ def search(model: str, trials: int | None, seed: int, seeds: int, out: Path, plo
     if plots:
         new_figure(1, 1, without="give --no-plots")
     with loading_torch():
-        from export.calculator.train import train_run
-        from export.experiments.calculator.search.plot import draw
-        from export.experiments.calculator.search.study import Search
-        from export.experiments.settings import keep_settings
+        from export.papers.calculator.search.plot import draw
+        from export.papers.calculator.search.study import Search
+        from export.papers.calculator.train import train_run
+        from export.papers.experiment import keep_settings
         from export.training.watch import watching_each
     keep_settings(out, Settings(model, seed))
     found = Search(model, out, seed)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from export.experiments.calculator.search.records import TrialRecord
 from export.figures import new_figure, write_figure
+from export.papers.calculator.search.records import TrialRecord
 
 _COLUMNS = 4
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from export.experiments.calculator.search.space import Proposal
-from export.runs import RunMetrics
+from export.papers.calculator.search.space import Proposal
+from export.training.runs import RunMetrics
 
 
 class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):

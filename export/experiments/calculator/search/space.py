@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from export.calculator.specs import SPECS
+from export.papers.calculator.specs import SPECS
 from export.training.recipe import Recipe
 
 #: Epochs of a trial at most, as in paper 000.

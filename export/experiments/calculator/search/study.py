@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from edge.errors import Literally, UsageError
-from export.calculator.data import load
-from export.calculator.networks import create
-from export.calculator.train import CalculatorObjective
+from edge.errors import Raw, UsageError
 from export.errors import CheckpointError, TrainingError
-from export.experiments.calculator.search.records import TrialRecord
-from export.experiments.calculator.search.space import propose
-from export.training.observer import Observer
+from export.papers.calculator.data import load
+from export.papers.calculator.networks import create
+from export.papers.calculator.search.records import TrialRecord
+from export.papers.calculator.search.space import propose
+from export.papers.calculator.train import CalculatorObjective
+from export.training.objective import Observer
 from export.training.trainer import train
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Search:
             from optuna.storages.journal import JournalFileBackend
         except ImportError:
             fix = "Install it: pip install 'fewheads[search]'."
-            raise UsageError("calculator search", given=Literally("no optuna"), expected="optuna", fix=fix) from None
+            raise UsageError("calculator search", given=Raw("no optuna"), expected="optuna", fix=fix) from None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._model, self._seed, self._optuna = model, seed, optuna
         self._splits = load()
@@ -63,7 +63,7 @@ class Search:
             )
         except (OSError, ValueError, KeyError) as error:
             expected, fix = "a journal of trials", "Delete it to begin the search again, or give another --out."
-            raise CheckpointError(f"{path}", given=Literally(error), expected=expected, fix=fix) from None
+            raise CheckpointError(f"{path}", given=Raw(error), expected=expected, fix=fix) from None
 
     @property
     def trials(self) -> list[TrialRecord]:
@@ -78,7 +78,7 @@ class Search:
         """
         complete = [trial for trial in self.trials if trial.value is not None]
         if not complete:
-            given, fix = Literally(f"none of {len(self.trials)}"), "Give more --trials."
+            given, fix = Raw(f"none of {len(self.trials)}"), "Give more --trials."
             raise TrainingError("trials that did not diverge", given=given, expected="one or more", fix=fix)
         return sorted(complete, key=lambda trial: trial.value or 0.0)
 

@@ -11,12 +11,12 @@ import msgspec
 
 from edge.cli.output import json_option, print_json, print_table, remark
 from edge.files import write_whole
-from export.calculator.specs import NAMES, SPECS
-from export.experiments.calculator.variations.grid import FNN2, PRODUCT, Variant, losses, variations
+from export.bundle.outputs import check_workspace
 from export.figures import new_figure
 from export.loading import loading_torch
 from export.options import out_option, plots_option
-from export.outputs import check_workspace
+from export.papers.calculator.specs import NAMES, SPECS
+from export.papers.calculator.variations.grid import FNN2, PRODUCT, Variant, losses, variations
 
 RESULTS, REPORT, FIGURE, SETTINGS = "results.json", "report.md", "errors.png", "settings.json"
 _OUT = "Directory for all results; the same command resumes there, with more seeds, too."
@@ -76,12 +76,11 @@ def _run(
     if plots:
         new_figure(1, 1, without="give --no-plots")
     with loading_torch():
-        from export.experiments.calculator.variations.parts import Part, parts
-        from export.experiments.calculator.variations.plot import draw
-        from export.experiments.calculator.variations.report import HEADS, cells_of, report_of
-        from export.experiments.calculator.variations.results import results_of
-        from export.experiments.records import each_part
-        from export.experiments.settings import keep_settings
+        from export.papers.calculator.variations.parts import Part, parts
+        from export.papers.calculator.variations.plot import draw
+        from export.papers.calculator.variations.report import HEADS, cells_of, report_of
+        from export.papers.calculator.variations.results import results_of
+        from export.papers.experiment import each_part, keep_settings
     keep_settings(out, Settings(command, model))
     number = sum(one.seeds(seeds) for one in variants)
     found: list[Part] = []

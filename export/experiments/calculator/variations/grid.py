@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from export.calculator.specs import SPECS
+from export.papers.calculator.specs import SPECS
 from export.training.recipe import OptimizerName, Recipe
 
 #: ``half`` is one half of whole numbers and one of floats; ``both`` is all of both, twice as many items.
@@ -41,7 +41,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         factor: what it changes; variants of a factor are compared with one another.
         setting: what it changes it to.
-        model: of :data:`export.calculator.specs.SPECS`.
+        model: of :data:`export.papers.calculator.specs.SPECS`.
         arguments: of the network, beside those of its spec.
     """
 

@@ -10,20 +10,18 @@ import msgspec
 import numpy as np
 
 from edge.bundles.manifest import Measure
-from edge.errors import Literally
+from edge.errors import Raw
 from edge.files import write_whole
-from export.calculator.benchmark_loss import DevObjective
-from export.calculator.data import Split, load
-from export.calculator.generated import dev, floats
-from export.calculator.networks import create
-from export.calculator.networks.regressor import Regressor
-from export.calculator.train import CalculatorObjective, learnt_items, metrics_of
 from export.errors import CheckpointError, TrainingError
-from export.experiments.calculator.variations.grid import PRODUCT, Variant
-from export.experiments.records import Before, read_part
-from export.runs import RunMetrics
-from export.training.objective import Objective
-from export.training.observer import Observer
+from export.papers.calculator.benchmark_loss import DevObjective
+from export.papers.calculator.data import Split, load
+from export.papers.calculator.generated import dev, floats
+from export.papers.calculator.networks import Regressor, create
+from export.papers.calculator.train import CalculatorObjective, learnt_items, metrics_of
+from export.papers.calculator.variations.grid import PRODUCT, Variant
+from export.papers.experiment import Before, read_part
+from export.training.objective import Objective, Observer
+from export.training.runs import RunMetrics
 from export.training.trainer import train
 
 PARTS = "parts"
@@ -53,7 +51,7 @@ def parts(variants: Sequence[Variant], seeds: int, out: Path, before: Before) ->
             if path.exists():
                 part = read_part(path, Part)
                 if part.variant != variant:
-                    given, fix = Literally("a part with other settings"), "Delete it, and give the same command."
+                    given, fix = Raw("a part with other settings"), "Delete it, and give the same command."
                     raise CheckpointError(f"{path}", given=given, expected=f"a part with {variant}", fix=fix)
             else:
                 part = _computed(variant, seed, splits, before(f"{variant.factor}: {variant.setting}, seed {seed}"))

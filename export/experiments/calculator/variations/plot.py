@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from export.experiments.calculator.variations.grid import BASE, PRODUCT
-from export.experiments.calculator.variations.results import COLUMNS, Results
 from export.figures import new_figure, write_figure
+from export.papers.calculator.variations.grid import BASE, PRODUCT
+from export.papers.calculator.variations.results import COLUMNS, Results
 
 _TICKS = [digit * 10.0**power for power in range(-3, 2) for digit in (1, 2, 3, 5)]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from edge.bundles.manifest import Measure
-from export.experiments.calculator.variations.grid import PRODUCT
-from export.experiments.calculator.variations.results import COLUMNS, Results, Row
-from export.experiments.records import markdown_table
+from export.papers.calculator.variations.grid import PRODUCT
+from export.papers.calculator.variations.results import COLUMNS, Results, Row
+from export.papers.experiment import markdown_table
 
 HEADS = ("factor", "setting", "parameters", "runs", "epochs", *(heading for _, _, heading in COLUMNS))
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from edge.bundles.manifest import Measure
-from export.calculator.benchmark import SCORE, SPLIT
-from export.experiments.calculator.variations.grid import BASE, BENCHMARK, DEV, PRODUCT, SQUARED
-from export.experiments.calculator.variations.parts import Part
-from export.intervals import across_seeds
-from export.processor import Processor, processor
+from export.papers.calculator.benchmark import SCORE, SPLIT
+from export.papers.calculator.variations.grid import BASE, BENCHMARK, DEV, PRODUCT, SQUARED
+from export.papers.calculator.variations.parts import Part
+from export.training.intervals import across_seeds
+from export.training.provenance import Processor, processor
 
 #: Measures in tables: metric, split, heading.
 COLUMNS = (

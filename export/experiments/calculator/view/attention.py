@@ -7,11 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from edge.bundles.expression import MAX_TERMS, TOKENS, parse, tokenize
-from export.attention import MultiHeadAttention
-from export.calculator.networks.gated import Gate
-from export.calculator.networks.recurrent import AttentiveRecurrent
-from export.calculator.networks.regressor import Regressor
-from export.calculator.networks.transformer import Transformer
+from export.models.attention import MultiHeadAttention
+from export.papers.calculator.networks import AttentiveRecurrent, Gate, Regressor, Transformer
 
 #: The token before the expression, from which a transformer reads the value.
 SUMMARY = "Σ"

@@ -12,15 +12,15 @@ from edge.bundles.expression import parse
 from edge.cli.output import json_option, print_json, print_table, progress, remark, working
 from edge.errors import InvalidRequest, UsageError
 from edge.files import write_whole
-from export.experiments.calculator.run_arguments import check_calculators
+from export.bundle.outputs import check_workspace
 from export.figures import new_figure
 from export.loading import loading_torch
 from export.options import DIRECTORY, out_option, plots_option, seed_option
-from export.outputs import check_workspace
+from export.papers.calculator.run_arguments import check_calculators
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
-    from export.experiments.calculator.view.report import View
+    from export.papers.calculator.view.report import View
 
 VIEW = "view.json"
 
@@ -49,9 +49,9 @@ def view(runs: tuple[Path, ...], expression: str, items: int, seed: int, plots: 
     if plots:
         new_figure(1, 1, without="give --no-plots")
     with loading_torch("loading torch and runs"):
-        from export.calculator.networks import NETWORKS
-        from export.checkpoint import load
-        from export.experiments.calculator.view.report import view_of
+        from export.papers.calculator.networks import NETWORKS
+        from export.papers.calculator.view.report import view_of
+        from export.training.checkpoint import load
 
         loaded = [load(run, NETWORKS)[:2] for run in runs]
     views = []
@@ -63,7 +63,7 @@ def view(runs: tuple[Path, ...], expression: str, items: int, seed: int, plots: 
     for one in views:
         write_whole(out / one.run / VIEW, msgspec.json.encode(one))
     if plots:
-        from export.experiments.calculator.view.plot import draw, draw_together
+        from export.papers.calculator.view.plot import draw, draw_together
 
         with progress() as bar:
             task = bar.add_task("pictures", total=len(views), note="")

@@ -10,8 +10,8 @@ import numpy as np
 from edge.bundles.expression import MAX_TERMS, evaluate, tokenize
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
-from export.calculator.data import IN_RANGE, join, load
-from export.intervals import interval, mean
+from export.papers.calculator.data import IN_RANGE, join, load
+from export.training.intervals import interval, mean
 
 Predict = Callable[[Array], Array]
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from export.calculator.data import IN_RANGE
-from export.experiments.calculator.view.attention import PADDING, Attention
-from export.experiments.calculator.view.errors import FORMS, OPERANDS
-from export.experiments.calculator.view.report import View
 from export.figures import new_figure, write_figure
+from export.papers.calculator.data import IN_RANGE
+from export.papers.calculator.view.attention import PADDING, Attention
+from export.papers.calculator.view.errors import FORMS, OPERANDS
+from export.papers.calculator.view.report import View
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

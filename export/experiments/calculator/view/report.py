@@ -6,9 +6,9 @@ import msgspec
 
 from edge.bundles.expression import tokenize
 from edge.bundles.manifest import Measure
-from export.calculator.networks.regressor import Regressor
-from export.experiments.calculator.view.attention import Attention, attention_of
-from export.experiments.calculator.view.errors import Grid, by_terms, grids
+from export.papers.calculator.networks import Regressor
+from export.papers.calculator.view.attention import Attention, attention_of
+from export.papers.calculator.view.errors import Grid, by_terms, grids
 
 
 class View(msgspec.Struct, frozen=True):
