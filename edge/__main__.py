@@ -96,7 +96,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         extra = _extra_with(error.name or "")
         fix = f"Install it: pip install 'fewheads[{extra}]'." if extra else "Install the package that has it."
-        _fail(UsageError("package", given=Raw(error), expected="it installed", fix=fix))
+        _fail(UsageError("package", given=Raw(error), expected="an installed package", fix=fix))
     except BrokenPipeError:
         # The reader (head, less) has exited; a second failure while flushing would print a traceback.
         sys.stderr.close()

@@ -11,7 +11,8 @@ The hierarchy, with the exit code of the command line::
             InvalidRequest, NotFound, AlreadyThere, Unauthenticated, PermissionDenied, LoadFailed, ModelNotReady,
             Overloaded, DeadlineExceeded, Unsupported, RunnerError
 
-Every message has four parts: the subject, the value given, the value expected, and a fix.
+Every message has four parts: the subject, the value given, the value expected, and a fix. The value given is left out
+where there is none, as of an option that excludes another one.
 This module imports nothing from the rest of the package, so that every other module can import it.
 """
 
@@ -63,6 +64,10 @@ class Whole(Raw):
     """Text for any part of an error that is never cut, because its author limits its length."""
 
 
+#: The ``given`` of an error that has none.
+NOTHING: Final = Raw("")
+
+
 class FewheadsError(Exception):
     """Base of all errors, with the message ``subject: got given, expected expected. fix``.
 
@@ -70,18 +75,18 @@ class FewheadsError(Exception):
 
     Args:
         subject: the setting, file, field or model that is wrong.
-        given: the value found; wrap a description in :class:`Raw`.
+        given: the value found; wrap a description in :class:`Raw`. Without it, the message has no ``got``.
         expected: the valid values.
         fix: one sentence that says what to do next.
     """
 
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, subject: str, *, given: object, expected: str, fix: str) -> None:
+    def __init__(self, subject: str, *, given: object = NOTHING, expected: str, fix: str) -> None:
         self.subject, self.given = _part("subject", subject), given
         self.expected, self.fix = _part("expected", expected), _part("fix", fix)
-        message = f"{self.subject}: got {shown(given)}, expected {self.expected}. {self.fix}"
-        super().__init__(printable(message, keep="\n"))
+        got = "" if given == NOTHING and isinstance(given, Raw) else f"got {shown(given)}, "
+        super().__init__(printable(f"{self.subject}: {got}expected {self.expected}. {self.fix}", keep="\n"))
 
 
 def _part(name: str, text: str) -> str:
@@ -128,7 +133,7 @@ class ServerError(FewheadsError):
         self,
         subject: str,
         *,
-        given: object,
+        given: object = NOTHING,
         expected: str,
         fix: str,
         code: str = "",
@@ -207,7 +212,14 @@ class Overloaded(RequestError):
     """
 
     def __init__(
-        self, subject: str, *, given: object, expected: str, fix: str, cause: str = "", retry_after_ms: int = 0
+        self,
+        subject: str,
+        *,
+        given: object = NOTHING,
+        expected: str,
+        fix: str,
+        cause: str = "",
+        retry_after_ms: int = 0,
     ) -> None:
         super().__init__(subject, given=given, expected=expected, fix=fix)
         self.cause, self.retry_after_ms = cause, retry_after_ms

@@ -1,8 +1,9 @@
-"""``--no-processes``: skip every test as soon as it starts a process, for ``make quick``."""
+"""Ctrl-C in tests; and ``--no-processes``: skip every test as soon as it starts a process, for ``make quick``."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Any
 
@@ -19,6 +20,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell ignores SIGINT in background jobs, also for their children. Those of a process with a handler get it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--no-processes"):
         sys.addaudithook(_refuse)  # for good: hooks cannot be removed
 

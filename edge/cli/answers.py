@@ -1,57 +1,125 @@
-"""The answer of a model as tables: texts beside outputs, likeliest labels, labels of words, and cosines of vectors."""
+"""Answers of a model: as tables, as JSON, and as text that is printed as it comes."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import click
 import numpy as np
 
-from edge.cli.output import print_table
+from edge.cli.output import print_json, print_table, remark
 from edge.datatypes import Array
+from edge.errors import ServerRefused, printable
+from edge.protocol import PROBABILITIES
 
-_EMBEDDING, _LOGITS, _LABELS, _OFFSETS = "embedding", "logits", "labels", "offsets"
+if TYPE_CHECKING:
+    from edge.client import Client, InferRequest, InferResult
+
+_STAGES = ("compute_input_ns", "queue_ns", "compute_infer_ns", "compute_output_ns")
 #: A longer value is shown by the first of its numbers and how many they are.
 _MOST_VALUES, _SHOWN_VALUES = 8, 3
 _MOST_COSINES = 20
+_EMPTY = np.zeros(0)
 
 
 def print_answer(
-    title: str,
+    result: InferResult,
     columns: Mapping[str, Sequence[str]],
-    outputs: Mapping[str, Array],
-    plain: Mapping[str, list[Any]],
     labels: list[list[dict[str, Any]]] | None,
+    *,
+    as_json: bool,
 ) -> None:
-    """Print an answer.
+    """Print an answer and the time of each stage.
 
     Args:
         columns: the texts that were sent, or the paths of images, by input.
-        plain: the outputs as lists of numbers and texts.
         labels: label and probability of the likeliest classes of each row, to be shown in place of the outputs.
     """
-    texts: dict[str, Sequence[object]] = {
-        "prompt" if name in outputs else name: column for name, column in columns.items() if column
-    }
-    sent = columns.get("text", ())
-    if sent and _labels_words(outputs, len(sent)):
-        print_table(title, ["text", "word", "label", "probability"], _words(sent, outputs))
+    plain = {name: np.atleast_1d(_plain(array)).tolist() for name, array in result.outputs.items()}
+    # Other servers send no stage times, so all of the time counts as transport.
+    stages_ns = {stage: result.timings_ns[stage] for stage in _STAGES if stage in result.timings_ns}
+    times_ms = {stage.removesuffix("_ns"): duration / 1e6 for stage, duration in stages_ns.items()}
+    times_ms["transport"] = (result.round_trip_ns - sum(stages_ns.values())) / 1e6
+    times_ms["round_trip"] = result.round_trip_ns / 1e6
+    if as_json:
+        facts = {"model": result.model, "version": result.model_version, "tier": result.tier}
+        facts |= {"tier_reason": result.tier_reason, "stopped": result.stopped, "server": result.call.server}
+        print_json({**facts, "outputs": {PROBABILITIES: labels} if labels else plain, "times_ms": times_ms})
         return
-    shown: Mapping[str, Sequence[object]] = {name: [_brief(value) for value in of] for name, of in plain.items()}
+    how = f", tier {result.tier} ({result.tier_reason})" if result.tier else ""
+    how += f", stopped by its {result.stopped}" if result.stopped else ""
+    title = f"{result.model} version {result.model_version}{how}, from {result.call.server}"
+    texts: dict[str, Sequence[object]] = {
+        "prompt" if name in result.outputs else name: column for name, column in columns.items() if column
+    }
+    shown: dict[str, list[Any]] = {name: [_brief(value) for value in values] for name, values in plain.items()}
     if labels:  # a line for each
-        places = [row for row, of_row in enumerate(labels) for _ in of_row]
-        texts = {name: [column[row] for row in places] for name, column in texts.items()}
-        shown = {key: [one[key] for of_row in labels for one in of_row] for key in ("label", "probability")}
-    # Models without a batch differ in their numbers of rows.
-    print_table(title, [*texts, *shown], zip_longest(*texts.values(), *shown.values(), fillvalue=""))
-    if table := _cosines(outputs):
+        rows = [row for row, of_row in enumerate(labels) for _ in of_row]
+        texts = {name: [column[row] for row in rows] for name, column in texts.items()}
+        shown = {key: [label[key] for of_row in labels for label in of_row] for key in ("label", "probability")}
+    sent = columns.get("text", ())
+    if sent and _labels_words(result.outputs, len(sent)):
+        print_table(title, ["text", "word", "label", "probability"], _words(sent, result.outputs))
+    else:  # models without a batch differ in their numbers of rows
+        print_table(title, [*texts, *shown], zip_longest(*texts.values(), *shown.values(), fillvalue=""))
+    if table := _cosines(result.outputs.get("embedding", _EMPTY)):
         print_table("cosines", ["", *(str(row[0]) for row in table)], table)
+    print_table("time", ["stage", "ms"], list(times_ms.items()))
+
+
+def labels_of(ranked: Array) -> list[list[dict[str, Any]]]:
+    """Return label and probability of each row's likeliest classes, from texts VALUE:INDEX:LABEL.
+
+    Args:
+        ranked: [rows, classes], or [classes] of a model without a batch.
+    """
+    rows = [[text.decode(errors="backslashreplace").split(":", 2) for text in row] for row in np.atleast_2d(ranked)]
+    return [[{"label": parts[-1], "probability": float(parts[0])} for parts in row] for row in rows]
+
+
+def print_stream(client: Client, request: InferRequest, timeout_seconds: float) -> None:
+    """Print the text of each row of a request as it comes, one after the other, and a line about each on stderr.
+
+    Raises:
+        ServerError: the server refuses a row, fails, or takes longer than ``timeout_seconds`` for it.
+    """
+    for row in range(len(next(iter(request.inputs.values())))):
+        inputs = {name: array[row : row + 1] for name, array in request.inputs.items()}
+        _print_row(client, replace(request, inputs=inputs, partial_answers=True), timeout_seconds)
+
+
+def _print_row(client: Client, request: InferRequest, timeout_seconds: float) -> None:
+    from edge.client import InferFailure
+
+    begun, first_ms, tokens, stopped, server = time.perf_counter(), 0.0, 0, "", ""
+    try:
+        for answer in client.infer_stream([request], timeout_seconds=timeout_seconds):
+            if isinstance(answer, InferFailure):
+                error = answer.error()
+                raise ServerRefused(error.subject, given=error.given, expected=error.expected, fix=error.fix)
+            piece = b"".join(answer.outputs["text"].ravel().tolist()).decode(errors="backslashreplace")
+            first_ms = first_ms or 1e3 * (time.perf_counter() - begun)
+            click.echo("\n".join(printable(line) for line in piece.split("\n")), nl=False)
+            tokens, stopped, server = answer.outputs["generated"].item(), answer.stopped, answer.call.server
+    finally:
+        if first_ms:
+            click.echo()
+    taken = f"the first answer after {first_ms:.0f} ms, the last after {1e3 * (time.perf_counter() - begun):.0f} ms"
+    remark(f"{tokens} tokens, stopped by its {stopped}; {taken}, from {server}")
+
+
+def _plain(array: Array) -> Array:
+    """Return BYTES as text, with invalid UTF-8 escaped, and numbers unchanged."""
+    if array.dtype.kind != "O":
+        return array
+    return np.asarray(np.frompyfunc(lambda item: item.decode(errors="backslashreplace"), 1, 1)(array))
 
 
 def _brief(value: object) -> object:
-    if not isinstance(value, list):
-        return value
     flat = np.asarray(value, np.object_).ravel().tolist()
     if len(flat) == 1:
         return flat[0]
@@ -59,9 +127,8 @@ def _brief(value: object) -> object:
     return ", ".join(shown if len(flat) <= _MOST_VALUES else [*shown[:_SHOWN_VALUES], f"… {len(flat)} values"])
 
 
-def _cosines(outputs: Mapping[str, Array]) -> list[list[float]]:
+def _cosines(vectors: Array) -> list[list[float]]:
     """Return for each embedding its number and its cosines with all of them; nothing for one or for many."""
-    vectors = outputs.get(_EMBEDDING, np.zeros(0))
     if vectors.ndim != 2 or vectors.dtype.kind != "f" or not 2 <= len(vectors) <= _MOST_COSINES:
         return []
     with np.errstate(all="ignore"):
@@ -71,30 +138,25 @@ def _cosines(outputs: Mapping[str, Array]) -> list[list[float]]:
 
 def _labels_words(outputs: Mapping[str, Array], texts: int) -> bool:
     """Return whether outputs are those of a classifier of tokens for so many texts."""
-    logits, labels, offsets = (outputs.get(name, np.zeros(0)) for name in (_LOGITS, _LABELS, _OFFSETS))
-    tokens = labels.shape
+    logits, labels, offsets = (outputs.get(name, _EMPTY) for name in ("logits", "labels", "offsets"))
+    tokens = (texts, *labels.shape[1:2])
     numbers = (logits.dtype.kind, offsets.dtype.kind) == ("f", "i")
-    return (
-        numbers
-        and len(tokens) == 2
-        and tokens[0] == texts
-        and (logits.shape[:-1], offsets.shape) == (tokens, (*tokens, 2))
-    )
+    return numbers and labels.shape == logits.shape[:-1] == tokens and offsets.shape == (*tokens, 2)
 
 
 def _words(texts: Sequence[str], outputs: Mapping[str, Array]) -> list[list[object]]:
     """Return the number of the text, the word, and label and probability of its first token, for each word."""
     rows: list[list[object]] = []
     for number, text in enumerate(texts):
-        scores = outputs[_LOGITS][number].astype(np.float64)
+        scores = outputs["logits"][number].astype(np.float64)
         scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
         likeliest = (scores.max(axis=-1) / scores.sum(axis=-1)).tolist()
         behind = -1  # the end of the last token
-        for token, (begin, end) in enumerate(outputs[_OFFSETS][number].tolist()):
+        for token, (begin, end) in enumerate(outputs["offsets"][number].tolist()):
             if begin >= end:  # no text, such as padding
                 continue
             if begin != behind or text[begin : begin + 1].isspace():
-                label = outputs[_LABELS][number, token].decode(errors="backslashreplace")
+                label = outputs["labels"][number, token].decode(errors="backslashreplace")
                 rows.append([number + 1, text[begin:end].strip(), label, likeliest[token]])
             else:
                 rows[-1][1] = f"{rows[-1][1]}{text[begin:end]}"

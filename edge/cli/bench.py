@@ -2,32 +2,90 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
+from msgspec import json
 
-from edge.cli.bench import DEVICE_OPTIONS, LIMITS, LOAD_OPTIONS, ON_DEVICE, OPEN_LOOP, run_load, run_on_device
+from edge.bench.plan import ENFORCERS, PATTERNS, POISSON, LoadPlan, OfferedRate, parse_mix, parse_number_mix
 from edge.cli.options import (
+    PATH,
     SectionedCommand,
     added,
     bundles_argument,
     cache_option,
     connection_options,
     given_options,
+    numbers,
+    section_option,
     target_option,
 )
-from edge.cli.output import json_option, print_json, print_table, progress
-from edge.errors import Raw, UsageError
+from edge.cli.output import heading, json_option, print_fields, print_json, print_table, progress, remark
+from edge.errors import FewheadsError, Raw, ServerError, UsageError
+from edge.files import check_parent, write_result
+from edge.scheduling.job import PRIORITY_LEVELS
 
 if TYPE_CHECKING:
-    from edge.client.connection import Credentials
+    from edge.bench.on_device import DeviceRecord
+    from edge.bench.report import LoadReport
 
-_DEFAULT_REQUESTS = 2000
+_DEFAULT_REQUESTS: Final = 2000
+#: Steps of the progress bar of an open loop.
+_STEPS: Final = 100
+OPEN_LOOP, ON_DEVICE = "Open loop, with --rate or --trace", "On a board, with --on-device"
 #: General parameters that --on-device allows beside its own.
-_WITH_ON_DEVICE = ("bundles", "--on-device", "--requests", "--target", "--cache", "--json")
+_WITH_ON_DEVICE: Final = ("bundles", "--on-device", "--requests", "--target", "--cache", "--json")
+_PERCENTILES: Final = ("p50_ms", "p90_ms", "p95_ms", "p99_ms", "p99_9_ms", "max_ms")
+_CAUSE: Final = ("outcome", "cause", "count", "latency.p50_ms", "latency.p99_ms", "retry_after_p50_ms")
+_LATENCY: Final = ("latency.p50_ms", "latency.p90_ms", "latency.p99_ms", "latency.count")
+_SERIES: Final = ("model", "tier", "runtime", "device", "precision", "rows", "where", *_LATENCY)
+_RATIO: Final = ("model", "tier", "rows", "where", "ratio", "low", "high", "rounds")
+#: Readers of the options that have mixes.
+_MIXES: Final[dict[str, Callable[[Any], Any]]] = {
+    "policies": partial(parse_mix, "--policy"),
+    "priorities": partial(parse_number_mix, "--priority", least=1, most=PRIORITY_LEVELS, whole=True),
+    "deadlines_ms": partial(parse_number_mix, "--deadline-ms", least=1, most=math.inf),
+    "max_loops": partial(parse_number_mix, "--max-loops", least=1, most=1e6, whole=True),
+    "tolerances": partial(parse_number_mix, "--tolerance", least=1e-9, most=math.inf),
+}
+_load, _device = section_option(OPEN_LOOP), section_option(ON_DEVICE)
+#: Their arguments have the names of :class:`edge.bench.plan.LoadPlan`, except for weights.
+_LOAD_OPTIONS = (
+    _load("--rate", metavar="RATE", help="Requests per second, or 3x for three times the measured capacity."),
+    _load("--arrivals", "pattern", type=click.Choice(PATTERNS), default=POISSON, help="Pattern of the arrivals."),
+    _load("--trace", type=PATH, help="In place of --rate: a file of times in seconds, one to a line."),
+    _load("--seconds", type=click.FloatRange(min=0.1), default=10.0, help="Length of the measurement."),
+    _load(
+        "--warm-up", "warm_up_seconds", type=click.FloatRange(0), default=1.0, help="Seconds before the measurement."
+    ),
+    _load("--seed", type=click.IntRange(min=0), default=0, help="Equal seeds send equal requests."),
+    _load("--weights", metavar="PARTS,...", help="Parts of the requests for each BUNDLE.  [default: equal]"),
+    _load("--deadline-ms", "deadlines_ms", metavar="MS[=PARTS],...", help="Deadline, from when a request is due."),
+    _load("--deadline-by", "enforcer", type=click.Choice(ENFORCERS), default="client", help="What ends late requests."),
+    _load(
+        "--priority",
+        "priorities",
+        metavar="LEVEL[=PARTS],...",
+        help="Priorities, 1 (the highest) to 10.  [default: the server's]",
+    ),
+    _load("--policy", "policies", metavar="NAME[=PARTS],...", help="Policies or tiers.  [default: the server's]"),
+    _load(
+        "--texts", type=PATH, help="File of texts, one to a line, to send; also without --rate, for a name at --url."
+    ),
+    _load("--channels", type=click.IntRange(min=1, max=64), default=4, help="Connections."),
+    _load("--max-outstanding", type=click.IntRange(min=1), default=10_000, help="Limit of requests in flight."),
+)
+_DEVICE_OPTIONS = (
+    _device("--out", type=PATH, help="Write the record to this file; deploy/device_table.py makes tables of it."),
+    _device("--rounds", type=click.IntRange(min=2, max=1000), default=10, help="Turns of all tiers and batch sizes."),
+    _device("--idle-gaps", metavar="SECONDS,...", default="0.1,1,5", help="Pauses before single requests."),
+    _device("--idle-requests", type=click.IntRange(min=1), default=20, help="Requests for each pause."),
+    _device("--keep-throttled", is_flag=True, help="Write the record with the reasons if it must not be published."),
+)
 
 
 @click.command(cls=SectionedCommand, context_settings={"show_default": True})
@@ -47,23 +105,9 @@ _WITH_ON_DEVICE = ("bundles", "--on-device", "--requests", "--target", "--cache"
 @cache_option
 @connection_options
 @click.option("--on-device", is_flag=True, help="Measure latency, energy and the board's state, by tier.")
-@partial(added, (*LOAD_OPTIONS, *DEVICE_OPTIONS))
+@partial(added, (*_LOAD_OPTIONS, *_DEVICE_OPTIONS))
 @json_option
-def bench(
-    bundles: tuple[Path, ...],
-    url: str | None,
-    requests: int | None,
-    concurrency: int,
-    rows: int,
-    max_loops: str | None,
-    tolerances: str | None,
-    target: str,
-    cache: Path | None,
-    credentials: Credentials | None,
-    on_device: bool,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def bench(bundles: tuple[Path, ...], as_json: bool, **options: Any) -> None:
     """Time each BUNDLE in process and through a server, in turns, and show the ratio.
 
     With --url, BUNDLE may also be the name of a served model. Then only the server is timed, with random numbers, or
@@ -75,96 +119,230 @@ def bench(
     With --on-device, time every tier in batches of one and of the most rows, warm and after pauses, with the board's
     power mode, clocks, temperature and energy. A run that throttled is refused.
     """
-    mode, parameters = _mode(), click.get_current_context().command.params
-    own = {each.name: options[each.name] for each in parameters if getattr(each, "section", None) == mode}
-    same: dict[str, Any] = {"target": target, "cache": cache}
-    if on_device:
-        run_on_device(bundles, requests=requests or _DEFAULT_REQUESTS, as_json=as_json, **same, **own)
-        return
-    if credentials and not url:
+    mode = _mode()
+    if options["credentials"] and not options["url"]:
+        expected = "a server to which TLS or a token can be shown"
         fix = "Leave out TLS and the token: a server that bench starts listens on loopback, without either."
-        raise UsageError("--url", given=Raw("none, with credentials"), expected="a server to show them", fix=fix)
-    names = [path for path in bundles if url and not path.exists()]
-    same |= {"url": url, "rows": rows, "credentials": credentials}
-    if mode == OPEN_LOOP:
-        if names:
-            fix = "An open loop sends golden inputs. Without --rate and --trace, a name is enough."
-            raise UsageError("BUNDLE", given=str(names[0]), expected="a bundle directory", fix=fix)
-        run_load(bundles, requests=requests, as_json=as_json, max_loops=max_loops, tolerances=tolerances, **same, **own)
-        return
-    opened = [path for path in bundles if path not in names]
-    if options["texts"] and opened:
-        given, fix = Raw(f"bundle {opened[0]}"), "Leave it out for the golden inputs, or give --rate or --trace."
-        raise UsageError("--texts", given=given, expected="names of models at --url", fix=fix)
-    from edge.bench import closed_loop as measurement
+        raise UsageError("--url", expected=expected, fix=fix)
+    for each in click.get_current_context().command.params:
+        if getattr(each, "section", mode) != mode and each.name != "texts":
+            del options[each.name or ""]
+    del options["on_device"]
+    modes: dict[str, Callable[..., None]] = {ON_DEVICE: _bench_on_device, OPEN_LOOP: _bench_open_loop}
+    run = modes[mode] if mode else _bench_closed_loop
+    run(bundles, as_json, **options)
+
+
+def _bench_closed_loop(
+    paths: tuple[Path, ...],
+    as_json: bool,
+    *,
+    url: str | None,
+    requests: int | None,
+    max_loops: str | None,
+    tolerances: str | None,
+    texts: Path | None,
+    **options: Any,
+) -> None:
+    from edge.bench.closed_loop import ROUNDS
+    from edge.bench.closed_loop import bench as time_model
     from edge.bench.inputs import read_texts
 
-    requests = requests or _DEFAULT_REQUESTS
-    same |= {"requests": requests, "concurrency": concurrency}
-    same["max_loops"] = _one("--max-loops", LIMITS["max_loops"], max_loops)
-    same["tolerance"] = _one("--tolerance", LIMITS["tolerances"], tolerances)
-    same["texts"] = read_texts(options["texts"]) if options["texts"] else ()
+    bundles = [path for path in paths if not url or path.exists()]
+    if texts and bundles:
+        given, fix = Raw(f"bundle {bundles[0]}"), "Leave it out for the golden inputs, or give --rate or --trace."
+        raise UsageError("--texts", given=given, expected="names of models at --url", fix=fix)
+    requests, budget = requests or _DEFAULT_REQUESTS, _single("--max-loops", "max_loops", max_loops)
+    options |= {"url": url, "requests": requests, "texts": read_texts(texts) if texts else ()}
+    options |= {"max_loops": budget and int(budget), "tolerance": _single("--tolerance", "tolerances", tolerances)}
     reports = []
     with progress() as bar:
-        for path in bundles:
-            advanced = partial(bar.advance, bar.add_task(path.name, total=5, note=""))
-            reports.append(measurement.bench(str(path) if path in names else path, advanced=advanced, **same))
+        for path in paths:
+            advanced = partial(bar.advance, bar.add_task(path.name, total=ROUNDS, note=""))
+            reports.append(time_model(path if path in bundles else str(path), advanced=advanced, **options))
     if as_json:
         print_json(reports)
         return
     loops = ["loops"] if any(report.served.loops is not None for report in reports) else []
+    rows = []
+    for report in reports:
+        sides = (("in process", report.in_process, 1.0), ("served", report.served, report.overhead_ratio))
+        for where, it, ratio in sides:
+            if it:
+                times = (it.p50_ms, it.p95_ms, it.p99_ms, it.per_second, ratio)
+                rows.append([report.model, where, *times, *(it.loops for _ in loops)])
     print_table(
-        f"{requests} requests of {rows} row(s), {concurrency} client(s)",
+        f"{requests} requests of {options['rows']} row(s), {options['concurrency']} client(s)",
         ["model", "where", "p50 ms", "p95 ms", "p99 ms", "per second", "ratio", *loops],
-        [
-            [
-                *(report.model, where, latency.p50_ms, latency.p95_ms, latency.p99_ms, latency.per_second, ratio),
-                *(latency.loops for _ in loops),
-            ]
-            for report in reports
-            for where, latency, ratio in (
-                ("in process", report.in_process, 1.0),
-                ("served", report.served, report.overhead_ratio),
-            )
-            if latency
-        ],
+        rows,
     )
 
 
-def _one(option: str, read: Callable[[str], dict[float, float]], text: str | None) -> Any:
+def _single(option: str, name: str, text: str | None) -> float | None:
     """Return the limit that an option sets for all requests; None without one."""
-    mix = read(text) if text else {}
+    mix = _MIXES[name](text) if text else {}
     if len(mix) > 1:
         fix = "Give one value, or add --rate."
         raise UsageError(option, given=text, expected="one value for all requests", fix=fix)
-    limit = next(iter(mix), None)
-    return int(limit) if limit is not None and option == "--max-loops" else limit
+    return next(iter(mix), None)
 
 
 def _mode() -> str:
     """Return the section of options that applies: open loop, on a board, or none of them."""
     given = {each.opts[0]: getattr(each, "section", "") for each in given_options()}
-
-    def error(option: str, given: str, expected: str, fix: str) -> UsageError:
-        return UsageError(option, given=Raw(given), expected=expected, fix=fix)
-
+    on_device, open_loop = "--on-device" in given, "--rate" in given or "--trace" in given
     board = [option for option, section in given.items() if section == ON_DEVICE]
-    if "--on-device" in given:
-        other = [option for option in given if option not in (*_WITH_ON_DEVICE, *board)]
-        if other:
-            fix = "Leave it out: every tier and batch size is measured, in process and through a server of its own."
-            raise error(other[0], "it with --on-device", "it alone", fix)
-        return ON_DEVICE
-    if board:
-        raise error(board[0], "it alone", "--on-device beside it", "Add --on-device, or leave it out.")
-    if "--rate" in given and "--trace" in given:
-        raise error("arrivals", "both --rate and --trace", "one of them", "Leave one out.")
-    if "--rate" in given or "--trace" in given:
-        if "--concurrency" in given:
-            fix = "Leave it out: in an open loop no client waits."
-            raise error("--concurrency", "it with --rate", "no clients", fix)
-        return OPEN_LOOP
     load = sorted(option for option, section in given.items() if section == OPEN_LOOP and option != "--texts")
-    if load:
-        raise error(load[0], "it alone", "--rate or --trace beside it", "Say when requests come.")
-    return ""
+    other = [option for option in given if option not in (*_WITH_ON_DEVICE, *board)]
+    if on_device and other:
+        fix = "Leave it out: every tier and batch size is measured, in process and through a server of its own."
+        raise UsageError(other[0], expected="no such option beside --on-device", fix=fix)
+    if board and not on_device:
+        raise UsageError(board[0], expected="--on-device beside it", fix="Add --on-device, or leave it out.")
+    if "--rate" in given and "--trace" in given:
+        raise UsageError("arrivals", expected="one of --rate and --trace", fix="Leave one out.")
+    if open_loop and "--concurrency" in given:
+        fix = "Leave it out: in an open loop no client waits."
+        raise UsageError("--concurrency", expected="no clients beside --rate", fix=fix)
+    if load and not open_loop:
+        raise UsageError(load[0], expected="--rate or --trace beside it", fix="Say when requests come.")
+    return ON_DEVICE if on_device else OPEN_LOOP if open_loop else ""
+
+
+def _bench_open_loop(
+    paths: tuple[Path, ...],
+    as_json: bool,
+    *,
+    url: str | None,
+    target: str,
+    cache: Path | None,
+    concurrency: int,
+    weights: str | None,
+    **options: Any,
+) -> None:
+    """Measure one run and show its report, also after Ctrl-C and if requests failed or were lost, which then raise."""
+    from edge.bench.closed_loop import server_for
+    from edge.bench.open_loop import measure
+    from edge.bench.sender import FAILED, LOST
+    from edge.bundles.bundle import Bundle
+
+    names, plan = [path for path in paths if url and not path.exists()], _plan(**options)
+    if names:
+        fix = "An open loop sends golden inputs. Without --rate and --trace, a name is enough."
+        raise UsageError("BUNDLE", given=str(names[0]), expected="a bundle directory", fix=fix)
+    expected = f"{len(paths)} numbers above 0, one for each BUNDLE"
+    parts = (1.0,) * len(paths) if weights is None else numbers("--weights", weights, expected)
+    if len(parts) != len(paths):
+        raise UsageError("--weights", given=weights, expected=expected, fix="Give them in the order of the bundles.")
+    bundles = dict(zip(map(Bundle.open, paths), parts, strict=True))
+    with server_for(list(bundles), url, target, cache) as address:
+        with progress() as bar:
+            task = bar.add_task(", ".join(bundle.manifest.name for bundle in bundles), total=_STEPS, note="")
+            result = measure(address, bundles, plan, advanced=lambda share: bar.update(task, completed=share * _STEPS))
+        # Before the server ends, so that the report is there even if that fails.
+        if as_json:
+            print_json(result)
+        else:
+            _show_load(result)
+    if result.interrupted:
+        raise KeyboardInterrupt
+    lost, failed = result.count(LOST), result.count(FAILED)
+    if lost or failed:
+        given = Raw(f"{failed} requests that failed, and {lost} without any answer")
+        fix = "See the causes above, and its log; with --deadline-by client an answer that never comes is expired."
+        expected = "an answer, a refusal or an expiry for each request"
+        raise ServerError(f"server at {address}", given=given, expected=expected, fix=fix)
+
+
+def _plan(**options: Any) -> LoadPlan:
+    from edge.bench.inputs import read_texts
+    from edge.bench.plan import read_trace
+
+    readers: dict[str, Callable[[Any], Any]] = {
+        "rate": OfferedRate.parse,
+        "trace": read_trace,
+        "texts": read_texts,
+        **_MIXES,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    if "requests" in given and "trace" not in given:
+        given["seconds"] = math.inf
+    return LoadPlan(**{name: readers[name](value) if name in readers else value for name, value in given.items()})
+
+
+def _show_load(report: LoadReport) -> None:
+    every = report.groups["all"]
+    loops = ["loops"] if every.loops is not None else []
+    rows: list[list[object]] = []
+    for name, group in report.groups.items():
+        row = [name, group.requests, *(group.outcomes.get(outcome, 0) for outcome in every.outcomes)]
+        row += [getattr(group.latency, field) if group.latency.count else None for field in _PERCENTILES]
+        rows.append([*row, *(group.loops for _ in loops)])
+    print_table(report.summary, ["group", "requests", *every.outcomes, *map(heading, _PERCENTILES), *loops], rows)
+    if report.causes:
+        print_fields("Without an answer, with the time until the error", _CAUSE, report.causes)
+    lag = report.lag
+    remark(f"sent late by {lag.p50_ms:.3g} ms at p50, {lag.p99_ms:.3g} at p99, {lag.max_ms:.3g} at most")
+    if memory := report.memory:
+        before, after, peak = (size / 1e6 for size in (memory.before_bytes, memory.after_bytes, memory.peak_bytes))
+        remark(f"server's resident memory: {before:.1f} MB before, {after:.1f} MB after, {peak:.1f} MB at most")
+    for doubt in report.doubts:
+        remark(f"not to be trusted: {doubt}")
+
+
+def _bench_on_device(
+    paths: tuple[Path, ...],
+    as_json: bool,
+    *,
+    requests: int | None,
+    target: str,
+    cache: Path | None,
+    out: Path | None,
+    rounds: int,
+    idle_gaps: str,
+    idle_requests: int,
+    keep_throttled: bool,
+    **_: object,
+) -> None:
+    """Measure one run, and show and write its record."""
+    from edge.bench.on_device import DevicePlan, measure_on_device
+
+    gaps = numbers("--idle-gaps", idle_gaps, "seconds above 0, at most 600", most=600)
+    if out:
+        check_parent("--out", out)
+    with progress() as bar:
+        tasks: dict[str, Any] = {}
+
+        def advanced(step: str, done: int, total: int) -> None:
+            if step not in tasks:
+                tasks[step] = bar.add_task(step, total=total, note="")
+            bar.update(tasks[step], completed=done)
+
+        plan = DevicePlan(requests or _DEFAULT_REQUESTS, rounds, gaps, idle_requests)
+        record = measure_on_device(paths, plan, target=target, cache=cache, advanced=advanced)
+    if as_json:
+        print_json(record)
+    else:
+        loops = ("loops",) if any(series.loops is not None for series in record.series) else ()
+        print_fields(record.machine.label, (*_SERIES, "power_watts", "energy_millijoules", *loops), record.series)
+        if record.idle_gaps:
+            print_fields("served after a pause", ("model", "tier", "gap_seconds", *_LATENCY), record.idle_gaps)
+        if record.ratios:
+            print_fields("times faster than the full tier, 95 % interval over rounds", _RATIO, record.ratios)
+    publish(record, out, keep=keep_throttled)
+
+
+def publish(record: DeviceRecord, out: Path | None, *, keep: bool) -> None:
+    """Write a record to a file, if there is one; raise a FewheadsError if it must not be published, unless ``keep``."""
+    if not record.publishable and not keep:
+        raise FewheadsError(
+            f"benchmark on {record.machine.label}",
+            given=Raw("; ".join(record.doubts)),
+            expected="a run without throttling, in one power mode with the same clock limits",
+            fix="Cool the board, set its power mode and measure again. --keep-throttled writes it, marked.",
+        )
+    for doubt in record.doubts:
+        remark(f"not to be published: {doubt}")
+    if out:
+        write_result(out, json.format(json.encode(record), indent=1) + b"\n")
+        remark(f"wrote {out}")

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from edge.cli.options import bundles_argument, cache_option
-from edge.cli.output import json_option, print_json, print_table, progress, remark
+from edge.cli.output import json_option, print_json, print_table, progress
 from edge.runtimes.runtime import DEFAULT_WORKSPACE_BYTES, BuildOptions, BuildProgress
 from edge.runtimes.table import targets
 from edge.runtimes.tensorrt.package import skips_a_tactic
 
 if TYPE_CHECKING:
-    from rich.progress import TaskID
+    from rich.progress import Progress, TaskID
 
-    from edge.bundles.bundle import Bundle
-    from edge.bundles.fields import Role
     from edge.runtimes.build import Built
 
 _MIB = 1024**2
@@ -59,47 +58,36 @@ def build(
     from edge.runtimes.table import choose
 
     options = BuildOptions(workspace_bytes=workspace_mib * _MIB, **limits)
-    opened = [Bundle.open(path) for path in bundles]  # fail before any work
-    files = [_files(bundle, tier) for bundle in opened]
+    files = [
+        (bundle, of_tier, role)
+        for bundle in [Bundle.open(path) for path in bundles]  # fail before any work
+        for of_tier in ([bundle.tier(tier)] if tier else bundle.manifest.tiers)
+        for role in bundle.manifest.roles
+    ]
     if target != "auto":
-        runtime = choose(target)
-        for bundle, of_bundle in zip(opened, files, strict=True):
-            for of_tier, role in of_bundle:
-                runtime.artifact(bundle, of_tier, role)
-    done = []
+        for bundle, of_tier, role in files:
+            choose(target).artifact(bundle, of_tier.name, role)
+    done: list[tuple[str, Built]] = []
     with progress() as bar:
-        for path, bundle, of_bundle in zip(bundles, opened, files, strict=True):
-            remark(f"building {path} for {target}")
-            task = bar.add_task(path.name, total=None, note="")
-
-            for of_tier, role in of_bundle:
-                step = f"tier {of_tier}" + (f" {role}" if len(bundle.manifest.roles) > 1 else "")
-
-                def show(position: BuildProgress, task: TaskID = task, step: str = step) -> None:
-                    note = f"{step}, {note_of(position)}"
-                    bar.update(task, completed=round(position.fraction * 100), total=100, note=note)
-
-                given = (bundle, target, cache)
-                built = build_bundle(*given, tier=of_tier, role=role, options=options, replace=replace, progress=show)
-                done.append((f"{built.record.name} {built.record.version} ({step.removeprefix('tier ')})", built))
-            bar.update(task, completed=100, total=100, note="done")
+        for bundle, of_tier, role in files:
+            file = f"{of_tier.name} {role}" if len(bundle.manifest.roles) > 1 else of_tier.name
+            name = f"{bundle.manifest.name} {bundle.manifest.version} ({file})"
+            task = bar.add_task(name, total=100, note=f"for {target}")
+            show, given = partial(_show, bar, task), (bundle, target, cache)
+            built = build_bundle(*given, tier=of_tier.name, role=role, options=options, replace=replace, progress=show)
+            bar.update(task, completed=100, note="done")
+            done.append((name, built))
     if as_json:
-        print_json([{"directory": str(one.directory), "reused": one.reused, "build": one.record} for _, one in done])
+        print_json([{"directory": str(it.directory), "reused": it.reused, "build": it.record} for _, it in done])
         return
-    for title, one in done:
-        print_table(title, ["build", ""], _rows(one))
+    for name, built in done:
+        print_table(name, ["build", ""], _rows(built))
 
 
-def _files(bundle: Bundle, tier: str | None) -> list[tuple[str, Role]]:
-    """Return the tiers and roles to build; raise a BundleError if there is no such tier."""
-    names = [one.name for one in bundle.manifest.tiers] if tier is None else [bundle.tier(tier).name]
-    return [(name, role) for name in names for role in bundle.manifest.roles]
-
-
-def note_of(position: BuildProgress) -> str:
-    """Return the time left and the step; the bar itself shows the percentage."""
-    left = str(position).partition(", ")[2]
-    return f"{left}: {position.phase}" if left else position.phase
+def _show(bar: Progress, task: TaskID, position: BuildProgress) -> None:
+    left = str(position).partition(", ")[2]  # the bar itself shows the percentage
+    note = f"{left}: {position.phase}" if left else position.phase
+    bar.update(task, completed=round(position.fraction * 100), note=note)
 
 
 def _rows(built: Built) -> list[tuple[str, str]]:

@@ -29,12 +29,12 @@ _FIELDS = ("policy", "per_second", "in_time", "refused", "late", "p50_ms", "p99_
 @json_option
 def goodput(bundle: Path, factor: float, rounds: int, policies: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Send more requests than the full tier of BUNDLE can answer, and count the responses in time by policy."""
-    from edge.bench import open_loop as measurement
+    from edge.bench.open_loop import goodput as measure
 
     with progress() as bar:
         task = bar.add_task(bundle.name, total=rounds * len(policies), note="")
         options["advanced"] = partial(bar.advance, task)
-        report = measurement.goodput(bundle, policies=policies, factor=factor, rounds=rounds, **options)
+        report = measure(bundle, policies=policies, factor=factor, rounds=rounds, **options)
     if as_json:
         print_json(report)
         return

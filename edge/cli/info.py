@@ -14,8 +14,8 @@ from edge.bundles.preprocess import postprocessors
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
 from edge.cli.latencies import print_latencies
 from edge.cli.options import PATH, connection_options
-from edge.cli.output import json_option, print_json, print_table, remark
-from edge.cli.view import board_facts
+from edge.cli.output import json_option, print_json, print_table, remark, stdout
+from edge.cli.view import board_facts, view
 from edge.errors import Raw, ServerRefused, UsageError
 from edge.protocol import TELEMETRY
 from edge.security.scopes import RPC_SCOPES, TELEMETRY_GET
@@ -133,33 +133,21 @@ def _interval(interval: tuple[float, float] | None) -> str:
 
 def _server(url: str, credentials: Credentials | None, as_json: bool) -> None:
     from edge.client import Client
+    from edge.telemetry.window import between
 
     with Client(url, credentials=credentials) as client:
         models = client.index()
         reading, left_out = _reading(client)
-    empty: dict[str, Any] = {"memory_bytes": None, "latency": None, "energy": None, "board": None}
-    measured = _measured(reading) if reading else empty
     if as_json:
+        empty: dict[str, Any] = {"memory_bytes": None, "latency": None, "energy": None, "board": None}
+        measured = _measured(reading) if reading else empty
         print_json({"url": url, "models": models, **measured, "left_out": left_out})
         return
     print_table(url, ["model", "version", "state", "reason"], [list(model.values()) for model in models])
     if not reading:
         remark(left_out)
         return
-    rows = [
-        [name, stage, times["count"], *(times[key] / 1e6 for key in ("p50_ns", "p95_ns", "p99_ns"))]
-        for name, stages in measured["latency"].items()
-        for stage, times in stages.items()
-        if times["count"]
-    ]
-    print_table("latency", ["model", "stage", "count", "p50 ms", "p95 ms", "p99 ms"], rows)
-    if measured["energy"]:
-        columns = ["model", "tier", "requests", "joules", "joules/request", "joules/token"]
-        print_table("energy above idle", columns, [list(row.values()) for row in measured["energy"]])
-    memory = [[kind, size / 2**20] for kind, size in measured["memory_bytes"].items()]
-    print_table("memory", ["kind", "MiB"], memory)
-    if measured["board"]:
-        print_table("board", ["fact", "value"], [[name, str(value)] for name, value in measured["board"].items()])
+    stdout.print(view(url, reading, between(None, reading), stdout.width))
 
 
 def _reading(client: Client) -> tuple[Reading | None, str]:

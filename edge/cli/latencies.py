@@ -11,29 +11,20 @@ from edge.cli.output import print_table
 
 def print_latencies(bundle: str, tiers: Mapping[str, Sequence[Latency]]) -> None:
     """Print the latencies of a bundle's tiers by their names, each labelled; nothing if there are none."""
-    found = [(tier, latency) for tier, latencies in tiers.items() for latency in latencies]
-    if not found:
-        return
-    parts = any(latency.part for _, latency in found)
-    columns = ("source", "device", "runtime", "precision", "rows", "tokens", "ms", "from", "to", "times faster")
-    print_table(
-        f"{bundle}, latency of a run: measured, or a {PREDICTION}",
-        ("tier", *(("part",) if parts else ()), *columns),
-        [(tier, *((latency.part,) if parts else ()), *_cells(latency)) for tier, latency in found],
-    )
+    rows = [[tier, *_cells(latency)] for tier, latencies in tiers.items() for latency in latencies]
+    conditions = ["source", "device", "runtime", "precision", "rows", "tokens"]
+    columns = ["tier", "part", *conditions, "ms", "from", "to", "times faster"]
+    if not any(row[1] for row in rows):
+        columns, rows = columns[:1] + columns[2:], [row[:1] + row[2:] for row in rows]
+    if rows:
+        print_table(f"{bundle}, latency of a run: measured, or a {PREDICTION}", columns, rows)
 
 
-def _cells(one: Latency) -> tuple[object, ...]:
-    predicted = one if isinstance(one, PredictedLatency) else None
-    return (
-        "prediction" if predicted else "measured",
-        f"{one.device} at {predicted.power_mode}" if predicted else one.device,
-        one.runtime,
-        one.precision,
-        one.rows,
-        one.tokens,
-        one.milliseconds,
-        predicted.low_ms if predicted else None,
-        predicted.high_ms if predicted else None,
-        one.times_faster,
-    )
+def _cells(latency: Latency) -> tuple[object, ...]:
+    source, device = "measured", latency.device
+    band: tuple[float | None, float | None] = (None, None)
+    if isinstance(latency, PredictedLatency):
+        source, device = "prediction", f"{latency.device} at {latency.power_mode}"
+        band = (latency.low_ms, latency.high_ms)
+    facts = (source, device, latency.runtime, latency.precision, latency.rows, latency.tokens)
+    return (latency.part, *facts, latency.milliseconds, *band, latency.times_faster)

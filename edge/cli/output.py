@@ -13,7 +13,16 @@ from typing import Any, TypeVar
 import click
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -81,7 +90,7 @@ def remark(text: str) -> None:
 
 
 def progress() -> Progress:
-    """Return a progress bar on stderr: description, position, elapsed time and the field ``note``.
+    """Return a progress bar on stderr: description, position, elapsed and remaining time, and the field ``note``.
 
     Where stderr is not a terminal, it prints a line every :data:`LINE_SECONDS` and its end.
     """
@@ -91,6 +100,7 @@ def progress() -> Progress:
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TimeRemainingColumn(),
         TextColumn("{task.fields[note]}", table_column=Column()),  # wraps: it must not displace the bar
         console=stderr,
     )
@@ -135,4 +145,5 @@ class _Progress(Progress):
 def _line(task: Task) -> str:
     position = f"{task.completed:.0f} of {task.total:.0f}" if task.total is not None else ""
     elapsed = str(timedelta(seconds=round(task.elapsed or 0)))
-    return f"{task.description}: {', '.join(filter(None, (position, task.fields['note'], elapsed)))}"
+    left = "" if task.time_remaining is None else f"about {timedelta(seconds=round(task.time_remaining))} left"
+    return f"{task.description}: {', '.join(filter(None, (position, task.fields['note'], elapsed, left)))}"

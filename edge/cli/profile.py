@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from datetime import timedelta
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +18,6 @@ from edge.runtimes.table import targets
 
 if TYPE_CHECKING:
     from edge.bench.layer_latencies import LayerLatencies
-    from edge.bench.profile import Progress
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _SIZES = ("shape.num_heads", "shape.head_dim", "shape.ffn_dim")
@@ -57,7 +54,7 @@ def profile(directory: Path, out: Path | None, as_json: bool, **options: Any) ->
     if (directory / MANIFEST_NAME).exists():
         _profile_bundle(directory, out, as_json, **options)
     elif out is None:
-        raise UsageError("--out", given=Raw("none"), expected="a file for the table", fix="Give --out table.json.")
+        raise UsageError("--out", expected="a file for the table", fix="Give --out table.json.")
     else:
         _profile_shapes(directory, out, as_json, **options)
 
@@ -80,16 +77,13 @@ def _profile_bundle(
             raise UsageError(option, given=value, expected="none with a bundle", fix=fix)
     if out and out.exists() and not replace:
         given = Raw("a directory" if out.is_dir() else "a file")
-        fix = "Give another --out, or --replace."
-        raise UsageError(f"--out {out}", given=given, expected="a free path", fix=fix)
+        raise UsageError(f"--out {out}", given=given, expected="a free path", fix="Give another --out, or --replace.")
     remark(f"timing {path.name}: this takes minutes with several tiers or many rows; fewer --calls take less")
-    started = time.monotonic()
     with progress() as bar:
         task = bar.add_task(f"timing {path.name}", total=None, note="")
 
         def on_progress(done: int, parts: int, tier: str) -> None:
-            note = f"{tier}{_left(started, done, parts)}" if done < parts else ""
-            bar.update(task, completed=done, total=parts, note=note)
+            bar.update(task, completed=done, total=parts, note=tier if done < parts else "")
 
         times = time_parts(path, on_progress=on_progress, **options)
     if out:
@@ -111,13 +105,11 @@ def _profile_shapes(directory: Path, out: Path, as_json: bool, **options: Any) -
     if out.exists() and not out.is_file():
         given = Raw("a directory" if out.is_dir() else "no regular file")
         raise UsageError(f"--out {out}", given=given, expected="a file to write", fix="Give another --out.")
-    started = time.monotonic()
     with progress() as bar:
         task = bar.add_task("timing shapes", total=None, note="")
 
-        def on_progress(now: Progress) -> None:
-            note = f"{now.name}, {now.step}{_left(started, now.done, now.shapes)}" if now.done < now.shapes else ""
-            bar.update(task, completed=now.done, total=now.shapes, note=note)
+        def on_progress(done: int, shapes: int, name: str, step: str) -> None:
+            bar.update(task, completed=done, total=shapes, note=f"{name}, {step}" if done < shapes else "")
 
         table = profile_shapes(directory, out, on_progress=on_progress, **options)
     throttled = sum(timing.throttled for timing in table.timings) + sum(rest.throttled for rest in table.rest)
@@ -127,13 +119,6 @@ def _profile_shapes(directory: Path, out: Path, as_json: bool, **options: Any) -
         print_json(table)
     else:
         print_latency_table(table, str(out))
-
-
-def _left(started: float, done: int, steps: int) -> str:
-    """Return the estimated time for the remaining steps; empty before the first is done."""
-    if not done:
-        return ""
-    return f", about {timedelta(seconds=round((time.monotonic() - started) / done * (steps - done)))} left"
 
 
 def print_latency_table(table: LayerLatencies, where: str) -> None:

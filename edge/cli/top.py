@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -20,16 +20,12 @@ from edge.errors import Raw, ServerError, ServerRefused
 
 if TYPE_CHECKING:
     from edge.client.connection import Credentials
-    from edge.telemetry.window import Reading, Window
+    from edge.telemetry.window import Reading
 
 #: Pause before each attempt to reconnect.
 _RETRY_SECONDS = 1.0
 #: Delay of a reading after which the server counts as gone.
 _PATIENCE_SECONDS = 5.0
-
-Show = Callable[["Reading", "Window"], None]
-#: Receives the reason why the server is gone, or an empty text when it is back.
-Report = Callable[[str], None]
 
 
 @click.command()
@@ -47,34 +43,47 @@ def top(url: str, interval: float, once: bool, credentials: Credentials | None, 
     that is updated; a pipe or file gets plain tables. If the server goes away, the command waits for it.
     On a server with tokens, it needs a token of the scope `metrics`.
     """
-    try:
-        with _output(url, as_json, live=stdout.is_terminal and not once) as (show, report):
-            _watch(url, interval, once, credentials, show, report)
-    except KeyboardInterrupt:
-        pass  # the usual way to end the command
+    from edge.telemetry.window import Recent, Window, document
+
+    live = stdout.is_terminal and not once and not as_json
+    screen = Live(Text(f"{url} …"), console=stdout, screen=True, auto_refresh=False)
+    recent, gone = Recent(), False
+    last: tuple[Reading, Window] | None = None
+    with suppress(KeyboardInterrupt), screen if live else nullcontext():  # the usual way to end the command
+        for reading, problem in _events(url, interval, credentials):
+            if gone != bool(problem) and not live:
+                remark(problem or "the server is back")
+            gone = bool(problem)
+            if reading is not None:
+                last = reading, recent.add(reading)
+            else:
+                recent = Recent()  # counters of a new server start at zero
+            if live and last:
+                screen.update(view(url, *last, stdout.width, problem), refresh=True)
+            elif reading is not None and last:
+                if as_json:
+                    click.echo(msgspec.json.encode(document(*last)))
+                else:
+                    stdout.print(view(url, *last, stdout.width))
+            if once:
+                return
 
 
-def _watch(url: str, interval: float, once: bool, credentials: Credentials | None, show: Show, report: Report) -> None:
-    from edge.telemetry.window import Recent
-
+def _events(url: str, interval: float, credentials: Credentials | None) -> Iterator[tuple[Reading | None, str]]:
+    """Yield readings, and after the first one, where there are none, the reason."""
     reached = False
     while True:
-        recent = Recent()  # counters of a new server start at zero
         try:
             for reading in _readings(url, interval, credentials):
-                if reached:
-                    report("")
                 reached = True
-                show(reading, recent.add(reading))
-                if once:
-                    return
-            gone = f"{url} ended the stream"
+                yield reading, ""
+            problem = f"{url} ended the stream"
         except ServerError as error:
             # A refusal, such as of a revoked token, is final unless it has a hint when to retry.
             if not reached or (isinstance(error, ServerRefused) and not error.retry_after_ms):
                 raise
-            gone = str(error)
-        report(f"waiting for the server: {gone}")
+            problem = str(error)
+        yield None, f"waiting for the server: {problem}"
         time.sleep(_RETRY_SECONDS)
 
 
@@ -107,34 +116,3 @@ def _readings(url: str, interval: float, credentials: Credentials | None) -> Ite
             if reading is None:
                 return
             yield reading
-
-
-@contextmanager
-def _output(url: str, as_json: bool, *, live: bool) -> Iterator[tuple[Show, Report]]:
-    """Yield functions that show a reading, and that report, once each, that the server is gone and that it is back."""
-    from edge.telemetry.window import document
-
-    last: tuple[Reading, Window] | None = None
-    gone = False
-
-    def show(reading: Reading, window: Window) -> None:
-        nonlocal last
-        last = reading, window
-        if as_json:
-            click.echo(msgspec.json.encode(document(reading, window)))
-        elif screen:
-            screen.update(view(url, reading, window, stdout.width), refresh=True)
-        else:
-            stdout.print(view(url, reading, window, stdout.width))
-
-    def report(text: str) -> None:
-        nonlocal gone
-        if screen and last and text:
-            screen.update(view(url, *last, stdout.width, text), refresh=True)
-        elif not screen and bool(text) != gone:
-            gone = bool(text)
-            remark(text or "the server is back")
-
-    begun = Live(Text(f"{url} …"), console=stdout, screen=True, auto_refresh=False) if live and not as_json else None
-    with begun or nullcontext() as screen:
-        yield show, report

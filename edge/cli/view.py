@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -23,22 +23,15 @@ _KINDS = {"frequency_limit": "clock limits"}
 _FACTS = {"l4t": "L4T", "jetpack": "JetPack", "power_mode": "power mode"}
 
 
-class _Columns(NamedTuple):
-    wide: tuple[str, ...]
-    narrow: tuple[str, ...]
-
-
 _PERCENTILES = ("p50 ms", "p95 ms", "p99 ms")
-_MODELS = _Columns(
-    ("model", "state", "/s", "failed /s", *_PERCENTILES, "queue p95", "compute p95", "rows/run"),
-    ("model", "/s", "p50 ms", "p99 ms"),
-)
-_TIERS = _Columns(("model", "tier", "share", "why", *_PERCENTILES), ("model", "tier", "share", "p50 ms", "p99 ms"))
-_ENERGY = _Columns(
-    ("model", "tier", "W above idle", "requests", "mJ/request", "mJ/token"), ("model", "tier", "mJ/request")
-)
-_DROPS = _Columns(*2 * (("model", "not answered", "place", "count"),))
-_METRICS = _Columns(*2 * (("model", "metric", "increase", "increase /s"),))
+_MODELS = ("model", "state", "/s", "failed /s", *_PERCENTILES, "queue p95", "compute p95", "rows/run")
+_TIERS = ("model", "tier", "share", "why", *_PERCENTILES)
+_ENERGY = ("model", "tier", "W above idle", "requests", "mJ/request", "mJ/token")
+_DROPS = ("model", "not answered", "place", "count")
+_METRICS = ("model", "metric", "increase", "increase /s")
+#: Columns that a narrow terminal leaves out.
+_WIDE = {"state", "failed /s", "p95 ms", "queue p95", "compute p95", "rows/run", "why"}
+_WIDE |= {"W above idle", "requests", "mJ/token"}
 
 
 def view(url: str, reading: Reading, window: Window, width: int, remark: str = "") -> Group:
@@ -83,10 +76,9 @@ def _tables(window: Window, *, narrow: bool) -> Iterator[RenderableType]:
             yield _table(columns, rows, narrow)
 
 
-def _table(columns: _Columns, rows: list[list[Any]], narrow: bool) -> Table:
-    kept = columns.narrow if narrow else columns.wide
-    indices = [columns.wide.index(column) for column in kept]
-    return table(kept, [[row[index] for index in indices] for row in rows])
+def _table(columns: Sequence[str], rows: list[list[Any]], narrow: bool) -> Table:
+    indices = [index for index, column in enumerate(columns) if not (narrow and column in _WIDE)]
+    return table([columns[index] for index in indices], [[row[index] for index in indices] for row in rows])
 
 
 def _rates(of: ModelWindow | Window) -> list[Any]:

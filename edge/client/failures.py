@@ -23,7 +23,7 @@ _OPTIONS: Final = {
 _LOG = "See the server's log."
 _ADVICE: Final = {EXPIRED: "Allow more time, or use a server that is less busy.", "CANCELLED": "Send it again."}
 #: The form of every Fewheads error: a message of this form comes from a Fewheads server, others from gRPC.
-_SENTENCE: Final = re.compile(r": got .*, expected ", re.DOTALL)
+_SENTENCE: Final = re.compile(r": (?:got .*, )?expected ", re.DOTALL)
 #: Leading words of gRPC's message that say nothing.
 _PREFIX: Final = re.compile(r"^failed to connect to all addresses; last error: [A-Z_]+: \S+: ")
 _NOT_GRPC = "Received http2 header with status"

@@ -146,7 +146,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         name = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise InvalidRequest("JSON", given=Raw(f"{name!r} twice"), expected="it once", fix="Remove one of them.")
+        raise InvalidRequest("JSON", given=Raw(f"{name!r} twice"), expected="each name once", fix="Remove one of them.")
     return found
 
 

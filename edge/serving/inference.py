@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from edge.datatypes import Array
-from edge.errors import InvalidRequest, Raw
+from edge.errors import InvalidRequest
 from edge.instruments.logs import ABOUT, About
 from edge.pb import inference_pb2 as pb
 from edge.protocol import STREAM_PARTIAL
@@ -230,15 +230,15 @@ class InferenceService:
 
     def _stream(self, call: Call, told: Told | None) -> None:
         """Make a call give partial answers; raise an InvalidRequest if its model or its RPC cannot."""
-        given = expected = ""
+        expected = ""
         if told is None:
-            given, expected, fix = "it on an RPC with one response", "it in a stream", "Use ModelStreamInfer."
+            expected, fix = "a request in a stream", "Use ModelStreamInfer."
         elif not call.executor.iterative:
-            given, expected, fix = "it", f"no such parameter: {call.form.model.name!r} has one step", "Leave it out."
+            expected, fix = f"no such parameter: {call.form.model.name!r} has one step", "Leave it out."
         elif call.windows:
-            given, expected, fix = "it with outputs in shared memory", "one of them", "Take the outputs by message."
-        if given:
-            raise InvalidRequest(f"parameter {STREAM_PARTIAL!r}", given=Raw(given), expected=expected, fix=fix)
+            expected, fix = "no outputs in shared memory beside it", "Take the outputs by message."
+        if expected:
+            raise InvalidRequest(f"parameter {STREAM_PARTIAL!r}", expected=expected, fix=fix)
         call.partials, call.told, call.tell = PartialAnswers(), told, self._replies.tell
 
     def _submit(self, call: Call) -> bool:

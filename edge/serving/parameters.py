@@ -109,7 +109,7 @@ def parse(request: pb.ModelInferRequest) -> Parameters:
         raise InvalidRequest("parameter 'priority'", given=priority, expected=expected, fix="0 is the default.")
     if "alpha" in values and not values.get("head"):
         fix = "Name a head, or leave it out."
-        raise InvalidRequest("parameter 'alpha'", given=values["alpha"], expected="it beside 'head'", fix=fix)
+        raise InvalidRequest("parameter 'alpha'", given=values["alpha"], expected="a 'head' beside it", fix=fix)
     check_name("parameter 'head'", values.get("head", ""))
     timeout_us = values.get("timeout")
     for name in _FLOATS & values.keys():

@@ -271,13 +271,13 @@ def requested_classes(request: pb.ModelInferRequest, specs: Mapping[str, TensorS
         datatype = specs[output.name].datatype
         if NUMPY_TYPES[datatype].kind not in "fiu":
             fix = "Rank an output of numbers, such as the logits."
-            raise InvalidRequest(subject, given=Raw(f"it for {datatype}"), expected="it for numbers", fix=fix)
+            raise InvalidRequest(subject, given=datatype, expected="a datatype of numbers", fix=fix)
         classes[output.name] = parameter.int64_param
     return classes
 
 
 def _repeated(subject: str) -> InvalidRequest:
-    return InvalidRequest(subject, given=Raw("it twice"), expected="it once", fix="Remove one of them.")
+    return InvalidRequest(subject, expected="each name once", fix="Remove one of them.")
 
 
 def to_raw(array: Array, datatype: str) -> bytes:

@@ -183,7 +183,7 @@ CASES = [
     invalid("datatype FLOAT", _set(datatype="FLOAT"), "got 'FLOAT', expected FP32"),
     invalid("unknown input", _set(name="X"), "got 'X', expected one of ['x']"),
     invalid("an input missing", pb.ModelInferRequest(model_name="flat"), "'x'"),
-    invalid("an input twice", _changed(_twice, mixed()), "input 'real': got it twice, expected it once"),
+    invalid("an input twice", _changed(_twice, mixed()), "input 'real': expected each name once"),
     Case(
         "inputs in another order",
         infer(_changed(lambda r: (r.inputs.reverse(), r.raw_input_contents.reverse()), mixed()), values),
@@ -203,7 +203,7 @@ CASES = [
     Case("one output", infer(_outputs("text_out"), _names), "OK: text_out"),
     Case("outputs in the order of the request", infer(_outputs("text_out", "real_out"), _names)),
     invalid("unknown output", _outputs("zz"), "got 'zz', expected one of ['real_out', 'text_out', 'whole_out']"),
-    Case("an output twice", infer(_outputs("real_out", "real_out"), _names), text="output 'real_out': got it twice"),
+    Case("an output twice", infer(_outputs("real_out", "real_out"), _names), text="'real_out': expected each name"),
     Case("classification", infer(_classified(), lambda r: r.outputs[0].datatype), "OK: BYTES"),
     # Parameters.
     Case("a parameter of the client's own", infer(parameter("mine", string_param="é")), "OK"),

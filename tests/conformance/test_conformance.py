@@ -38,7 +38,6 @@ def test_case(server: tuple[str, Peer], case: Case) -> None:
         assert case.text in details
         assert len(details) < 2000
         if of_ours != "INTERNAL":
-            assert "got " in details
             assert "expected " in details
 
 

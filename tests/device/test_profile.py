@@ -23,5 +23,5 @@ def test_profile_times_every_shape_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert {(timing.shape, timing.tokens) for timing in table.timings} == {(s, n) for s in SHAPES for n in LENGTHS}
     assert {rest.tokens for rest in table.rest} == set(LENGTHS)
     steps: list[str] = []
-    assert profile(directory, out, on_progress=lambda now: steps.append(now.step), **options) == table
+    assert profile(directory, out, on_progress=lambda *now: steps.append(now[-1]), **options) == table
     assert not steps

@@ -19,10 +19,10 @@ import pytest
 
 from edge import __version__
 from edge.__main__ import GROUPS, grouped
-from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.bundle import write_bundle
 from edge.bundles.manifest import Tier
 from edge.pb import inference_pb2
-from tests.support.commands import SECONDS, answer, closed_address, fewheads, python, refusal, run, shown
+from tests.support.commands import SECONDS, answer, closed_address, fewheads, mistake, python, refusal, run, shown
 from tests.support.marks import with_rtx
 from tests.support.models import ORACLE, ORACLE_BUNDLE, oracle_golden, oracle_manifest, oracle_onnx
 from tests.support.text_model import TIERS, write_sentiment_bundle
@@ -31,35 +31,27 @@ COMMANDS = [command for group in GROUPS.values() for command in group]
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_help_names_every_command() -> None:
+def test_help_has_every_command_in_its_group() -> None:
     text = answer(fewheads("--help"))
     assert all(f"  {command} " in text for command in COMMANDS)
-    assert "Exit codes:" in text
-    assert answer(fewheads("-h")) == text
+    assert [line.rstrip(":") for line in text.splitlines() if line.rstrip(":") in GROUPS] == list(GROUPS)
+    assert ("Exit codes:" in text, "Other:" in text, answer(fewheads("-h"))) == (True, False, text)
+    assert grouped(["serve", "own", "infer"]) == {"Serve and ask": ["serve", "infer"], "Other": ["own"]}
     done = fewheads()
-    assert done.returncode == 2
-    assert "Serve and ask:" in done.stdout + done.stderr
+    assert (done.returncode, "Serve and ask:" in done.stdout + done.stderr) == (2, True)
     assert answer(fewheads("--version")) == f"fewheads, version {__version__}\n"
     for command in COMMANDS:
         text = shown(command, "--help")
         assert text.startswith(f"Usage: cli {command} ")
         assert "--json" in text or text.startswith(f"Usage: cli {command} [OPTIONS] COMMAND ")
-        assert "\b" not in text
-        assert "\\b" not in text
-
-
-def test_help_has_the_commands_in_groups() -> None:
-    text = answer(fewheads("--help"))
-    places = [text.index(part) for part in ("Train and shrink:\n  train ", "  plan ", "Experiments:\n", "  serve  ")]
-    assert places == sorted(places)
-    assert "Other:" not in text
-    assert grouped(["serve", "own", "infer"]) == {"Serve and ask": ["serve", "infer"], "Other": ["own"]}
+        assert not {"\b", "\\b"} & set(text.split())
 
 
 def test_commands_are_completed() -> None:
     program = str(Path(sys.executable).with_name("fewheads"))
-    variables = {"_FEWHEADS_COMPLETE": "bash_complete", "COMP_WORDS": "fewheads pro", "COMP_CWORD": "1"}
-    assert answer(run([program], **variables)) == "plain,profile\n"
+    for words, completed in (("fewheads pro", "profile"), ("fewheads infer --tok", "--token-file")):
+        variables = {"_FEWHEADS_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        assert answer(run([program], **variables)) == f"plain,{completed}\n"
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["export", "--help"], ["serve", "--help"]])
@@ -76,12 +68,11 @@ finally:
     assert python(code, *arguments).stderr == "[]\n"
 
 
-@pytest.mark.parametrize("arguments", [["zz"], ["bench", ORACLE_BUNDLE, "--requests", "x"]])
-def test_wrong_usage_exits_with_2(arguments: list[object]) -> None:
-    done = fewheads(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "Error: " in done.stderr
-    assert "Traceback" not in done.stderr
+def test_wrong_usage_exits_with_2() -> None:
+    for arguments in (["zz"], ["bench", ORACLE_BUNDLE, "--requests", "x"]):
+        done = fewheads(*arguments)
+        assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (2, "", False)
+        assert "Error: " in done.stderr
 
 
 BLOCKED = """
@@ -104,7 +95,6 @@ def test_missing_package_is_reported_with_its_extra(tmp_path: Path, monkeypatch:
         ("torch", "export", ["train", "calculator-gate"]),
         ("torch", "export", ["finetune", "digits"]),
         ("ngh2", "fast", ["serve", ".", "--transport=nghttp2"]),
-        ("matplotlib", "plot", ["bench", str(ORACLE_BUNDLE), "--rate=1", "--plot=load.png"]),
     ):
         code = BLOCKED.replace("PACKAGE", package)
         line = refusal(python(code, *command, PYTHONPATH=f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"), 2)
@@ -124,10 +114,9 @@ def test_closed_stdout_exits_with_1_silently(arguments: list[object]) -> None:
 
 def test_doctor_reports_every_check(tmp_path: Path) -> None:
     found = json.loads(shown("doctor", "--json", "--cache", tmp_path / "cache"))
-    assert found["version"] == __version__
     checks = {check["name"]: check for check in found["checks"]}
-    assert len(checks) == len(found["checks"])
-    assert {"python", "grpcio", "numpy", "runtime", "memory", "cache"} <= set(checks)
+    assert (found["version"], len(checks)) == (__version__, len(found["checks"]))
+    assert {"python", "grpcio", "numpy", "runtime", "memory"} <= set(checks)
     assert checks["runtime"]["status"] == "ok"
     assert checks["cache"] == {"name": "cache", "status": "ok", "found": str(tmp_path / "cache"), "advice": ""}
     for check in checks.values():
@@ -135,14 +124,10 @@ def test_doctor_reports_every_check(tmp_path: Path) -> None:
         assert (check["status"] == "ok") == (check["advice"] == ""), check
     text = shown("doctor")
     assert all(name in text for name in checks)
-
-
-def test_doctor_fails_without_a_writable_cache(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = fewheads("doctor", "--json", FEWHEADS_CACHE=str(tmp_path / "file" / "cache"))
-    assert done.returncode == 1
     (check,) = [check for check in json.loads(done.stdout)["checks"] if check["name"] == "cache"]
-    assert check["status"] == "failed"
+    assert (done.returncode, check["status"]) == (1, "failed")
     assert check["advice"].startswith("Give a writable --cache or $FEWHEADS_CACHE, in a container a volume;")
 
 
@@ -154,12 +139,10 @@ def test_build_reuses_the_cache(tmp_path: Path) -> None:
     (second,) = json.loads(shown(*arguments))
     assert (first["reused"], second["reused"]) == (False, True)
     assert (first["directory"], first["build"]) == (second["directory"], second["build"])
-    assert first["build"]["name"] == Bundle.open(ORACLE_BUNDLE).manifest.name
     assert (Path(first["directory"]) / first["build"]["file"]).is_file()
     assert "0 s, it was there already" in shown(*arguments[:-1])
-    done = fewheads(*arguments, "--require-fused-attention")
     expected = "got a build for onnxruntime, which does not show its kernels, expected every block fused"
-    assert expected in refusal(done, 5)
+    assert expected in mistake(*arguments, "--require-fused-attention", code=5)
 
 
 def test_build_builds_every_tier_or_the_one_that_is_named(tmp_path: Path) -> None:
@@ -168,7 +151,7 @@ def test_build_builds_every_tier_or_the_one_that_is_named(tmp_path: Path) -> Non
         cache = tmp_path / "-".join(tiers)
         built = json.loads(shown("build", bundle.path, *options, "--target", "onnxruntime", "--cache", cache, "--json"))
         assert [one["build"]["tier"] for one in built] == list(tiers)
-    assert "got 'other', expected one of full, lean" in refusal(fewheads("build", bundle.path, "--tier", "other"), 3)
+    assert "got 'other', expected one of full, lean" in mistake("build", bundle.path, "--tier", "other", code=3)
 
 
 @with_rtx
@@ -178,7 +161,7 @@ def test_build_for_a_runtime_without_a_file_names_a_way_that_exists(tmp_path: Pa
     tier = Tier(name="full", artifacts=(msgspec.structs.replace(model, runtime="onnxruntime"),))
     files = {model.file: oracle_onnx(), "golden.npz": oracle_golden().encode()}
     bundle = write_bundle(tmp_path / "oracle", msgspec.structs.replace(manifest, tiers=(tier,)), files)
-    line = refusal(fewheads("build", bundle.path, "--target", "tensorrt-rtx:SM86", "--cache", tmp_path / "cache"), 3)
+    line = mistake("build", bundle.path, "--target", "tensorrt-rtx:SM86", "--cache", tmp_path / "cache", code=3)
     assert "got ['model for onnxruntime'], expected model for tensorrt. Take a --target that runs these" in line
 
 
@@ -186,15 +169,16 @@ def test_build_checks_all_bundles_first(tmp_path: Path) -> None:
     (tmp_path / "repository").mkdir()
     (tmp_path / "repository" / "oracle").symlink_to(ORACLE_BUNDLE)
     cache = tmp_path / "cache"
-    done = fewheads("build", ORACLE_BUNDLE, tmp_path / "repository", "--target", "onnxruntime", "--cache", cache)
+    both = (ORACLE_BUNDLE, tmp_path / "repository")
     advice = f"Give one of its bundles, such as {tmp_path}/repository/oracle."
-    assert f"got a directory of bundles, expected a bundle. {advice}" in refusal(done, 3)
+    message = mistake("build", *both, "--target", "onnxruntime", "--cache", cache, code=3)
+    assert f"got a directory of bundles, expected a bundle. {advice}" in message
     assert not cache.exists()
 
 
 def test_missing_server_exits_with_6() -> None:
     with closed_address() as url:
-        for arguments in (["infer", ORACLE, "1"], ["info"], ["bench", ORACLE_BUNDLE]):
+        for arguments in (["infer", ORACLE, "1"], ["info"], ["bench", ORACLE_BUNDLE], ["top"]):
             line = refusal(fewheads(*arguments, "--url", url), 6)
             assert f"at {url}: got UNAVAILABLE" in line
             assert "fewheads serve REPOSITORY" in line
@@ -226,8 +210,6 @@ def test_control_characters_of_a_server_are_escaped() -> None:
 
 
 def test_ctrl_c_exits_with_130() -> None:
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        pytest.skip("SIGINT is ignored here, as in the background of a shell")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         command = [sys.executable, "-m", "edge", "infer", ORACLE, "1", f"--url=127.0.0.1:{listener.getsockname()[1]}"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

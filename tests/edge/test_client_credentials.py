@@ -75,7 +75,7 @@ def test_commands_explain_missing_credentials(secured: Secured, tmp_path: Path) 
     assert without.endswith("Give a token that the server knows with --token-file.")
     assert "--tls-key" in refusal(fewheads(*infer, *options_of(secured)[:2]), 2)
     assert "expected a readable file" in refusal(fewheads(*infer, f"--token-file={tmp_path / 'none'}"), 2)
-    assert "--url: got none, with credentials" in refusal(fewheads("bench", ORACLE_BUNDLE, *options_of(secured)), 2)
+    assert "--url: expected a server to which TLS" in refusal(fewheads("bench", ORACLE_BUNDLE, *options_of(secured)), 2)
 
 
 @pytest.fixture(scope="module")

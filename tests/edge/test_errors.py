@@ -71,6 +71,7 @@ def test_values_are_quoted_and_cut_and_descriptions_are_not_quoted() -> None:
     ):
         error = FewheadsError("the subject", given=value, expected="4", fix="Do this.")
         assert str(error) == f"the subject: got {text}, expected 4. Do this."
+    assert str(FewheadsError("the subject", expected="4", fix="Do this.")) == "the subject: expected 4. Do this."
     # Text of unknown origin becomes safe for a terminal, and can be encoded.
     assert printable("\udcff") == "\\udcff"
     assert printable("a\x1b[2J\nb\u202ec\x9b\x7fé") == "a\\x1b[2J\\nb\\u202ec\\x9b\\x7fé"

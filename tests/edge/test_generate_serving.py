@@ -213,7 +213,10 @@ def test_over_http(server: Ready) -> None:
         (infer("abc", temperature="warm"), "parameter 'temperature': got 'string_param', expected double_param or"),
         (infer("abc", top_k=0.5), "parameter 'top_k': got 'double_param', expected int64_param or uint64_param"),
         (infer("a" * POSITIONS), "text in input 'prompt': got 100 tokens, expected 1 to 99. Shorten the text."),
-        (infer("abc", stream_partial=True), "parameter 'stream_partial': got it on an RPC with one response"),
+        (
+            infer("abc", stream_partial=True),
+            "parameter 'stream_partial': expected a request in a stream",
+        ),
     ):
         assert answer.status == 400
         assert message in answer.error

@@ -143,7 +143,7 @@ async def test_wrong_heads_are_refused(running: Running) -> None:
             InvalidRequest,
             "a head of letters 1, expected a head of letters 1 with the same weights",
         ),
-        (NAME, {"alpha": 2}, InvalidRequest, "parameter 'alpha': got 2, expected it beside 'head'. Name a head"),
+        (NAME, {"alpha": 2}, InvalidRequest, "parameter 'alpha': got 2, expected a 'head' beside it. Name a head"),
         (
             NAME,
             {"head": ONE, "alpha": float("nan")},
@@ -226,4 +226,4 @@ def test_heads_of_the_command(server: Ready) -> None:
         assert json.loads(shown(*command, *options, "--json"))["outputs"]["text"] == [[expected]]
         streamed = CliRunner().invoke(cli, [*command, *options, "--stream"], catch_exceptions=False)
         assert streamed.stdout == f"{expected}\n"
-    assert "parameter 'alpha': got 2.0, expected it beside 'head'" in mistake(*command, "--alpha", 2, code=7)
+    assert "parameter 'alpha': got 2.0, expected a 'head' beside it" in mistake(*command, "--alpha", 2, code=7)

@@ -74,7 +74,7 @@ def test_stock_clients_send_files_and_get_logits_labels_and_ranked_probabilities
                 for row in probabilities
             ]
             assert ranked.tolist() == expected
-        with pytest.raises(InferenceServerException, match="'classification' of output 'label': got it for BYTES"):
+        with pytest.raises(InferenceServerException, match="'classification' of output 'label': got 'BYTES'"):
             client.infer(NAME, images, outputs=[module.InferRequestedOutput("label", class_count=1)])
         with pytest.raises(InferenceServerException, match=r"^.*image in input 'image' row 2: got GIF, expected JPEG"):
             client.infer(NAME, [triton_input("image", column(FILES[0], b"GIF89a"), module)])

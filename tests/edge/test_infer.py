@@ -1,19 +1,21 @@
-"""``fewheads infer``: texts, tensors and tiers, and what it rejects."""
+"""``fewheads infer``: texts, tensors, tiers and generated text, and what it rejects."""
 
 from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
-import grpc
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from edge.__main__ import cli
 from edge.bundles.bundle import write_bundle
@@ -23,7 +25,9 @@ from edge.bundles.manifest import Profile
 from edge.datatypes import TensorSpec
 from edge.launch import running_server
 from edge.pb import inference_pb2, inference_pb2_grpc
+from edge.server import Ready
 from tests.support.commands import SECONDS, fewheads, mistake, refusal, shown
+from tests.support.letters_model import FAILING, NAME, PROMPT, TEXT, continued
 from tests.support.models import ORACLE, graph_of, manifest_of, serialized
 from tests.support.tiered_model import WIDTH, write_tiered_bundle
 
@@ -32,7 +36,7 @@ def infer(url: str, *arguments: object) -> Any:
     return json.loads(shown("infer", "--url", url, *arguments, "--json"))
 
 
-def test_infer_texts(url: str, stub: inference_pb2_grpc.GRPCInferenceServiceStub) -> None:
+def test_texts_are_sent_once(url: str, stub: inference_pb2_grpc.GRPCInferenceServiceStub) -> None:
     def requests() -> int:
         (of_model,) = stub.ModelStatistics(inference_pb2.ModelStatisticsRequest(name=ORACLE)).model_stats
         return int(of_model.inference_stats.success.count)
@@ -43,8 +47,7 @@ def test_infer_texts(url: str, stub: inference_pb2_grpc.GRPCInferenceServiceStub
     assert any("3 - -4 + 2" in line and " 9 " in line for line in text.splitlines())
     assert all(stage in text for stage in ("queue", "compute_infer", "transport", "round_trip"))
     found = infer(url, ORACLE, "1 + 1", "-5 - -6", "7")
-    assert (found["model"], found["version"]) == (ORACLE, "1")
-    assert found["outputs"] == {"value": [[2], [1], [7]]}
+    assert (found["model"], found["version"], found["outputs"]) == (ORACLE, "1", {"value": [[2], [1], [7]]})
     times = found["times_ms"]
     stages = ("compute_input", "queue", "compute_infer", "compute_output")
     assert all(times[stage] >= 0 for stage in stages)
@@ -55,15 +58,8 @@ def write_tagger_bundle(directory: Path) -> None:
     """``tagger``: the same labels of five tokens for any text, as classifiers of tokens return them."""
     labels = np.array([b"O", b"B-PER", b"I-PER", b"O", b"O"]).astype(object)
     logits = np.array([[9, 0], [0, 0], [0, 9], [3, 0], [9, 9]], np.float32)
-    constants = {
-        "label": labels,
-        "logit": logits,
-        "offset": np.array([[0, 0], [0, 4], [4, 8], [8, 11], [0, 0]]),
-        "to_label": np.array([5]),
-        "to_pair": np.array([5, 2]),
-        "zero": np.array([0]),
-        "one": np.array([1]),
-    }
+    offsets = np.array([[0, 0], [0, 4], [4, 8], [8, 11], [0, 0]])
+    sizes = {"to_label": np.array([5]), "to_pair": np.array([5, 2]), "zero": np.array([0]), "one": np.array([1])}
     graph = graph_of(
         """tagger (string[n, 1] text) => (string[n, 5] labels, float[n, 5, 2] logits, int64[n, 5, 2] offsets) {
             shape = Shape(text)
@@ -74,14 +70,14 @@ def write_tagger_bundle(directory: Path) -> None:
             logits = Expand(logit, like_pairs)
             offsets = Expand(offset, like_pairs)
         }""",
-        **constants,
+        label=labels,
+        logit=logits,
+        offset=offsets,
+        **sizes,
     )
-    outputs = {"labels": labels[None], "logits": logits[None], "offsets": constants["offset"][None]}
-    specs = (
-        TensorSpec("labels", "BYTES", (-1, 5)),
-        TensorSpec("logits", "FP32", (-1, 5, 2)),
-        TensorSpec("offsets", "INT64", (-1, 5, 2)),
-    )
+    outputs = {"labels": labels[None], "logits": logits[None], "offsets": offsets[None]}
+    types = {"labels": ("BYTES", (-1, 5)), "logits": ("FP32", (-1, 5, 2)), "offsets": ("INT64", (-1, 5, 2))}
+    specs = tuple(TensorSpec(name, *of) for name, of in types.items())
     profile = {"text": Profile(min=(1, 1), opt=(1, 1), max=(8, 1))}
     manifest = manifest_of("tagger", (TensorSpec("text", "BYTES", (-1, 1)),), specs, profile, max_batch_size=8)
     golden = Golden({"text": np.array([[b"x"]], object)}, outputs)
@@ -98,7 +94,7 @@ def write_encoder_bundle(directory: Path) -> None:
     write_bundle(directory / "encoder", manifest, files)
 
 
-def test_infer_shows_words_and_vectors(tmp_path: Path) -> None:
+def test_words_and_vectors_are_shown(tmp_path: Path) -> None:
     write_tagger_bundle(tmp_path)
     write_encoder_bundle(tmp_path)
     with running_server([tmp_path / "tagger", tmp_path / "encoder"], cache=tmp_path / "cache") as ready:
@@ -121,12 +117,10 @@ def test_infer_shows_words_and_vectors(tmp_path: Path) -> None:
         rows = [line.split()[1::2] for line in text[text.index("cosines") :].splitlines()]
         assert ["1", "1", "0.7071"] in rows
         assert ["2", "0.7071", "1"] in rows
-        text = shown("infer", "--url", url, "encoder", "--input", f"x={json.dumps(vectors[:1])}")
-        assert "cosines" not in text
-        assert infer(url, "encoder", "--input", f"x={json.dumps(vectors)}")["outputs"]["embedding"] == vectors
+        assert "cosines" not in shown("infer", "--url", url, "encoder", "--input", f"x={json.dumps(vectors[:1])}")
 
 
-def test_infer_takes_a_minus_and_a_number_as_text(url: str) -> None:
+def test_a_minus_and_a_number_are_text_and_unknown_options_are_not(url: str) -> None:
     texts = ("-5 - -6", "-5+6", "-1--2")
     for words in (texts, ("--json", "--", *texts)):
         found = json.loads(shown("infer", ORACLE, "--url", url, "--json", *words))
@@ -137,27 +131,20 @@ def test_infer_takes_a_minus_and_a_number_as_text(url: str) -> None:
     line = mistake("infer", "--url", url, ORACLE, "--", "--policy", code=7)
     assert "expression: got '--policy', expected an operand" in line
     assert "model '--tier' at" in mistake("infer", "--url", url, "--", "--tier", "1", code=7)
-
-
-def test_infer_rejects_wrong_options() -> None:
     for words, message in (
-        (["--polcy", "deadline"], "No such option '?--polcy'?.*--policy"),
-        (["--deadline-ms=0"], "0.0 is not in the range x>0"),
-        (["-x"], "No such option '?-x"),
+        (("--polcy", "deadline"), "No such option '?--polcy'?.*--policy"),
+        (("--deadline-ms=0",), "0.0 is not in the range x>0"),
+        (("-x",), "No such option '?-x"),
     ):
         with pytest.raises(click.UsageError) as caught:
             cli.main(["infer", ORACLE, "1 + 1", *words], standalone_mode=False)
         assert re.search(message, caught.value.format_message())
 
 
-def test_infer_chooses_a_tier(tmp_path: Path) -> None:
+def test_tier_is_chosen(tmp_path: Path) -> None:
     write_tiered_bundle(tmp_path / "tiered")
     np.save(tmp_path / "x.npy", np.ones((1, WIDTH), np.float32))
     with running_server([tmp_path / "tiered"], cache=tmp_path / "cache") as ready:
-        with grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
-            stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-            (group,) = stub.ModelConfig(inference_pb2.ModelConfigRequest(name="tiered")).config.instance_group
-            assert group.count == len(os.sched_getaffinity(0))
         question = (f"127.0.0.1:{ready.grpc_port}", "tiered", f"--input=x=@{tmp_path / 'x.npy'}")
         for options, expected in (
             (["--tier", "half"], ("half", "requested")),
@@ -174,30 +161,31 @@ def test_infer_chooses_a_tier(tmp_path: Path) -> None:
         assert "got 'quickest', expected one of pinned, deadline, load. Leave it out for pinned." in line
 
 
-def test_infer_suggests_what_the_model_takes(url: str) -> None:
-    message = mistake("infer", "--url", url, ORACLE)
-    assert message.endswith('got none, expected TEXT or --input. Try: fewheads infer calculator-oracle "3 - -4 + 2"')
-    for words, expected in (([], "expected TEXT or --input"), (["1"], "got 0 text inputs, expected one or two")):
-        message = mistake("infer", "--url", url, "echo-fp32", *words)
-        suggestion = "Try: fewheads infer echo-fp32 --input in_fp32=@in_fp32.npy (NumPy: FP32 [-1])"
-        assert message.endswith(f"{expected}. {suggestion}")
+def test_error_shows_what_the_model_takes(url: str) -> None:
+    suggestion = "Try: fewheads infer echo-fp32 --input in_fp32=@in_fp32.npy (NumPy: FP32 [-1])"
+    for model, words, end in (
+        (ORACLE, (), 'got none, expected TEXT or --input. Try: fewheads infer calculator-oracle "some text"'),
+        ("echo-fp32", (), f"expected TEXT or --input. {suggestion}"),
+        ("echo-fp32", ("1",), f"got 0 text inputs, expected one or two. {suggestion}"),
+    ):
+        assert mistake("infer", "--url", url, model, *words).endswith(end)
 
 
-def test_infer_tensors_and_versions(url: str, tmp_path: Path) -> None:
+def test_tensors_and_versions(url: str, tmp_path: Path) -> None:
     tokens = tokenize(["1 + 2", "-3"])
     np.save(tmp_path / "x.npy", tokens)
-    want = {"value": [[3], [-3]]}
-    assert infer(url, ORACLE, "--input", f"x={json.dumps(tokens.tolist())}")["outputs"] == want
-    assert infer(url, ORACLE, f"--input=x=@{tmp_path / 'x.npy'}")["outputs"] == want
+    for tensor in (f"x={json.dumps(tokens.tolist())}", f"x=@{tmp_path / 'x.npy'}"):
+        assert infer(url, ORACLE, "--input", tensor)["outputs"] == {"value": [[3], [-3]]}
     found = infer(url, "echo-bytes", "--input", 'in_bytes=["grün", "", "\\u6f22"]')
     assert found["outputs"] == {"out_bytes": ["grün", "", "漢"]}
     assert "grün" in shown("infer", "--url", url, "echo-bytes", "--input", 'in_bytes=["grün"]')
+    assert infer(url, "echo-fp32", "--input", "in_fp32=[1, 2.5, NaN]")["outputs"] == {"out_fp32": [1, 2.5, None]}
     assert infer(url, "versioned", "1")["version"] == "3"
     assert infer(url, "versioned", "1", "--version", "1")["version"] == "1"
     assert "NOT_FOUND" in mistake("infer", "--url", url, "versioned", "1", "--version", "2", code=7)
 
 
-def test_infer_rejects_malformed_tensors_files_and_texts(url: str, tmp_path: Path) -> None:
+def test_malformed_tensors_are_rejected(url: str) -> None:
     for model, tensors in (
         (ORACLE, ("x=[[1, 2", "x", "y=[1]", 'x={"a": 1}', 'x=["a"]', "x=[[1], [1, 2]]", "x=" + "[" * 100_000)),
         ("echo-uint8", ("in_uint8=[300]", "in_uint8=[-1]")),
@@ -210,28 +198,97 @@ def test_infer_rejects_malformed_tensors_files_and_texts(url: str, tmp_path: Pat
             message = mistake("infer", "--url", url, model, "--input", tensor)
             assert message.startswith("--input")
             assert len(message) < 1000
-    for array, datatype, reason in (
-        (np.array([42.5]), "int64", "a number, and not a whole number"),
+
+
+@pytest.mark.parametrize(
+    ("array", "datatype", "reason"),
+    [
+        (np.array([42.5]), "int64", "an element is no int64"),
         (np.array([2**32]), "int32", "4294967296 is out of its range"),
         (np.array([2**64 - 1], np.uint64), "int64", "18446744073709551615 is out of its range"),
         (np.array([-1]), "uint64", "-1 is out of its range"),
-        (np.array([1, np.nan]), "int32", "a number, and not a whole number"),
-        (np.array([1]), "bool", "a whole number, and not true or false"),
+        (np.array([1]), "bool", "an element is no bool"),
         (np.array([1e39]), "fp32", "1e+39 is out of its range"),
-    ):
-        np.savez(tmp_path / "all.npz", **{f"in_{datatype}": array})
-        np.save(tmp_path / "one.npy", array)
-        for given in (f"@{tmp_path / 'all.npz'}", f"in_{datatype}=@{tmp_path / 'one.npy'}"):
-            assert f"({reason})" in mistake("infer", "--url", url, f"echo-{datatype}", "--input", given)
-    assert infer(url, "echo-fp32", "--input", "in_fp32=[1, 2.5, NaN]")["outputs"] == {"out_fp32": [1, 2.5, None]}
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_array_that_its_type_cannot_hold_is_rejected(
+    url: str, tmp_path: Path, array: np.ndarray, datatype: str, reason: str
+) -> None:
+    np.savez(tmp_path / "all.npz", **{f"in_{datatype}": array})
+    np.save(tmp_path / "one.npy", array)
+    for given in (f"@{tmp_path / 'all.npz'}", f"in_{datatype}=@{tmp_path / 'one.npy'}"):
+        assert f"({reason})" in mistake("infer", "--url", url, f"echo-{datatype}", "--input", given)
+
+
+def test_unreadable_files_and_texts_are_rejected(url: str, tmp_path: Path) -> None:
     file = tmp_path / "x.npy"
     arguments = ("infer", "--url", url, ORACLE, "--input", f"x=@{file}")
-    assert mistake(*arguments).startswith("--input x: got @")
+    assert mistake(*arguments).startswith("--input: got x=@")
     for data in (b"", b"PK\3\4 no archive", b"\x93NUMPY", b"[[1]]"):
         file.write_bytes(data)
-        assert mistake(*arguments).startswith("--input x: got @")
+        assert mistake(*arguments).startswith("--input: got x=@")
     np.save(file, np.array([{}]), allow_pickle=True)
     assert "allow_pickle" in mistake(*arguments)
     command = [sys.executable, "-m", "edge", "infer", "--url", url, ORACLE, b"1 + \xff"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     assert "expected UTF-8" in refusal(done, 7)
+
+
+#: A prompt after which the text ends.
+ENDED = "aya"
+
+
+def generate(server: Ready, *arguments: object) -> list[object]:
+    return ["infer", "--url", f"127.0.0.1:{server.grpc_port}", NAME, PROMPT, *arguments]
+
+
+def test_options_of_generated_text_reach_the_model(writer: Ready) -> None:
+    def answer(*options: object) -> Any:
+        return json.loads(shown(*generate(writer, *options, "--json")))
+
+    found = answer("--max-tokens", 6)
+    assert (found["outputs"], found["stopped"]) == ({"text": [[TEXT]], "generated": [[6]]}, "length")
+    found = answer("--stop", "none", "--stop", TEXT[1:3])
+    assert (found["outputs"]["text"], found["stopped"]) == ([[TEXT[0]]], "stop")
+    greedy, drawn = continued(PROMPT), ("--temperature", 1, "--seed", 5)
+    assert answer(*drawn)["outputs"]["text"] == answer(*drawn)["outputs"]["text"] != [[greedy]]
+    for option in ("--top-k=1", "--top-p=1e-6"):
+        assert answer("--temperature=1", option)["outputs"]["text"] == [[greedy]]
+    for options, text, tokens in (
+        ((), "", 1),
+        (("--ignore-eos",), "", 3),  # ends of a text have no letters
+        (("--min-tokens", 2), "aab", 3),
+    ):
+        outputs = answer(ENDED, "--max-tokens", 3, *options)["outputs"]
+        assert (outputs["text"][1], outputs["generated"][1]) == ([text], [tokens])
+    lines = shown(*generate(writer, "--max-tokens", 6)).splitlines()
+    assert any(all(cell in line for cell in ("prompt", "text", "generated")) for line in lines)
+
+
+def test_text_is_printed_as_it_comes(writer: Ready, slow_writer: Ready) -> None:
+    command = [*map(str, generate(writer, "de", "--stream", "--max-tokens=6"))]
+    done = CliRunner().invoke(cli, command, catch_exceptions=False)
+    assert done.stdout == f"{TEXT}\n{continued('de', 6)}\n"
+    assert [line.partition(";")[0] for line in done.stderr.splitlines()] == ["6 tokens, stopped by its length"] * 2
+    # On a terminal nothing has to ask for it.
+    terminal, side = pty.openpty()
+    command = [sys.executable, "-m", "edge", *map(str, generate(slow_writer, "--max-tokens=6"))]
+    with subprocess.Popen(command, stdout=side, stderr=subprocess.DEVNULL):
+        os.close(side)
+        pieces = []
+        with suppress(OSError):  # Linux ends a terminal with an error
+            while piece := os.read(terminal, 1024):
+                pieces.append(piece)
+    os.close(terminal)
+    assert len(pieces) > 3
+    assert b"".join(pieces).decode().strip() == TEXT
+
+
+def test_streams_end_with_errors(writer: Ready) -> None:
+    message = mistake(*generate(writer, "--stream", "--max-tokens=500"), code=7)
+    assert "parameter 'max_tokens' of 'letters': got 500" in message
+    assert "logits that are not finite" in mistake(*generate(writer, FAILING, "--stream"), code=7)
+    assert mistake(*generate(writer, "--stream", "--json")).startswith("--stream: expected either --stream or --json")
+    message = mistake("infer", "--url", f"127.0.0.1:{writer.grpc_port}", ORACLE, "1 + 1", "--stream")
+    assert message.startswith(f"--stream for {ORACLE}: got the outputs value, expected a model with text and generated")

@@ -37,24 +37,10 @@ def test_info_labels_predicted_latencies(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
     lines = shown("info", tmp_path).splitlines()
     assert "calculator-oracle, latency of a run: measured, or a prediction, not measured on an Orin" in lines
-    rows = [
-        [cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "AMD EPYC" in line or "Orin Nano" in line
-    ]
-    assert rows == [
-        ["full", "measured", "AMD EPYC", "onnxruntime", "fp32", "1", "32", "1.25", "", "", "1"],
-        [
-            "full",
-            "prediction",
-            "Jetson Orin Nano Super at 15W",
-            "tensorrt",
-            "fp16",
-            "8",
-            "",
-            "0.5",
-            "0.3",
-            "0.7",
-            "1.5",
-        ],
+    rows = ["|".join(cell.strip() for cell in line.split("│")[1:-1]) for line in lines if line.startswith("│ full")]
+    assert rows[-2:] == [
+        "full|measured|AMD EPYC|onnxruntime|fp32|1|32|1.25|||1",
+        "full|prediction|Jetson Orin Nano Super at 15W|tensorrt|fp16|8||0.5|0.3|0.7|1.5",
     ]
     (found,) = json.loads(shown("info", tmp_path, "--json"))
     assert found["tiers"][0]["latencies"] == [MEASURED, PREDICTION]

@@ -49,18 +49,17 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "starlette": ("edge/rest/",),
     "h11": ("edge/http/",),
     "uvloop": ("edge/cli/serve.py",),
-    "matplotlib": ("edge/bench/plot.py",),
     "click": ("edge/__main__.py", "edge/cli/"),
     "rich": ("edge/cli/",),
     "PIL": ("edge/bundles/image.py",),
-    **dict.fromkeys(("tensorrt", "tensorrt_rtx", "torch", "onnx", "tritonclient", "export", "tests"), ()),
+    **dict.fromkeys(("matplotlib", "tensorrt", "tensorrt_rtx", "torch", "onnx", "tritonclient", "export", "tests"), ()),
 }
 #: The packages that see the protocol's messages; others get tensors and plain values.
-USERS_OF_MESSAGES = {"serving", "telemetry", "rpc", "rest", "client", "load"}
+USERS_OF_MESSAGES = {"serving", "telemetry", "rpc", "rest", "client", "bench"}
 #: The parts of edge/ that the workstation uses: it writes bundles, and neither serves nor calls a server.
 FOR_EXPORT = {
     *("", "__version__", "errors", "datatypes", "files", "child", "runner", "bundles", "runtimes", "instruments"),
-    *("profiling", "programs", "protocol", "cli"),
+    *("bench", "programs", "protocol", "cli"),
 }
 
 

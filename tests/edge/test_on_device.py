@@ -15,17 +15,17 @@ from deploy import device_table
 from edge.bench import on_device
 from edge.bench.conditions import BoardWatch
 from edge.bench.inputs import golden_inputs
-from edge.bench.on_device import DeviceRecord, Plan, served_elsewhere
+from edge.bench.on_device import DevicePlan, DeviceRecord, served_elsewhere
 from edge.cli.bench import publish
 from edge.client import Client
 from edge.errors import FewheadsError, UsageError
 from tests.support.boards import orin_nano, write
-from tests.support.commands import answer, fewheads, mistake
+from tests.support.commands import answer, fewheads
 from tests.support.models import ORACLE_BUNDLE
 from tests.support.server_models import echo_input, write_echo_bundle
 from tests.support.text_model import write_sentiment_bundle
 
-QUICK = Plan(requests=12, rounds=3, idle_gaps_seconds=(0.01, 0.02), idle_requests=2)
+QUICK = DevicePlan(requests=12, rounds=3, idle_gaps_seconds=(0.01, 0.02), idle_requests=2)
 ALARM = "sys/class/hwmon/hwmon3/oc2_event_cnt"
 LEVEL = "sys/class/thermal/cooling_device3/cur_state"
 STATUS = "var/lib/nvpmodel/status"
@@ -42,7 +42,7 @@ def board(tmp_path: Path) -> Path:
     return quiet_board(tmp_path / "board")
 
 
-def measured(root: Path, plan: Plan, at_idle: Callable[[], object]) -> DeviceRecord:
+def measured(root: Path, plan: DevicePlan, at_idle: Callable[[], object]) -> DeviceRecord:
     """Measure the oracle; ``at_idle`` is called once, after the idle power."""
 
     def advanced(step: str, done: int, total: int) -> None:
@@ -136,7 +136,7 @@ def test_other_runtime_of_the_server_raises_a_doubt(url: str) -> None:
 
 
 def test_throttled_run_is_not_published(board: Path, tmp_path: Path) -> None:
-    record = measured(board, Plan(4, 1, (), 0), lambda: write(board, {ALARM: "18\n"}))
+    record = measured(board, DevicePlan(4, 1, (), 0), lambda: write(board, {ALARM: "18\n"}))
     doubt = "throttled: the alarm oc2 rose from 15 to 18"
     assert record.doubts == (doubt,)
     out = tmp_path / "record.json"
@@ -199,13 +199,3 @@ def test_documents_get_tables_of_jetsons_only(record: DeviceRecord, tmp_path: Pa
     document.write_text('{"format_version": 1}')
     with pytest.raises(UsageError, match="expected a device record"):
         device_table.read_record(document)
-
-
-def test_options_of_other_modes_are_rejected() -> None:
-    for options, message in (
-        (("--on-device", "--rows=2"), "--rows: got it with --on-device, expected it alone. Leave it out"),
-        (("--rounds=3",), "--rounds: got it alone, expected --on-device beside it"),
-        (("--on-device", "--idle-gaps=1,x"), "--idle-gaps: got '1,x', expected seconds above 0, at most 600"),
-        (("--on-device", "--out=/no/x"), "--out: got /no, which is not a directory, expected an existing directory"),
-    ):
-        assert message in mistake("bench", ORACLE_BUNDLE, *options)

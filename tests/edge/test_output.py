@@ -24,7 +24,7 @@ def test_lines_have_the_current_task_its_position_and_its_note(monkeypatch, caps
         first, second, _ = (bar.add_task(name, total=4, note="") for name in ("first", "second", "third"))
         bar.update(first, completed=4)
         bar.update(second, completed=3, note="nearly")
-        assert re.fullmatch(r"second: 3 of 4, nearly, 0:00:\d\d", lines(3)[-1])
+        assert re.fullmatch(r"second: 3 of 4, nearly, 0:00:\d\d(, about 0:00:\d\d left)?", lines(3)[-1])
     capsys.readouterr()
     with output.progress() as bar:
         bar.add_task("one", total=None, note="")

@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from edge.bench import profile as profiling
-from edge.bench.conditions import Conditions
 from edge.bench.layer_latencies import LayerLatencies
 from edge.bench.profile import profile
 from edge.errors import FewheadsError, UsageError
@@ -34,7 +33,7 @@ def board(tmp_path, monkeypatch):
 def timed(*arguments, **options):
     steps = []
     options = {"target": "onnxruntime", "calls": 3, **options}
-    table = profile(*arguments, **options, on_progress=lambda now: steps.append((now.name, now.step)))
+    table = profile(*arguments, **options, on_progress=lambda *now: steps.append(now[2:]))
     return table, [step for step in steps if step[1].startswith("timing")]
 
 
@@ -57,32 +56,32 @@ def test_table_has_every_shape_and_length_and_keeps_them(shapes, cache, tmp_path
 
 def test_power_modes_are_never_mixed(shapes, cache, board, tmp_path):
     out = tmp_path / "table.json"
-    table, _ = timed(shapes, out, cache=cache, lengths=(4,), conditions=Conditions(board))
+    table, _ = timed(shapes, out, cache=cache, lengths=(4,), root=board)
     assert (table.key["device"], table.key["power_mode"]) == (MODELS[6], "15W")
     before = out.read_bytes()
     write(board, {"var/lib/nvpmodel/status": "pmode:0002\n"})
     with pytest.raises(UsageError, match=r"key: got power_mode '15W', expected power_mode 'MAXN_SUPER'\. .*--replace"):
-        timed(shapes, out, cache=cache, conditions=Conditions(board))
+        timed(shapes, out, cache=cache, root=board)
     assert out.read_bytes() == before
-    table, _ = timed(shapes, out, cache=cache, lengths=(8,), conditions=Conditions(board), replace=True)
+    table, _ = timed(shapes, out, cache=cache, lengths=(8,), root=board, replace=True)
     assert {timing.tokens for timing in LayerLatencies.read(out).timings} == {8}
     before = out.read_bytes()
     (board / "var/lib/nvpmodel/status").unlink()
     with pytest.raises(UsageError, match=r"power mode: got unknown, expected the power mode of the board\. Mount "):
-        timed(shapes, out, cache=cache, conditions=Conditions(board), replace=True)
+        timed(shapes, out, cache=cache, root=board, replace=True)
     assert out.read_bytes() == before
 
 
 def test_next_run_repeats_throttled_timings_and_a_change_of_the_power_mode_ends_it(shapes, cache, board, tmp_path):
     out, alert = tmp_path / "table.json", "sys/class/thermal/cooling_device2/cur_state"
 
-    def heat(now):
-        write(board, {alert: "1\n" if now.name == SHAPES[1].name else "0\n"})
+    def heat(done, shapes, name, step):
+        write(board, {alert: "1\n" if name == SHAPES[1].name else "0\n"})
 
-    def change(now):
+    def change(*now):
         write(board, {"var/lib/nvpmodel/status": "pmode:0002\n"})
 
-    options = {"target": "onnxruntime", "calls": 3, "cache": cache, "lengths": (4,), "conditions": Conditions(board)}
+    options = {"target": "onnxruntime", "calls": 3, "cache": cache, "lengths": (4,), "root": board}
     table = profile(shapes, out, on_progress=heat, **options)
     assert [timing.shape for timing in table.timings if timing.throttled] == [SHAPES[1]]
     write(board, {alert: "0\n"})

@@ -60,6 +60,10 @@ def test_two_bundles_of_one_name_and_lenient_readiness(tmp_path: Path, transport
         assert health_of(ready, "", *SERVICES[:2], ORACLE) == [SERVING] * 4
         with Client(f"127.0.0.1:{ready.grpc_port}") as client:
             assert client.ready()
+        with grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
+            stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+            (group,) = stub.ModelConfig(pb.ModelConfigRequest(name=ORACLE)).config.instance_group
+            assert group.count == len(os.sched_getaffinity(0))
 
 
 def test_reflection_lists_and_describes_the_services(channel: grpc.Channel) -> None:

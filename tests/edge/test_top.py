@@ -27,7 +27,7 @@ from edge.client import Client, text
 from edge.launch import running_server
 from edge.pb import telemetry_pb2 as pb
 from edge.telemetry.window import between
-from tests.support.commands import SECONDS, closed_address, fewheads, refusal, shown
+from tests.support.commands import SECONDS, fewheads, shown
 from tests.support.models import ORACLE, ORACLE_BUNDLE
 
 
@@ -151,11 +151,6 @@ def test_terminal_gets_one_live_view(url: str, columns: int) -> None:
     plain = _plain(seen)
     assert ("rows/run" in plain) is (columns == 140)
     assert max(len(line.rstrip("\r")) for line in plain.split("\n")) <= columns
-
-
-def test_missing_server_ends_the_command() -> None:
-    with closed_address() as url:
-        assert "UNAVAILABLE" in refusal(fewheads("top", "--url", url), 6)
 
 
 @pytest.mark.slow

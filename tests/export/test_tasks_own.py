@@ -171,7 +171,7 @@ GOOD = "".join(f"{text},{label}\n" for text, label in ROWS)
             {},
             "line 1 .* got ' nan', expected a label",
         ),
-        ("x.csv", "text,text,label\na,b,c\n", {}, "heading: got 'text', expected it once"),
+        ("x.csv", "text,text,label\na,b,c\n", {}, "heading: got 'text', expected each name once"),
         ("x.csv", HEAD, {}, "got no rows, expected one at least, below the heading"),
         ("x.csv", HEAD + "a,yes\n" * 9, {}, r"x\.csv column label: got the one class 'yes' in 9 examples"),
         (

@@ -20,8 +20,8 @@ GENERATED = "edge/pb/"
 #: The packages and modules of edge/ from the ground up: each may import those before it, and none after it.
 ORDER = (
     *("errors", "protocol", "datatypes", "files", "child", "instruments", "pb", "runner", "bundles", "runtimes"),
-    *("security", "connections", "http", "profiling", "programs", "scheduling", "repository", "health", "serving"),
-    *("telemetry", "rpc", "grpcio", "http2", "rest", "client", "settings", "assembly", "server", "launch", "load"),
+    *("security", "connections", "http", "programs", "scheduling", "repository", "health", "serving"),
+    *("telemetry", "rpc", "grpcio", "http2", "rest", "client", "settings", "assembly", "server", "launch", "bench"),
     *("cli", "__main__"),
 )
 

@@ -187,7 +187,7 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
     twice = [name for name in names if name and names.count(name) > 1]
     if twice:
         fix = "Give each column a name of its own."
-        raise DataError(f"{path} heading", given=f"{twice[0]}", expected="it once", fix=fix)
+        raise DataError(f"{path} heading", given=twice[0], expected="each name once", fix=fix)
 
 
 def _text(path: Path) -> str:

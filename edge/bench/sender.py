@@ -13,10 +13,10 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 import grpc
+import msgspec
 import numpy as np
 
-from edge.bench.plan import Plan
-from edge.bench.sender import CANCELLED, EXPIRED, FAILED, LOST, REFUSED, UNSENT, Record
+from edge.bench.plan import LoadPlan
 from edge.bench.workload import Kind, Workload, timeout_tail
 from edge.client.connection import open_channel
 from edge.errors import Raw, ServerError
@@ -25,6 +25,17 @@ from edge.protocol import RETRY_AFTER_MS
 
 T = TypeVar("T")
 
+#: Each request has one outcome.
+#:
+#: - ``in_time``, ``late``: it got a response, within its deadline or after it
+#: - ``refused``: the server rejected it at once, perhaps with a time to retry after
+#: - ``expired``: its deadline passed, here or in the server
+#: - ``cancelled``: by this client, after an interrupt, or by the server
+#: - ``failed``: any other error, also that there was no connection
+#: - ``lost``: it was sent, and no response came
+#: - ``unsent``: too many others were in flight
+OUTCOMES = ("in_time", "late", "refused", "expired", "cancelled", "failed", "lost", "unsent")
+IN_TIME, LATE, REFUSED, EXPIRED, CANCELLED, FAILED, LOST, UNSENT = OUTCOMES
 _CONNECT_SECONDS = 10.0
 _METHOD = "/inference.GRPCInferenceService/ModelInfer"
 #: Each channel has its own connection only without the global pool.
@@ -36,20 +47,49 @@ _CHANNEL_OPTIONS = (
 #: Statuses of a server that could answer and rejects the request.
 _REFUSALS = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
 #: Errors of our server begin with their subject, unlike gRPC's own messages.
-_OURS = re.compile(r"([\w ]+?)(?: '.*?')?: got .*, expected ", re.DOTALL)
+_OURS = re.compile(r"([\w ]+?)(?: '.*?')?: (?:got .*, )?expected ", re.DOTALL)
 #: gRPC's messages for requests that no server has seen. 7 is HTTP/2's REFUSED_STREAM.
 _UNSEEN = ("failed to connect", "DNS resolution failed", "connections to all backends failing", "error code 7")
 
 
-class Sender:
-    """Client that sends requests without waiting for responses, and records their outcomes; a context manager."""
+class SentRequest(msgspec.Struct, gc=False):
+    """One request and what became of it; it stays ``lost`` if it never ends.
 
-    def __init__(self, url: str, workload: Workload, plan: Plan) -> None:
-        self.interrupted, self.record = False, Record()
+    Attributes:
+        due_seconds: when it was due, from the start.
+        lag_seconds: how much later it was sent.
+        latency_seconds: from when it was due to its end; NaN if it never ends.
+        cause: of an end without a response, in a few words.
+        tier: that answered; empty if the model has one.
+        loops: mean of its rows; NaN without any.
+        retry_ms: the server's hint when to retry; NaN without one.
+    """
+
+    kind: Kind
+    due_seconds: float
+    lag_seconds: float
+    outcome: str = LOST
+    latency_seconds: float = math.nan
+    cause: str = ""
+    tier: str = ""
+    loops: float = math.nan
+    retry_ms: float = math.nan
+
+    @property
+    def answered(self) -> bool:
+        """Whether it got a response, in time or late."""
+        return self.outcome in (IN_TIME, LATE)
+
+
+class Sender:
+    """Client that sends requests without waiting for responses, and keeps their outcomes; a context manager."""
+
+    def __init__(self, url: str, workload: Workload, plan: LoadPlan) -> None:
+        self.interrupted = False
+        self.sent: list[SentRequest] = []
         self._url, self._workload, self._plan = url, workload, plan
         self._metadata = plan.credentials.metadata() if plan.credentials else None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._turn = 0
 
     async def __aenter__(self) -> Sender:
         credentials, count = self._plan.credentials, self._plan.channels
@@ -73,8 +113,7 @@ class Sender:
 
         ``advanced`` receives the elapsed seconds about ten times a second.
         """
-        begun = time.perf_counter()
-        beat = 0.0
+        begun, beat = time.perf_counter(), 0.0
         for due in times:
             while (ahead := begun + due - time.perf_counter()) > 0 and not self.interrupted:
                 advanced(due - ahead)
@@ -113,47 +152,48 @@ class Sender:
             task.cancel()
 
     def _send(self, begun: float, due: float, lag: float) -> asyncio.Task[None] | None:
-        number, body = self._workload.draw()
-        row = self.record.sent(due, lag, number)
-        limit = self._plan.max_outstanding
+        kind, body = self._workload.draw()
+        sent, limit = SentRequest(kind, due, lag), self._plan.max_outstanding
+        self.sent.append(sent)
         if len(self._tasks) >= limit:
-            self.record.ended(row, lag, UNSENT, f"{limit} in flight")
+            sent.outcome, sent.latency_seconds, sent.cause = UNSENT, lag, f"{limit} in flight"
             return None
-        kind = self._workload.kinds[number]
-        task = asyncio.get_running_loop().create_task(self._infer(row, body, kind, begun + due, lag))
+        method = self._methods[len(self.sent) % len(self._methods)]
+        task = asyncio.get_running_loop().create_task(self._infer(method, sent, body, begun + due))
         self._tasks.add(task)
-        task.add_done_callback(lambda done: self._ended(done, row, begun + due))
+        task.add_done_callback(lambda done: self._ended(done, sent, begun + due))
         return task
 
-    def _ended(self, task: asyncio.Task[None], row: int, due: float) -> None:
+    def _ended(self, task: asyncio.Task[None], sent: SentRequest, due: float) -> None:
         self._tasks.discard(task)
         if task.cancelled():  # perhaps before it started, so it cannot record that itself
-            self.record.ended(row, time.perf_counter() - due, CANCELLED, "interrupted")
+            sent.outcome, sent.latency_seconds, sent.cause = CANCELLED, time.perf_counter() - due, "interrupted"
 
-    async def _infer(self, row: int, body: bytes, kind: Kind, due: float, lag: float) -> None:
-        limit = kind.deadline_ms / 1e3
-        left = limit - lag
+    async def _infer(self, method: Any, sent: SentRequest, body: bytes, due: float) -> None:
+        kind, limit = sent.kind, sent.kind.deadline_ms / 1e3
+        left = limit - sent.lag_seconds
         by_client = bool(limit) and self._plan.enforcer != "server"
         if limit and self._plan.enforcer != "client":
             body += timeout_tail(left)
-        self._turn = (self._turn + 1) % len(self._methods)
         timeout = left if by_client else max(left, 0.0) + self._plan.patience_seconds
         try:
-            response = await self._methods[self._turn](body, timeout=timeout, metadata=self._metadata)
+            response = await method(body, timeout=timeout, metadata=self._metadata)
+            sent.latency_seconds = time.perf_counter() - due
         except grpc.aio.AioRpcError as error:
-            self.record.ended(row, time.perf_counter() - due, *_ending(error, by_client))
+            sent.latency_seconds = time.perf_counter() - due
+            sent.outcome, sent.cause, sent.retry_ms = _ending(error, by_client)
         else:
-            latency = time.perf_counter() - due
-            tier, loops = _facts(response, kind) if kind.tiered or kind.loops else ("", math.nan)
-            self.record.answered(row, latency, late=bool(limit) and latency > limit, tier=tier, loops=loops)
+            sent.outcome = LATE if limit and sent.latency_seconds > limit else IN_TIME
+            if kind.tiered or kind.loops:
+                sent.tier, sent.loops = _facts(response, kind)
 
 
-def _ending(error: grpc.aio.AioRpcError, by_client: bool) -> tuple[str, str, float | None]:
-    """Return the outcome, its cause, and the server's hint in ms when to retry."""
+def _ending(error: grpc.aio.AioRpcError, by_client: bool) -> tuple[str, str, float]:
+    """Return the outcome, its cause, and the server's hint in ms when to retry, NaN without one."""
     code, details = error.code(), error.details() or ""
     ours = _OURS.match(details)
     cause = f"{code.name} {ours[1] if ours else details[:60]}".strip()
-    retry = next((float(value) for key, value in error.trailing_metadata() or () if key == RETRY_AFTER_MS), None)
+    retry = next((float(value) for key, value in error.trailing_metadata() or () if key == RETRY_AFTER_MS), math.nan)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         # Without a deadline of the client's, its patience has ended.
         return (EXPIRED if by_client or ours else LOST), cause, retry
@@ -175,11 +215,16 @@ def _facts(response: bytes, kind: Kind) -> tuple[str, float]:
     return tier, float(np.frombuffer(message.raw_output_contents[names.index(kind.loops)], np.int32).mean())
 
 
-def run(work: Callable[[], Coroutine[Any, Any, T]], interrupt: Callable[[], None]) -> T:
-    """Run a coroutine on a new event loop, where Ctrl-C only calls ``interrupt``.
+def run(work: Callable[[], Coroutine[Any, Any, T]], *senders: Sender) -> T:
+    """Run a coroutine on a new event loop, where Ctrl-C only interrupts the senders.
 
     The loop uses select: epoll counts in ms, which would delay timers by up to one.
     """
+
+    def interrupt() -> None:
+        for sender in senders:
+            sender.interrupt()
+
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
     in_main = threading.current_thread() is threading.main_thread()
     try:

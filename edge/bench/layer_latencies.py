@@ -88,7 +88,7 @@ class Rest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batch: int = 1
 
 
-class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LayerLatencies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Latencies of the layers of one kind of model on one device."""
 
     key: dict[str, str]  # the conditions of the times, by name
@@ -98,7 +98,7 @@ class LatencyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     format_version: Literal[1] = 1
 
     @classmethod
-    def read(cls, path: Path) -> LatencyTable:
+    def read(cls, path: Path) -> LayerLatencies:
         """Read a table; raise a UsageError if the file cannot be read, or is not a table."""
         expected = "a latency table of format version 1"
         fix = "Give a file that 'fewheads profile' wrote."

@@ -1,11 +1,14 @@
-"""Serving overhead: latency of the same requests in process and through a server, in turns."""
+"""Closed loop: clients that wait for each response before the next request; and with it, the overhead of serving."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,16 +30,66 @@ from edge.protocol import LOOPS
 #: Number of series that a measurement consists of.
 ROUNDS = 5
 
-
 #: Sends or computes a request, and returns the loops of its rows; None if the model is not looped.
 Call = Callable[[Inputs], "Array | None"]
 
 
-class Latency(Percentiles, frozen=True):
+class Sent(NamedTuple):
+    """Seconds of each of some requests, loops of their rows, and the elapsed seconds of all."""
+
+    seconds: list[float]
+    loops: list[Array]
+    elapsed_seconds: float
+
+
+@dataclass
+class ClosedLoop:
+    """Requests of one kind, and the clients that send them."""
+
+    call: Call
+    inputs: Iterator[Inputs]  # endless; all clients draw from it
+    clients: int = 1
+
+    def send(self, count: int, least_seconds: float = 0.0, most_seconds: float = math.inf) -> Sent:
+        """Send ``count`` requests, more within ``least_seconds``, fewer after ``most_seconds``, but one at least."""
+        share, seconds, loops = max(count // self.clients, 1), list[float](), list[Array]()
+        begun = time.perf_counter()
+
+        def client(_: int) -> None:
+            for sent in itertools.count():
+                elapsed = time.perf_counter() - begun
+                if sent and (elapsed > most_seconds or (sent >= share and elapsed >= least_seconds)):
+                    return
+                started = time.perf_counter()
+                of_rows = self.call(next(self.inputs))
+                seconds.append(time.perf_counter() - started)
+                if of_rows is not None:
+                    loops.append(of_rows)
+
+        if self.clients == 1:
+            client(0)
+        else:
+            with ThreadPoolExecutor(self.clients) as pool:
+                list(pool.map(client, range(self.clients)))
+        return Sent(seconds, loops, time.perf_counter() - begun)
+
+
+class ServedLatency(Percentiles, frozen=True):
     """Percentiles in ms, the throughput over the elapsed time, and the mean loops of a row of a looped model."""
 
     per_second: float = 0.0
     loops: float | None = None
+
+    @classmethod
+    def of_rounds(cls, rounds: Sequence[Sent]) -> ServedLatency:
+        """Return the latency of all requests of some rounds."""
+        seconds = [value for sent in rounds for value in sent.seconds]
+        loops = [value for sent in rounds for value in sent.loops]
+        return cls(
+            **msgspec.structs.asdict(Percentiles.of(seconds)),
+            per_second=len(seconds) / sum(sent.elapsed_seconds for sent in rounds),
+            loops=float(np.concatenate(loops, axis=None).mean()) if loops else None,
+        )
 
 
 class BenchReport(msgspec.Struct, frozen=True):
@@ -52,8 +105,8 @@ class BenchReport(msgspec.Struct, frozen=True):
     platform: str
     rows: int
     concurrency: int
-    in_process: Latency | None
-    served: Latency
+    in_process: ServedLatency | None
+    served: ServedLatency
     overhead_ratio: float | None
 
 
@@ -72,13 +125,13 @@ def bench(
     credentials: Credentials | None = None,
     advanced: Callable[[], None] = lambda: None,
 ) -> BenchReport:
-    """Measure a bundle in process and through a server, or a served model without its bundle.
+    """Measure a bundle in process and through a server in turns, or a served model without its bundle.
 
     Args:
         model: a bundle, whose golden inputs are sent; or the name of a model at ``url``.
         url: a server; None starts one on a free port.
         requests: total number, after a tenth of them to warm up.
-        concurrency: number of clients, each of which waits for its response before the next request.
+        concurrency: number of clients.
         texts: lines to send to a named model, with a tab between the texts of a pair; empty sends random numbers.
         max_loops: budget of a looped model; None is its default.
         tolerance: of a looped model; None is its default.
@@ -86,27 +139,31 @@ def bench(
     """
     with ExitStack() as stack:
         bundle = Bundle.open(model) if isinstance(model, Path) else None
-        calls: dict[Call, int] = {}
-        platform = ""
+        loops: list[ClosedLoop] = []
+        platform, name, version = "", str(model), ""
         if bundle:
             name, version, inputs = bundle.manifest.name, str(bundle.manifest.version), golden_inputs(bundle, rows)
             program = load_tier(bundle, target, cache)
             stack.callback(program.close)
-            calls[in_process(program, program.limits(max_loops, tolerance))] = 1
+            loops.append(ClosedLoop(in_process(program, program.limits(max_loops, tolerance)), itertools.cycle(inputs)))
             platform = program.main.runner.platform
-        else:
-            name, version, inputs = str(model), "", []
         address = stack.enter_context(server_for([bundle] if bundle else [], url, target, cache))
         client = stack.enter_context(Client(address, retries=ONCE, credentials=credentials))
-        calls[served(client, name, version=version, max_loops=max_loops, tolerance=tolerance)] = concurrency
         if not bundle:
             specs, _ = client.metadata(name)
             names = [spec.name for spec in specs if spec.datatype == "BYTES"]
             inputs = text_inputs(name, names, rows, texts) if texts else random_inputs(name, specs, rows)
-        *local, remote = _in_turns(calls, inputs, requests, concurrency, advanced)
-    alone = local[0] if local else None
-    ratio = remote.p50_ms / alone.p50_ms if alone else None
-    return BenchReport(name, platform, rows, concurrency, alone, remote, ratio)
+        call = served(client, name, version=version, max_loops=max_loops, tolerance=tolerance)
+        loops.append(ClosedLoop(call, itertools.cycle(inputs), concurrency))
+        for loop in loops:
+            loop.send(max(requests // 10, concurrency))
+        rounds: list[list[Sent]] = []
+        for _ in range(ROUNDS):
+            rounds.append([loop.send(max(requests // ROUNDS, concurrency)) for loop in loops])
+            advanced()
+    *local, remote = map(ServedLatency.of_rounds, zip(*rounds, strict=True))
+    ratio = remote.p50_ms / local[0].p50_ms if local else None
+    return BenchReport(name, platform, rows, concurrency, local[0] if local else None, remote, ratio)
 
 
 @contextmanager
@@ -133,61 +190,3 @@ def in_process(program: TierProgram, limits: LoopLimits | None = None) -> Call:
 def served(client: Client, name: str, **options: Any) -> Call:
     """Return a function that sends a request to a model; ``options`` are those of :class:`InferRequest`."""
     return lambda inputs: client.infer(name, inputs, **options).loops
-
-
-def _in_turns(
-    calls: dict[Call, int],
-    inputs: list[Inputs],
-    requests: int,
-    concurrency: int,
-    advanced: Callable[[], None],
-) -> list[Latency]:
-    """Time functions in turns, each from its number of threads, so that other load affects all of them alike."""
-    for call, threads in calls.items():
-        _series(call, inputs, max(requests // 10, concurrency), threads)
-    timed: list[list[_Timed]] = [[] for _ in calls]
-    elapsed = [0.0] * len(calls)
-    for _ in range(ROUNDS):
-        for index, (call, threads) in enumerate(calls.items()):
-            begun = time.perf_counter()
-            timed[index] += _series(call, inputs, max(requests // ROUNDS, concurrency), threads)
-            elapsed[index] += time.perf_counter() - begun
-        advanced()
-    return [_latency(series, seconds) for series, seconds in zip(timed, elapsed, strict=True)]
-
-
-class _Timed(NamedTuple):
-    seconds: float
-    loops: Array | None
-
-
-def _series(call: Call, inputs: list[Inputs], count: int, threads: int) -> list[_Timed]:
-    share = count // threads
-
-    def client(number: int) -> list[_Timed]:
-        timed = []
-        for index in range(number * share, (number + 1) * share):
-            begun = time.perf_counter()
-            loops = call(inputs[index % len(inputs)])
-            timed.append(_Timed(time.perf_counter() - begun, loops))
-        return timed
-
-    if threads == 1:
-        return client(0)
-    with ThreadPoolExecutor(threads) as pool:
-        return [one for timed in pool.map(client, range(threads)) for one in timed]
-
-
-def _latency(series: Sequence[_Timed], elapsed_seconds: float) -> Latency:
-    percentiles = Percentiles.of(np.array([one.seconds for one in series]))
-    return Latency(
-        **msgspec.structs.asdict(percentiles),
-        per_second=len(series) / elapsed_seconds,
-        loops=mean_loops([one.loops for one in series]),
-    )
-
-
-def mean_loops(loops: Iterable[Array | None]) -> float | None:
-    """Return the mean over all rows of requests; None if no model is looped."""
-    found = [each for each in loops if each is not None]
-    return float(np.concatenate(found, axis=None).mean()) if found else None

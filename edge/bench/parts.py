@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
@@ -11,8 +10,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from edge.bench.conditions import Conditions
-from edge.bench.timing import WARM_UP, turns
+from edge.bench.conditions import device_name, power_mode
+from edge.bench.timing import seconds_in_turns
 from edge.bundles.bundle import Bundle
 from edge.bundles.golden import Golden
 from edge.bundles.programs import LoopProgram
@@ -84,49 +83,50 @@ def time_parts(
         UsageError: a Jetson hides its power mode.
         FewheadsError: as :func:`edge.runtimes.build.build`.
     """
-    bundle, conditions = Bundle.open(path), Conditions()
-    power_mode, device = conditions.power_mode(), ""
-    sizes = sorted({1, bundle.manifest.max_batch_size or 1})
-    tiers = bundle.manifest.tiers
+    bundle, mode, device = Bundle.open(path), power_mode(), ""
+    manifest = bundle.manifest
+    sizes = sorted({1, manifest.max_batch_size or 1})
     files: list[FileTime] = []
     loops: list[LoopTime] = []
-    for number, tier in enumerate(tiers):
-        on_progress(number * len(sizes), len(tiers) * len(sizes), tier.name)
-        for role in bundle.manifest.roles:
+    done, total = 0, len(manifest.tiers) * len(sizes)
+    for tier in manifest.tiers:
+        on_progress(done, total, tier.name)
+        for role in manifest.roles:
             build(bundle, target, cache, tier=tier.name, role=role)
         with closing(load_tier(bundle, target, cache, tier=tier.name)) as program:
-            device = conditions.device(program.main.runner.device)
-            for place, rows in enumerate(sizes):
-                seconds = _in_turns(_calls(program, rows), calls)
+            device = device_name(program.main.runner.device)
+            for rows in sizes:
+                seconds = seconds_in_turns(_functions(program, rows), calls)
                 files += _file_times(program, rows, seconds)
                 if program.loop:
                     loops.append(_loop_time(program, program.loop, rows, seconds))
-                on_progress(number * len(sizes) + place + 1, len(tiers) * len(sizes), tier.name)
-    manifest = bundle.manifest
+                done += 1
+                on_progress(done, total, tier.name)
     return BundleTimes(
         name=manifest.name,
         version=manifest.version,
         device=device,
-        power_mode=power_mode,
+        power_mode=mode,
         calls=calls,
         files=tuple(files),
         loops=tuple(loops),
     )
 
 
-def _calls(program: TierProgram, rows: int) -> dict[str, Callable[[], object]]:
-    """Return the calls to time, by role; of a loop also requests of few and many loops, and one with its own limits."""
+def _functions(program: TierProgram, rows: int) -> dict[str, Callable[[], object]]:
+    """Return what to time, by role; of a loop also requests of few and many loops, and one with its own limits."""
     bundle = program.bundle
     tier = bundle.tier(program.tier)
-    calls: dict[str, Callable[[], object]] = {}
+    functions: dict[str, Callable[[], object]] = {}
     for role, loaded in program.files.items():
-        calls[role] = partial(_series, loaded.runner, _rows_of(bundle, bundle.golden_of(tier, loaded.artifact), rows))
+        inputs = _rows_of(bundle, bundle.golden_of(tier, loaded.artifact), rows)
+        functions[role] = partial(_series, loaded.runner, inputs)
     if program.loop:
         inputs = _rows_of(bundle, bundle.goldens[tier.name], rows)
         for name, loops in (("few", 1), ("many", 1 + _loops_apart(program.loop))):
-            calls[name] = partial(program.compute, inputs, LoopLimits(loops, -1.0))  # no residual is below 0
-        calls["request"] = partial(program.compute, inputs)
-    return calls
+            functions[name] = partial(program.compute, inputs, LoopLimits(loops, -1.0))  # no residual is below 0
+        functions["request"] = partial(program.compute, inputs)
+    return functions
 
 
 def _loops_apart(loop: LoopProgram) -> int:
@@ -145,17 +145,6 @@ def _rows_of(bundle: Bundle, golden: Golden, rows: int) -> Mapping[str, Array]:
     return {name: array[np.arange(rows) % len(array)] for name, array in golden.inputs.items()}
 
 
-def _in_turns(calls: Mapping[str, Callable[[], object]], number: int) -> dict[str, Array]:
-    seconds = {name: np.zeros(number) for name in calls}
-    for turn in range(-WARM_UP, number):
-        for name in turns(list(calls), turn):
-            begun = time.perf_counter()
-            calls[name]()
-            if turn >= 0:
-                seconds[name][turn] = time.perf_counter() - begun
-    return seconds
-
-
 def _file_times(program: TierProgram, rows: int, seconds: Mapping[str, Array]) -> list[FileTime]:
     return [
         FileTime(
@@ -172,12 +161,12 @@ def _file_times(program: TierProgram, rows: int, seconds: Mapping[str, Array]) -
 
 
 def _loop_time(program: TierProgram, loop: LoopProgram, rows: int, seconds: Mapping[str, Array]) -> LoopTime:
-    each = (seconds["many"] - seconds["few"]) / _loops_apart(loop)
+    loops = (seconds["many"] - seconds["few"]) / _loops_apart(loop)
     return LoopTime(
         tier=program.tier,
         rows=rows,
-        milliseconds=float(1e3 * np.median(each)),
-        beyond_step_microseconds=float(1e6 * np.median(each - seconds["step"] / _SERIES)),
+        milliseconds=float(1e3 * np.median(loops)),
+        beyond_step_microseconds=float(1e6 * np.median(loops - seconds["step"] / _SERIES)),
         golden_loops=golden_loops(program),
         request_milliseconds=float(1e3 * np.median(seconds["request"])),
     )

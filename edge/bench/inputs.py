@@ -21,12 +21,15 @@ _RANDOM_REQUESTS = 16
 
 def golden_inputs(bundle: Bundle, rows: int) -> list[Inputs]:
     """Return requests made of golden rows: text where the model takes text, tensors otherwise."""
-    arrays = bundle.golden.raw or bundle.golden.inputs
+    arrays = {
+        name: array.astype(np.object_) if array.dtype.kind == "S" else array
+        for name, array in (bundle.golden.raw or bundle.golden.inputs).items()
+    }
     if not bundle.manifest.max_batch_size:
         _check_batch(bundle.manifest.name, rows)
-        return [{name: _objects(array) for name, array in arrays.items()}]
+        return [arrays]
     picks = [np.arange(start, start + rows) % bundle.golden.rows for start in range(bundle.golden.rows)]
-    return [{name: _objects(array[pick]) for name, array in arrays.items()} for pick in picks]
+    return [{name: array[pick] for name, array in arrays.items()} for pick in picks]
 
 
 def text_inputs(model: str, names: Sequence[str], rows: int, texts: Sequence[str]) -> list[Inputs]:
@@ -34,26 +37,21 @@ def text_inputs(model: str, names: Sequence[str], rows: int, texts: Sequence[str
 
     A tab separates the texts for the inputs ``names``.
     """
-    columns = [line.split("\t") for line in texts]
-    wrong = next((line for line in columns if len(line) != len(names)), None)
+    lines = [line.split("\t") for line in texts]
+    wrong = next((line for line in lines if len(line) != len(names)), None)
     if wrong is not None:
         given = Raw(f"a line of {len(wrong)}, {chr(9).join(wrong)[:40]!r}")
         expected = f"{len(names)}, separated by tabs" if names else f"none, since {model} takes no text"
         raise UsageError("--texts", given=given, expected=expected, fix="Leave it out for the golden inputs.")
-    picks = [[columns[(start + row) % len(columns)] for row in range(rows)] for start in range(len(columns))]
-    return [
-        {name: text([line[index] for line in pick]) for index, name in enumerate(names)}
-        for pick in picks[:_MAX_REQUESTS]
-    ]
+    picks = [[lines[(start + row) % len(lines)] for row in range(rows)] for start in range(len(lines))]
+    return [dict(zip(names, map(text, zip(*pick, strict=True)), strict=True)) for pick in picks[:_MAX_REQUESTS]]
 
 
 def random_inputs(model: str, specs: Sequence[TensorSpec], rows: int) -> list[Inputs]:
     """Return requests for the numeric inputs of a model: normally distributed floats, and zeros for other numbers.
 
-    Text inputs are left out: a model that requires one refuses the request. A looped model gets prompts.
+    Text inputs are left out: a model that requires one refuses the request.
     """
-    if prompts := _prompts(specs, rows):
-        return prompts
     numeric = [spec for spec in specs if spec.datatype != "BYTES"]
     if not numeric or any(-1 in spec.shape[1:] for spec in numeric):
         given = Raw(", ".join(f"{spec.name} {spec.datatype} {list(spec.shape)}" for spec in specs))
@@ -70,43 +68,19 @@ def random_inputs(model: str, specs: Sequence[TensorSpec], rows: int) -> list[In
     return [{spec.name: numbers(spec) for spec in numeric} for _ in range(_RANDOM_REQUESTS)]
 
 
-def _prompts(specs: Sequence[TensorSpec], rows: int) -> list[Inputs]:
-    """Return prompts of random linear functions for a looped model; none for other inputs.
-
-    A function of d dimensions is determined by d pairs. Each prompt has 2 d, which every looped model is trained for.
-    """
-    inputs = {spec.name: spec for spec in specs}
-    if inputs.keys() != {"xs", "ys"}:
-        return []
-    *free, dims = inputs["xs"].shape
-    if free != [-1, -1] or dims < 1 or inputs["ys"].shape != (-1, -1):
-        return []
-    generator = np.random.default_rng(0)
-
-    def prompt() -> Inputs:
-        xs = generator.normal(size=(rows, 2 * dims + 1, dims)).astype(np.float32)
-        ys = xs[:, :-1] @ generator.normal(size=(rows, dims, 1)).astype(np.float32)
-        return {"xs": xs, "ys": ys[:, :, 0]}
-
-    return [prompt() for _ in range(_RANDOM_REQUESTS)]
-
-
 def read_texts(path: Path) -> tuple[str, ...]:
     """Read the non-empty lines of a UTF-8 file, at least one."""
-    fix = "Write one text for each request into a line."
     try:
         lines = tuple(line for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+        given: object = Raw("no lines")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}", given=Raw(error), expected="a file of texts", fix=fix) from None
+        lines, given = (), Raw(error)
     if not lines:
-        raise UsageError(f"{path}", given=Raw("no lines"), expected="at least one", fix=fix)
+        fix = "Write one text for each request into a line."
+        raise UsageError(f"{path}", given=given, expected="a file of texts", fix=fix)
     return lines
 
 
 def _check_batch(model: str, rows: int) -> None:
     if rows > 1:
         raise UsageError("--rows", given=rows, expected=f"1, since {model} has no batch", fix="Leave it out.")
-
-
-def _objects(array: Array) -> Array:
-    return array.astype(np.object_) if array.dtype.kind == "S" else array
