@@ -18,7 +18,6 @@ from edge.instruments.energy import energy_meter
 from edge.instruments.logs import Logs
 from edge.instruments.memory import MemorySampler
 from edge.instruments.sensors import Sensors
-from edge.protocol import INFERENCE
 from edge.repository.budget import MemoryBudget
 from edge.repository.control import ModelControl
 from edge.repository.loader import Loader
@@ -68,8 +67,7 @@ class Parts:
 
     scheduler: Scheduler
     repository: Repository
-    metadata: Metadata
-    streams: Streams
+    health: Health
     control: ModelControl
     telemetry: Telemetry
     watchdog: Watchdog
@@ -101,7 +99,12 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
     budget = MemoryBudget(memory, settings.memory_headroom_bytes, scheduler.instances, cache)
     loader = Loader(scheduler, settings.target, settings.cache, options, budget, settings.build)
     repository = Repository(settings.repository, loader)
-    health = Health(repository, scheduler.runs, watchdog_seconds=settings.watchdog_seconds)
+    health = Health(
+        repository,
+        scheduler.runs,
+        watchdog_seconds=settings.watchdog_seconds,
+        strict_readiness=settings.strict_readiness,
+    )
     shared_memory = None
     if settings.allow_shared_memory:
         shared_memory = SharedMemory(settings.max_shared_memory_bytes, settings.max_message_bytes)
@@ -119,11 +122,10 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
         repository,
         scheduler,
         health,
-        strict_readiness=settings.strict_readiness,
         default_timeout_seconds=timeout_seconds,
         extensions=extensions(settings.model_control, shared_memory),
     )
-    streams = Streams(inference)
+    streams = Streams(inference, health.draining)
     control = ModelControl(repository, settings.model_control, settings.watchdog_seconds)
     allow = settings.allow_log_settings
     changes = Extensions(repository, control, shared_memory, logs, traces=traces, allow_log_settings=allow)
@@ -137,7 +139,8 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
     calls = min(max(Limits.max_concurrent_streams, 4 * settings.max_queue_size), MAX_STREAMS)
     grpc = _grpc_server(transport.name, quota)(
         InferenceServicer(inference, metadata, streams, changes, access),
-        TelemetryServicer(telemetry, access),
+        TelemetryServicer(telemetry, access, health.draining),
+        health,
         Limits(max_message_bytes=settings.max_message_bytes, max_concurrent_streams=calls),
         access=access,
         certificates=certificates,
@@ -160,21 +163,12 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
         application = Pages(page, LiveReading(telemetry.reading), access, hosts)
         pages = HttpServer("metrics", application, quota, _MAX_METRICS_CONNECTIONS, certificates)
     notifier = Notifier()
-    supervisor = Supervisor(
-        health,
-        repository,
-        scheduler,
-        server_ready=metadata.server_ready,
-        set_health=grpc.set_health,
-        services=("", INFERENCE),
-        notifier=notifier,
-    )
+    supervisor = Supervisor(health, repository, scheduler, notifier)
     repository.on_change = supervisor.publish
     return Parts(
         scheduler=scheduler,
         repository=repository,
-        metadata=metadata,
-        streams=streams,
+        health=health,
         control=control,
         telemetry=telemetry,
         watchdog=Watchdog(health, settings.stuck_exit_seconds),

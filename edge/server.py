@@ -96,9 +96,8 @@ async def serve(settings: Settings, on_ready: Callable[[Ready], None]) -> None:
         log.info("draining for at most %g s", settings.drain_seconds)
         parts.watchdog.bound_shutdown(settings.drain_seconds + _CLOSING_SECONDS)
         parts.notifier.notify(STOPPING=1)
-        parts.metadata.accepting = False
+        parts.health.drain()
         parts.control.stop()
-        parts.streams.drain()
         await loading
 
 
@@ -110,8 +109,7 @@ async def _load(settings: Settings, parts: Parts) -> None:
         if name not in known:
             expected = f"one of {', '.join(sorted(known)) or 'none at all'}"
             raise UsageError("--load-model", given=name, expected=expected, fix="Leave it out, or add its bundle.")
-    parts.metadata.accepting = not parts.control.stopping
-    parts.supervisor.publish()
+    parts.health.accept()
 
 
 def _ready(parts: Parts, metrics_port: int | None) -> Ready:

@@ -21,7 +21,7 @@ from edge.bundles.bundle import Bundle
 from edge.programs.loop import Loop, LoopRunners
 from edge.programs.program import Joining, LoopLimits, Options
 from edge.runtimes.build import load_runner
-from edge.runtimes.host import HostLoop as OnnxRuntimeLoop
+from edge.runtimes.host import HostLoop
 
 
 def measured(path: Path, rows: int, steps: int) -> dict[str, list[float]]:
@@ -39,12 +39,11 @@ def measured(path: Path, rows: int, steps: int) -> dict[str, list[float]]:
     for _ in range(2):
         session.step()
     device = session._device
-    assert isinstance(device, OnnxRuntimeLoop)
+    assert isinstance(device, HostLoop)
 
     def bare() -> None:
-        bindings, _ = device._bound[session.rows, device._current]
-        for binding in bindings:
-            device._session.run_with_iobinding(binding)
+        for run in device._runs[session.rows, device._current]:
+            run()
 
     turns: dict[str, Callable[[], object]] = {"bare run": bare, "device's step": device.step, "session": session.step}
     taken: dict[str, list[float]] = {name: [] for name in turns}

@@ -27,18 +27,18 @@ def accuracies(measures: Iterable[Measure], runtimes: Mapping[str, str]) -> dict
     Args:
         runtimes: of the files that compute, by tier.
     """
-    found: dict[str, dict[tuple[str, str, int], float]] = {tier: {} for tier in runtimes}
+    by_tier: dict[str, dict[tuple[str, str, int], float]] = {tier: {} for tier in runtimes}
     for measure in measures:
         split = _SPLIT.fullmatch(measure.split)
         if not split or measure.metric not in _MORE_IS_BETTER:
             continue
         tier, runtime = split["tier"], split["runtime"]
-        if tier in found and runtime in (None, runtimes[tier]):
-            found[tier][measure.metric, split["data"], measure.n] = measure.value
-    return {**found}
+        if tier in by_tier and runtime in (None, runtimes[tier]):
+            by_tier[tier][measure.metric, split["data"], measure.n] = measure.value
+    return {**by_tier}
 
 
-def is_as_accurate(one: Accuracies, other: Accuracies) -> bool:
+def is_as_accurate(candidate: Accuracies, reference: Accuracies) -> bool:
     """Return whether a tier is known to be at least as accurate as another one, by all measures that both have."""
-    common = one.keys() & other.keys()
-    return bool(common) and all(one[key] >= other[key] for key in common)
+    common = candidate.keys() & reference.keys()
+    return bool(common) and all(candidate[key] >= reference[key] for key in common)

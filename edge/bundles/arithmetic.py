@@ -53,17 +53,17 @@ def parse(text: str, max_abs_operand: float = float("inf")) -> tuple[list[int], 
     kinds: list[int] = []
     values: list[Decimal] = []
     opened: list[int] = []  # the places of the parentheses that are open
-    for kind, value, place in _tokens(text):
+    for kind, value, end in _tokens(text):
         if kind == OPEN:
-            opened.append(place)
+            opened.append(end)
             if len(opened) > MAX_DEPTH:
-                raise invalid(text, f"at most {MAX_DEPTH} open parentheses at character {place}", _SHORTER)
+                raise invalid(text, f"at most {MAX_DEPTH} open parentheses at character {end}", _SHORTER)
         elif kind == CLOSE:
             if not opened:
-                raise invalid(text, f"no ) at character {place}, because no ( is open", _FIX)
+                raise invalid(text, f"no ) at character {end}, because no ( is open", _FIX)
             opened.pop()
         if len(kinds) == MAX_TOKENS:
-            raise invalid(text, f"at most {MAX_TOKENS} tokens, and the next ends at character {place}", _SHORTER)
+            raise invalid(text, f"at most {MAX_TOKENS} tokens, and the next ends at character {end}", _SHORTER)
         kinds.append(kind)
         values.append(value)
     if opened:
@@ -104,27 +104,27 @@ def _tokens(text: str) -> Iterator[_Token]:
     position, wants_operand = _after_spaces(text, 0), True
     while position < len(text):
         read = text[position]
-        place = position + 1
+        end = position + 1
         if wants_operand:
             if match := NUMBER.match(text, position):
-                place, wants_operand = match.end(), False
-                yield OPERAND, Decimal(match[0]), place
+                end, wants_operand = match.end(), False
+                yield OPERAND, Decimal(match[0]), end
             elif text.startswith(("(", "-("), position):
                 if read == "-":
-                    yield OPERAND, _MINUS_ONE, place
-                    yield TIMES, _ZERO, place
-                    place += 1
-                yield OPEN, _ZERO, place
+                    yield OPERAND, _MINUS_ONE, end
+                    yield TIMES, _ZERO, end
+                    end += 1
+                yield OPEN, _ZERO, end
             else:
                 raise invalid_at(text, position, "an operand", _FIX)
         elif read in _OPERATORS:
             wants_operand = True
-            yield _OPERATORS[read], _ZERO, place
+            yield _OPERATORS[read], _ZERO, end
         elif read == ")":
-            yield CLOSE, _ZERO, place
+            yield CLOSE, _ZERO, end
         else:
             raise invalid_at(text, position, "+, -, * or )", _FIX)
-        position = _after_spaces(text, place)
+        position = _after_spaces(text, end)
     if wants_operand:
         raise invalid_at(text, position, "an operand", _FIX)
 

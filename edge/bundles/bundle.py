@@ -57,7 +57,7 @@ class Bundle:
             raise BundleError(f"bundle {path}", given=stray[0], expected=expected, fix="Remove it, or export again.")
         sets = {tier.name: tier.golden or manifest.golden for tier in manifest.tiers}
         later = set() if models else {artifact.file for tier in manifest.tiers for artifact in tier.artifacts}
-        parts = {one.golden: one for tier in manifest.tiers for one in tier.artifacts if one.golden}
+        parts = {artifact.golden: artifact for tier in manifest.tiers for artifact in tier.artifacts if artifact.golden}
         decoded = {}
         for name, record in manifest.files.items():
             if name in later:
@@ -67,8 +67,13 @@ class Bundle:
             if name in (manifest.golden, *sets.values(), *parts):
                 decoded[name] = golden_set.decode(data, manifest, str(path / name), parts.get(name))
         goldens = {tier: decoded[name] for tier, name in sets.items()}
-        own = {one.file: decoded[one.golden] for tier in manifest.tiers for one in tier.artifacts if one.golden}
-        return cls(path, manifest, goldens, own)
+        of_files = {
+            artifact.file: decoded[artifact.golden]
+            for tier in manifest.tiers
+            for artifact in tier.artifacts
+            if artifact.golden
+        }
+        return cls(path, manifest, goldens, of_files)
 
     def golden_of(self, tier: Tier, artifact: Artifact) -> Golden:
         """Return the golden set that a file must reproduce: its own, else the tier's."""

@@ -40,7 +40,9 @@ class Golden(msgspec.Struct, frozen=True):
             for name, array in getattr(self, attribute).items()
         }
         # Text that a runtime returned is an array of Python objects, which only pickle could write.
-        return encode_npz({key: one.astype(np.bytes_) if one.dtype.kind == "O" else one for key, one in arrays.items()})
+        return encode_npz(
+            {key: array.astype(np.bytes_) if array.dtype.kind == "O" else array for key, array in arrays.items()}
+        )
 
 
 class OutputDiff(msgspec.Struct, frozen=True):
@@ -170,9 +172,9 @@ def _difference(diff: OutputDiff, have: Array, want: Array) -> tuple[str, object
         return "", Raw(f"the shape {list(have.shape)}"), f"{list(want.shape)}"
     if want.dtype.kind in "SUO":
         pairs = zip(_texts(have), _texts(want), strict=True)
-        place, pair = next((place, pair) for place, pair in enumerate(pairs) if pair[0] != pair[1])
+        index, pair = next((index, pair) for index, pair in enumerate(pairs) if pair[0] != pair[1])
         given, expected = _excerpts(*pair)
-        return f"golden row {place * len(want) // want.size}", given, repr(expected)
+        return f"golden row {index * len(want) // want.size}", given, repr(expected)
     if diff.nonfinite:
         return "", Raw(f"{diff.nonfinite} values that are not finite"), f"at most {diff.allowed:.3g}"
     if diff.max_abs_diff <= diff.allowed and diff.rms_allowed is not None:

@@ -85,7 +85,7 @@ class ImagePreprocessor:
             fix = "Install the extra 'images'."
             raise BackendError("pillow", given=Raw(error), expected="an importable package", fix=fix) from None
         warnings.filterwarnings("ignore", module=r"PIL\.")  # about files of clients
-        self.inputs, self.outputs = config.inputs, config.outputs
+        self.inputs, self.graph_inputs = config.inputs, config.graph_inputs
         # JPEG does not define its decoder to the last bit.
         self.tolerance = _TOLERANCE / min(config.std)
         self._config = config
@@ -119,7 +119,7 @@ class ImagePreprocessor:
         for row, data in enumerate(rows, 1):
             go_on()
             pixels.append(self.read(data, f"{place} row {row}" if len(rows) > 1 else place))
-        return {self.outputs[0]: np.stack(pixels)}
+        return {self.graph_inputs[0]: np.stack(pixels)}
 
     def read(self, data: bytes, subject: str) -> Array:
         """Return the pixels of one image, [channels, size, size]; raise an InvalidRequest about ``subject``."""

@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from edge import __version__
 from edge.bundles.fields import EXPORT_AGAIN
-from edge.bundles.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, ManifestV1
+from edge.bundles.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest
 from edge.bundles.rules import check
 from edge.errors import BundleError, Raw
 from edge.files import read_regular
 
 _MAX_BYTES = 256 * 1024
 _UPGRADE = "Upgrade fewheads on this machine (pip install -U fewheads), or export the bundle again with this release."
-_SCHEMAS: dict[int, type[ManifestV1 | Manifest]] = {1: ManifestV1, FORMAT_VERSION: Manifest}
-_READABLE = " or ".join(map(str, _SCHEMAS))
+_VERSIONS = (1, FORMAT_VERSION)
+_READABLE = " or ".join(map(str, _VERSIONS))
 
 
 class _Head(msgspec.Struct):
     format_version: int
-
-
-class _Tagged(msgspec.Struct):
-    type: str
-
-
-class _Typed(msgspec.Struct):
-    """Requires the ``type`` of a program, which msgspec leaves optional while the union has a single member."""
-
-    program: _Tagged | None = None
 
 
 def read(directory: Path, subject: str) -> Manifest:
@@ -45,24 +36,27 @@ def decode(data: bytes, subject: str) -> Manifest:
     """
     expected = f"JSON with a format_version of {_READABLE}"
     try:
-        found = msgspec.json.decode(data, type=_Head).format_version
+        version = msgspec.json.decode(data, type=_Head).format_version
         # Before the strict decode: a newer manifest must be reported as newer, not as one with an unknown field.
-        if found not in _SCHEMAS:
-            raise BundleError(
-                f"{subject} field format_version",
-                given=found,
-                expected=f"{_READABLE}, the versions that fewheads {__version__} reads",
-                fix=_UPGRADE if found > FORMAT_VERSION else "No release writes this version. Export the bundle again.",
-            )
-        expected = f"the manifest schema of version {found}"
-        decoded = msgspec.json.decode(data, type=_SCHEMAS[found])
-        if isinstance(decoded, Manifest):
-            msgspec.json.decode(data, type=_Typed)
+        if version not in _VERSIONS:
+            expected = f"{_READABLE}, the versions that fewheads {__version__} reads"
+            fix = _UPGRADE if version > FORMAT_VERSION else "No release writes this version. Export the bundle again."
+            raise BundleError(f"{subject} field format_version", given=version, expected=expected, fix=fix)
+        expected = f"the manifest schema of version {version}"
+        manifest = _upgraded(data) if version == 1 else msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is a DecodeError
         raise BundleError(subject, given=Raw(error), expected=expected, fix=EXPORT_AGAIN) from None
-    manifest = decoded.upgraded() if isinstance(decoded, ManifestV1) else decoded
     check(manifest, subject)
     return manifest
+
+
+def _upgraded(data: bytes) -> Manifest:
+    """Return a manifest of version 1, which calls its program, a cascade, ``router``."""
+    fields = msgspec.json.decode(data, type=dict[str, Any]) | {"format_version": FORMAT_VERSION}
+    if "router" in fields:
+        router = fields.pop("router")
+        fields["program"] = {"type": "cascade", **router} if isinstance(router, dict) else router
+    return msgspec.convert(fields, Manifest)
 
 
 def encode(manifest: Manifest) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -11,17 +12,17 @@ from edge.bundles import arithmetic, expression, text
 from edge.bundles.bundle import Bundle
 from edge.bundles.fields import EXPORT_AGAIN, require
 from edge.bundles.image import ImagePreprocessor
-from edge.bundles.manifest import (
+from edge.bundles.manifest import Manifest
+from edge.bundles.programs import GenerateProgram
+from edge.bundles.steps import (
     ArithmeticPreprocess,
     ExpressionPreprocess,
     ImagePreprocess,
-    Manifest,
     Preprocess,
     ScorePostprocess,
     TokenizerPreprocess,
     TokenLabelPostprocess,
 )
-from edge.bundles.programs import GenerateProgram
 from edge.datatypes import Array, TensorSpec
 from edge.errors import BackendError, BundleError, InvalidRequest, Raw
 from edge.protocol import PROBABILITIES
@@ -41,12 +42,12 @@ def always() -> None:
 
 
 class Preprocessor(Protocol):
-    """Computes inputs of a graph from text or images. A client sends all ``inputs``, or ``outputs``, never both."""
+    """Computes inputs of a graph. A client sends all ``inputs``, or ``graph_inputs``, never both."""
 
     inputs: tuple[TensorSpec, ...]  # texts, or encoded images
-    outputs: tuple[str, ...]  # inputs of the graph
-    largest: float | None  # absolute value in ``outputs`` of any input; None without a limit
-    tolerance: float  # by which ``outputs`` may differ between machines
+    graph_inputs: tuple[str, ...]
+    largest: float | None  # absolute value in ``graph_inputs`` of any input; None without a limit
+    tolerance: float  # by which ``graph_inputs`` may differ between machines
 
     def slow(self, size_bytes: int) -> bool:
         """Return whether inputs of so many bytes in all take milliseconds, so that no event loop may call this."""
@@ -58,13 +59,22 @@ class Preprocessor(Protocol):
         """
 
 
-class ExpressionPreprocessor:
+class _TextPreprocessor:
+    tolerance = 0.0
+
+    def __init__(self, config: Preprocess, largest: float | None = None) -> None:
+        self.inputs, self.graph_inputs, self.largest = config.inputs, config.graph_inputs, largest
+
+    def slow(self, size_bytes: int) -> bool:
+        """Return whether the texts are longer than is read in a few milliseconds."""
+        return size_bytes > _INLINE_BYTES
+
+
+class ExpressionPreprocessor(_TextPreprocessor):
     """Arithmetic text (BYTES, [-1, 1]) to a calculator's tokens; see :class:`Preprocessor`.
 
     ``tokenize`` takes texts and the largest operand and returns the outputs; ``code`` is the largest of its codes.
     """
-
-    tolerance = 0.0
 
     def __init__(
         self,
@@ -72,23 +82,17 @@ class ExpressionPreprocessor:
         tokenize: Callable[[list[str], float], tuple[Array, ...]],
         code: float,
     ) -> None:
-        self.inputs = config.inputs
-        self.outputs = config.outputs
+        super().__init__(config, max(config.max_abs_operand, code))
         self._tokenize = tokenize
         self._max_abs_operand = config.max_abs_operand
-        self.largest: float | None = max(config.max_abs_operand, code)
-
-    def slow(self, size_bytes: int) -> bool:
-        """Return whether the texts are longer than is read in a few milliseconds."""
-        return size_bytes > _INLINE_BYTES
 
     def __call__(self, *texts: Array, go_on: GoOn = always) -> dict[str, Array]:
         """Return the tokens of expressions."""
         decoded = text.decode_all(texts[0].ravel().tolist(), f"input {self.inputs[0].name!r}")
-        return dict(zip(self.outputs, self._tokenize(decoded, self._max_abs_operand), strict=True))
+        return dict(zip(self.graph_inputs, self._tokenize(decoded, self._max_abs_operand), strict=True))
 
 
-class TokenizerPreprocessor:
+class TokenizerPreprocessor(_TextPreprocessor):
     """Text, or pairs of texts (BYTES, [-1, 1]), to token ids, mask, segments and offsets (INT64, [-1, tokens, …]).
 
     ``definition`` is the ``tokenizer.json``, ``subject`` its name in errors. Text that is too long is cut, or refused
@@ -96,12 +100,8 @@ class TokenizerPreprocessor:
     text in the manifest's ``max_length``, a BackendError without the package ``tokenizers``.
     """
 
-    tolerance = 0.0
-
     def __init__(self, config: TokenizerPreprocess, definition: bytes, subject: str, *, cut: bool = True) -> None:
-        self.inputs = config.inputs
-        self.outputs = config.outputs
-        self.largest: float | None = None
+        super().__init__(config)
         self._config = config
         self._tokenizer = load_tokenizer(definition, subject)
         self._cut = cut
@@ -111,40 +111,37 @@ class TokenizerPreprocessor:
         if cut:
             self._tokenizer.enable_truncation(config.max_length, strategy="longest_first")
 
-    def slow(self, size_bytes: int) -> bool:
-        """Return whether the texts are longer than is read in a few milliseconds."""
-        return size_bytes > _INLINE_BYTES
-
     def __call__(self, *texts: Array, go_on: GoOn = always) -> dict[str, Array]:
         """Return what the graph reads of ids, mask, segments and offsets, as long as the longest row of the request."""
         columns = [self._decoded(spec.name, column.ravel()) for spec, column in zip(self.inputs, texts, strict=True)]
         # Only the batch call lets Python's other threads run meanwhile; of one row, it needs one core.
-        slow = self.slow(sum(len(one) for column in columns for one in column))
-        encoded: list[tuple[list[int], list[int], list[tuple[int, int]]]] = []
+        slow = self.slow(sum(map(len, chain(*columns))))
+        rows: list[tuple[list[int], list[int], list[tuple[int, int]]]] = []
         for first, *second in zip(*columns, strict=True):
             go_on()
             if slow:
-                (one,) = self._tokenizer.encode_batch([(first, *second) if second else first])
+                (encoding,) = self._tokenizer.encode_batch([(first, *second) if second else first])
             else:
-                one = self._tokenizer.encode(first, *second)
+                encoding = self._tokenizer.encode(first, *second)
             if not self._cut:
-                self._check_length(len(one.ids))
+                self._check_length(len(encoding.ids))
             # Only these, because an encoding also holds what was cut off.
-            encoded.append((one.ids, one.type_ids, one.offsets if self._config.offsets else []))
-        ids = np.full((len(encoded), max(len(row) for row, _, _ in encoded)), self._config.pad_id, np.int64)
+            rows.append((encoding.ids, encoding.type_ids, encoding.offsets if self._config.offsets else []))
+        ids = np.full((len(rows), max(len(tokens) for tokens, _, _ in rows)), self._config.pad_id, np.int64)
         mask, segments = np.zeros_like(ids), np.zeros_like(ids)
-        for row, (tokens, types, _) in enumerate(encoded):
+        for row, (tokens, types, _) in enumerate(rows):
             ids[row, : len(tokens)] = tokens
             mask[row, : len(tokens)] = 1
             segments[row, : len(tokens)] = types
-        made: dict[str, Array] = {self._config.ids: ids, self._config.mask: mask}
-        if self._config.segments:
-            made[self._config.segments] = segments
-        if self._config.offsets:
-            made[self._config.offsets] = offsets = np.zeros((*ids.shape, 2), np.int64)
-            for row, (_, _, places) in enumerate(encoded):
-                offsets[row, : len(places)] = places
-        return made
+        config = self._config
+        computed: dict[str, Array] = {config.ids: ids, config.mask: mask}
+        if config.segments:
+            computed[config.segments] = segments
+        if config.offsets:
+            computed[config.offsets] = offsets = np.zeros((*ids.shape, 2), np.int64)
+            for row, (_, _, spans) in enumerate(rows):
+                offsets[row, : len(spans)] = spans
+        return computed
 
     def _check_length(self, tokens: int) -> None:
         most, fix = self._config.max_length, "Shorten the text." if tokens else "Send some text."
@@ -196,13 +193,13 @@ def preprocessor(bundle: Bundle) -> Preprocessor | None:
         holds, given = raw.dtype.kind == "S" and spec.accepts(raw.shape), Raw(f"{raw.dtype} {list(raw.shape)}")
         require(holds, subject, field, given, f"bytes {list(spec.shape)}")
     try:
-        made = step(*texts)
+        computed = step(*texts)
     except InvalidRequest as error:
         subject = f"{subject} {field}"
         raise BundleError(
             subject, given=Raw(error), expected="what the preprocess step takes", fix=EXPORT_AGAIN
         ) from None
-    for name, array in made.items():
+    for name, array in computed.items():
         near = f"within {step.tolerance:.2g} of" if step.tolerance else "exactly"
         expected = f"{near} the golden input {name!r} after preprocessing"
         golden = bundle.golden.inputs[name]
@@ -228,11 +225,11 @@ def postprocessors(manifest: Manifest) -> tuple[Postprocessor, ...]:
     if config is None:
         return ()
     if isinstance(config, ScorePostprocess):  # the score is the logit itself
-        return (Postprocessor(config.made, config.logits, lambda logits: logits),)
+        return (Postprocessor(config.result, config.logits, lambda logits: logits),)
     labels = np.array([label.encode() for label in config.labels], np.object_)
     if isinstance(config, TokenLabelPostprocess):
-        return (Postprocessor(config.made, config.logits, lambda logits: labels[logits.argmax(axis=2)]),)
-    label = Postprocessor(config.made, config.logits, lambda logits: labels[logits.argmax(axis=1)][:, None])
+        return (Postprocessor(config.result, config.logits, lambda logits: labels[logits.argmax(axis=2)]),)
+    label = Postprocessor(config.result, config.logits, lambda logits: labels[logits.argmax(axis=1)][:, None])
     if PROBABILITIES in (config.output, *(spec.name for spec in manifest.outputs)):
         return (label,)
     spec = TensorSpec(PROBABILITIES, "FP32", (-1, len(labels)))

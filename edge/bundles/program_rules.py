@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from edge.bundles.fields import require
-from edge.bundles.manifest import Manifest, TokenizerPreprocess
+from edge.bundles.manifest import Manifest, Tensors
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
+from edge.bundles.steps import TokenizerPreprocess
 from edge.errors import Raw
 from edge.protocol import LOGPROBS, TOKEN_IDS
 
@@ -25,7 +26,6 @@ def check_program(manifest: Manifest, subject: str) -> None:
 
 
 def _check_cascade(program: CascadeProgram, manifest: Manifest, subject: str) -> None:
-    """Raise a BundleError if the tiers are not two of the bundle's, or ``logits`` is not an output with labels."""
     tiers, outputs = [tier.name for tier in manifest.tiers], manifest.outputs
     holds = program.lean in tiers and program.full in tiers and program.lean != program.full and "auto" not in tiers
     expected = f"two of {tiers}, none of which is called auto"
@@ -39,32 +39,21 @@ def _check_cascade(program: CascadeProgram, manifest: Manifest, subject: str) ->
 
 
 def _check_loop(program: LoopProgram, manifest: Manifest, subject: str) -> None:
-    """Raise a BundleError if the tensors of the files do not fit together, or the budget exceeds its limit."""
     column = (-1, 1)
-    outputs = {spec.name: (spec.datatype, spec.shape) for spec in manifest.outputs}
-    expected = {
-        program.prediction: ("FP32", column),
-        program.residual: ("FP32", column),
-        program.loops: ("INT32", column),
-    }
-    require(outputs == expected, subject, "loop outputs", sorted(outputs), f"{expected}")
-    require(manifest.max_batch_size, subject, "loop max_batch_size", 0, "a model with batches")
+    floats = [(name, ("FP32", column)) for name in (program.prediction, program.residual)]
+    _require_outputs(manifest, [*floats, (program.loops, ("INT32", column))], f"{subject} loop")
     expected_loops = f"at most most_loops ({program.most_loops})"
     require(program.max_loops <= program.most_loops, subject, "loop max_loops", program.max_loops, expected_loops)
     for tier in manifest.tiers:
         files = {artifact.role: manifest.tensors(artifact) for artifact in tier.artifacts}
-        embed = {spec.name: spec for spec in files["embed"].outputs}
-        reads, gives = ({spec.name: spec for spec in specs} for specs in files["step"][:2])
         field = f"loop files of tier {tier.name!r}"
-        given, wanted = sorted(embed), f"{program.state!r} and {program.prompt!r}, as the step reads them"
-        holds = embed == {name: reads.get(name) for name in (program.state, program.prompt)}
-        require(holds and files["embed"].inputs == manifest.inputs, subject, field, given, wanted)
-        given, wanted = sorted(reads), f"{program.state!r}, {program.prompt!r} and {program.last!r}"
-        require(reads.keys() == {program.state, program.prompt, program.last}, subject, field, given, wanted)
-        given, wanted = sorted(gives), f"{program.next_state!r}, {program.prediction!r} and {program.residual!r}"
-        require(
-            gives.keys() == {program.next_state, program.prediction, program.residual}, subject, field, given, wanted
-        )
+        embed = {spec.name: spec for spec in files["embed"].outputs}
+        step = {spec.name: spec for spec in files["step"].inputs}
+        holds = embed == {name: step.get(name) for name in (program.state, program.prompt)}
+        expected = f"{program.state!r} and {program.prompt!r}, as the step reads them"
+        require(holds and files["embed"].inputs == manifest.inputs, subject, field, sorted(embed), expected)
+        outputs = (program.next_state, program.prediction, program.residual)
+        _require_names(files["step"], (program.state, program.prompt, program.last), outputs, subject, field)
     named = (program.points, program.values)
     sequences = {spec.name for spec in manifest.inputs if len(spec.shape) > 1}
     holds = named == (None, None) or (set(named) <= sequences and program.points != program.values)
@@ -72,71 +61,73 @@ def _check_loop(program: LoopProgram, manifest: Manifest, subject: str) -> None:
 
 
 def _check_generate(program: GenerateProgram, manifest: Manifest, subject: str) -> None:
-    """Raise a BundleError if the tensors of the file, or those of the tokenizer, do not fit the program."""
-    outputs = {spec.name: (spec.datatype, spec.shape) for spec in manifest.outputs}
-    expected = {program.text: ("BYTES", (-1, 1)), program.generated: ("INT32", (-1, 1))}
-    holds = outputs == expected and len(expected) == 2
-    require(holds, subject, "generate outputs", sorted(outputs), f"{expected}")
-    holds = not {LOGPROBS, TOKEN_IDS} & {*outputs}
-    require(holds, subject, "generate outputs", sorted(outputs), f"other names than {LOGPROBS!r} and {TOKEN_IDS!r}")
-    require(manifest.max_batch_size, subject, "generate max_batch_size", 0, "a model with batches")
+    kinds = [(program.text, ("BYTES", (-1, 1))), (program.generated, ("INT32", (-1, 1)))]
+    _require_outputs(manifest, kinds, f"{subject} generate")
+    names = sorted(dict(kinds))
+    expected_names = f"other names than {LOGPROBS!r} and {TOKEN_IDS!r}"
+    require(not {LOGPROBS, TOKEN_IDS} & {*names}, subject, "generate outputs", names, expected_names)
     step = manifest.preprocess
-    names = {spec.name for spec in manifest.inputs}
-    holds = isinstance(step, TokenizerPreprocess) and names == set(step.outputs) and len(names) == 2
-    expected_step = "a tokenizer for the manifest's inputs, ids and mask"
-    made = sorted(step.outputs) if step else Raw("none")
-    require(holds, subject, "generate preprocess", made, expected_step)
+    inputs = {spec.name for spec in manifest.inputs}
+    holds = isinstance(step, TokenizerPreprocess) and inputs == set(step.graph_inputs) and len(inputs) == 2
+    step_outputs = sorted(step.graph_inputs) if step else Raw("none")
+    require(holds, subject, "generate preprocess", step_outputs, "a tokenizer for the manifest's inputs, ids and mask")
     less = f"less than positions ({program.positions})"
     require(program.max_tokens < program.positions, subject, "generate max_tokens", program.max_tokens, less)
     assert isinstance(step, TokenizerPreprocess)
     require(step.max_length < program.positions, subject, "preprocess max_length", step.max_length, less)
-    names_of_cache = [name for one in program.cache for name in (one.past, one.new)]
-    holds = len(set(names_of_cache)) == len(names_of_cache)
-    require(holds, subject, "generate cache", sorted(names_of_cache), "each name once")
+    past, new = [pair.past for pair in program.cache], [pair.new for pair in program.cache]
+    require(len({*past, *new}) == 2 * len(past), subject, "generate cache", sorted(past + new), "each name once")
     column = ("INT64", (-1, 1))
-    for tier, artifact in ((one, artifact) for one in manifest.tiers for artifact in one.artifacts):
-        file = manifest.tensors(artifact)
-        reads, gives = ({spec.name: spec for spec in specs} for specs in file[:2])
-        field = f"generate files of tier {tier.name!r}"
-        wanted = {program.tokens, program.lengths, program.last, *(one.past for one in program.cache)}
-        require(reads.keys() == wanted, subject, field, sorted(reads), f"the inputs {sorted(wanted)}")
-        wanted = {program.logits, *(one.new for one in program.cache)}
-        require(gives.keys() == wanted, subject, field, sorted(gives), f"the outputs {sorted(wanted)}")
-        for name, kind in ((program.tokens, ("INT64", (-1, -1))), (program.lengths, column), (program.last, column)):
-            given = reads[name].datatype, reads[name].shape
-            require(given == kind, subject, f"{field}, input {name!r}", given, f"{kind}")
-        given = gives[program.logits].datatype, gives[program.logits].shape
-        vocabulary = given[1][-1]
-        holds = given == ("FP32", (-1, vocabulary)) and vocabulary > 0
-        require(holds, subject, f"{field}, output {program.logits!r}", given, "FP32 [-1, vocabulary]")
+    columns = {program.tokens: ("INT64", (-1, -1)), program.lengths: column, program.last: column}
+    for name, artifact in ((tier.name, artifact) for tier in manifest.tiers for artifact in tier.artifacts):
+        tensors, field = manifest.tensors(artifact), f"generate files of tier {name!r}"
+        _require_names(tensors, (*columns, *past), (program.logits, *new), subject, field)
+        kind = {spec.name: (spec.datatype, spec.shape) for spec in (*tensors.inputs, *tensors.outputs)}
+        for column_name, expected in columns.items():
+            given = kind[column_name]
+            require(given == expected, subject, f"{field}, input {column_name!r}", given, f"{expected}")
+        logits = kind[program.logits]
+        vocabulary = logits[1][-1]
+        holds = logits == ("FP32", (-1, vocabulary)) and vocabulary > 0
+        require(holds, subject, f"{field}, output {program.logits!r}", logits, "FP32 [-1, vocabulary]")
         last = max(program.end_tokens, default=0)
         require(last < vocabulary, subject, "generate end_tokens", last, f"less than the vocabulary ({vocabulary})")
-        for one in program.cache:
-            given = reads[one.past].datatype, reads[one.past].shape
-            holds = given == (gives[one.new].datatype, gives[one.new].shape) and given[0] in ("FP32", "FP16")
-            holds = holds and [size > 0 for size in given[1]] == [False, True, False, True]
-            expected_cache = f"FP32 or FP16 [-1, heads, -1, width], as {one.new!r}"
-            require(holds, subject, f"{field}, input {one.past!r}", given, expected_cache)
+        for pair in program.cache:
+            datatype, shape = cache = kind[pair.past]
+            holds = cache == kind[pair.new] and datatype in ("FP32", "FP16")
+            holds = holds and [size > 0 for size in shape] == [False, True, False, True]
+            expected_cache = f"FP32 or FP16 [-1, heads, -1, width], as {pair.new!r}"
+            require(holds, subject, f"{field}, input {pair.past!r}", cache, expected_cache)
 
 
 def _check_head(program: HeadProgram, manifest: Manifest, subject: str) -> None:
-    """Raise a BundleError if the tensors of the file, or those of the manifest, do not fit the program."""
     inputs = {spec.name: (spec.datatype, len(spec.shape)) for spec in manifest.inputs}
     expected = {program.logits: ("FP32", 2), program.alpha: ("FP32", 2)}
     require(inputs == expected, subject, "head inputs", sorted(inputs), f"{expected}")
-    outputs = [(spec.name, spec.datatype, spec.shape) for spec in manifest.outputs]
     logits = next(spec.shape for spec in manifest.inputs if spec.name == program.logits)
-    expected_output = [(program.moved, "FP32", logits)]
-    require(outputs == expected_output, subject, "head outputs", outputs, f"{expected_output}")
-    require(manifest.max_batch_size, subject, "head max_batch_size", 0, "a model with batches")
-    field, given, wanted_file = f"files entry for {program.tensors!r}", Raw("nothing"), "the tensors of the head"
-    require(program.tensors in manifest.files, subject, field, given, wanted_file)
+    _require_outputs(manifest, [(program.moved, ("FP32", logits))], f"{subject} head")
+    field, given, expected_file = f"files entry for {program.tensors!r}", Raw("nothing"), "the head's tensors"
+    require(program.tensors in manifest.files, subject, field, given, expected_file)
+    reads = (program.logits, program.alpha, program.keys, program.values, program.temperatures)
     for tier in manifest.tiers:
-        reads, gives = ({spec.name for spec in specs} for specs in manifest.tensors(tier.artifacts[0])[:2])
-        wanted = {program.logits, program.alpha, program.keys, program.values, program.temperatures}
         field = f"head file of tier {tier.name!r}"
-        require(reads == wanted, subject, field, sorted(reads), f"the inputs {sorted(wanted)}")
-        require(gives == {program.moved}, subject, field, sorted(gives), f"the output {program.moved!r}")
+        _require_names(manifest.tensors(tier.artifacts[0]), reads, (program.moved,), subject, field)
+
+
+def _require_outputs(
+    manifest: Manifest, kinds: Sequence[tuple[str, tuple[str, tuple[int, ...]]]], subject: str
+) -> None:
+    """Raise a BundleError unless a manifest with batches has just these outputs."""
+    outputs = sorted((spec.name, (spec.datatype, spec.shape)) for spec in manifest.outputs)
+    require(outputs == sorted(kinds), subject, "outputs", [name for name, _ in outputs], f"{dict(kinds)}")
+    require(manifest.max_batch_size, subject, "max_batch_size", 0, "a model with batches")
+
+
+def _require_names(tensors: Tensors, inputs: Sequence[str], outputs: Sequence[str], subject: str, field: str) -> None:
+    """Raise a BundleError unless a file has just these inputs and outputs."""
+    for kind, specs, names in (("inputs", tensors.inputs, inputs), ("outputs", tensors.outputs, outputs)):
+        given = sorted(spec.name for spec in specs)
+        require(given == sorted(names), subject, field, given, f"the {kind} {sorted(names)}")
 
 
 _RULES: Final[Mapping[type, Callable[[Any, Manifest, str], None]]] = {

@@ -6,8 +6,9 @@ from itertools import chain
 
 from edge.bundles.fields import Role, require
 from edge.bundles.latency import check_latency
-from edge.bundles.manifest import MANIFEST_NAME, Artifact, Manifest, ScorePostprocess, Tensors, Tier
+from edge.bundles.manifest import MANIFEST_NAME, Artifact, Manifest, Tensors, Tier
 from edge.bundles.program_rules import check_program
+from edge.bundles.steps import ScorePostprocess
 from edge.datatypes import NUMPY_TYPES, TensorSpec
 from edge.errors import Raw
 
@@ -17,8 +18,8 @@ def check(manifest: Manifest, subject: str) -> None:
     _check_tensors(Tensors(manifest.inputs, manifest.outputs, manifest.profile), manifest.max_batch_size, subject)
     _unique(subject, "tier name", [tier.name for tier in manifest.tiers])
     artifacts = [artifact for tier in manifest.tiers for artifact in tier.artifacts]
-    own = [*(tier.golden for tier in manifest.tiers), *(artifact.golden for artifact in artifacts)]
-    goldens = sorted({manifest.golden, *filter(None, own)})
+    parts = [*(tier.golden for tier in manifest.tiers), *(artifact.golden for artifact in artifacts)]
+    goldens = sorted({manifest.golden, *filter(None, parts)})
     files = [*(artifact.file for artifact in artifacts), *goldens]
     for name in files:
         field, expected = f"files entry for {name!r}", "its size_bytes and sha256"
@@ -66,11 +67,11 @@ def _check_tensors(tensors: Tensors, max_batch_size: int, subject: str) -> None:
 
 
 def _check_own_tensors(manifest: Manifest, artifact: Artifact, subject: str) -> None:
-    own = [name for name in ("inputs", "outputs", "profile", "more_profiles") if getattr(artifact, name)]
+    stated = [name for name in ("inputs", "outputs", "profile", "more_profiles") if getattr(artifact, name)]
     subject = f"{subject} artifact {artifact.file!r}"
-    if not own:
+    if not stated:
         return
-    given, expected = Raw(f"{own[0]} of its own"), "the manifest's tensors, because clients send those"
+    given, expected = Raw(f"{stated[0]} of its own"), "the manifest's tensors, because clients send those"
     require(artifact.role != "model", subject, "role 'model'", given, expected)
     expected = "none, because its inputs are the manifest's"
     profiles = (artifact.profile, *artifact.more_profiles)
@@ -96,7 +97,7 @@ def _alike(tensors: Tensors, role: Role) -> Tensors:
     if role != "backbone":
         return tensors
     reads, gives = (
-        tuple(TensorSpec(one.name, {"FP16": "FP32"}.get(one.datatype, one.datatype), one.shape) for one in specs)
+        tuple(TensorSpec(spec.name, "FP32" if spec.datatype == "FP16" else spec.datatype, spec.shape) for spec in specs)
         for specs in (tensors.inputs, tensors.outputs)
     )
     return tensors._replace(inputs=reads, outputs=gives)
@@ -107,15 +108,15 @@ def _check_preprocess(manifest: Manifest, subject: str) -> None:
     if step is None:
         return
     inputs = [spec.name for spec in manifest.inputs]
-    for name in step.outputs:
+    for name in step.graph_inputs:
         require(name in inputs, subject, "preprocess output", name, f"one of {inputs}")
     given, expected = Raw("max_batch_size 0"), "a model with batches, so that two texts have as many rows"
     require(len(step.inputs) == 1 or manifest.max_batch_size, subject, "preprocess pair", given, expected)
-    _unique(subject, "preprocess output", list(step.outputs))
+    _unique(subject, "preprocess output", list(step.graph_inputs))
     _unique(subject, "preprocess input", [text.name for text in step.inputs])
     for text in step.inputs:
         _check_new_name(manifest, text.name, "preprocess input", subject)
-    step.check(manifest, subject)
+    step.check(manifest.inputs, manifest.files, subject)
 
 
 def _check_postprocess(manifest: Manifest, subject: str) -> None:

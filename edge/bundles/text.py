@@ -22,9 +22,11 @@ def decode_all(encoded: Sequence[bytes], subject: str) -> list[str]:
     try:
         return [element.decode() for element in encoded]
     except UnicodeDecodeError as error:
-        place = f" element {encoded.index(error.object) + 1}" if len(encoded) > 1 else ""
+        element_number = f" element {encoded.index(error.object) + 1}" if len(encoded) > 1 else ""
         fix = f"Encode it as UTF-8; byte {error.start + 1} is not."
-        raise InvalidRequest(f"text in {subject}{place}", given=error.object, expected="UTF-8", fix=fix) from None
+        raise InvalidRequest(
+            f"text in {subject}{element_number}", given=error.object, expected="UTF-8", fix=fix
+        ) from None
 
 
 def encode(texts: Array) -> Array:

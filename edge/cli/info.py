@@ -9,9 +9,10 @@ import click
 
 from edge.bundles import manifest as manifests
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import ImagePreprocess, Manifest
+from edge.bundles.manifest import Manifest
 from edge.bundles.preprocess import postprocessors
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
+from edge.bundles.steps import ImagePreprocess
 from edge.cli.latencies import print_latencies
 from edge.cli.options import PATH, connection_options
 from edge.cli.output import json_option, print_json, print_table, remark, stdout

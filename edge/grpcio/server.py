@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 
 from edge.connections.listener import port_is_taken
+from edge.health.health import Health
 from edge.rpc.endpoint import Endpoint
 from edge.rpc.inference_servicer import InferenceServicer
 from edge.rpc.limits import Limits
@@ -33,6 +34,7 @@ class GrpcServer(Endpoint):
         self,
         inference: InferenceServicer,
         telemetry: TelemetryServicer,
+        health: Health,
         limits: Limits,
         *,
         access: Access | None = None,
@@ -40,7 +42,7 @@ class GrpcServer(Endpoint):
     ) -> None:
         self._certificates = certificates
         self._server = grpc.aio.server(options=limits.options(), maximum_concurrent_rpcs=limits.max_calls)
-        super().__init__(inference, telemetry, limits, access, packed=True, abort=_abort)
+        super().__init__(inference, telemetry, health, limits, access, packed=True, abort=_abort)
         handlers = generic_handlers(self.methods)
         if access:
             handlers = [_Authorizing(each, self.find) for each in handlers]
@@ -59,8 +61,7 @@ class GrpcServer(Endpoint):
         await self._server.start()
 
     async def drain(self, grace_seconds: float) -> None:
-        """Report NOT_SERVING, end watches, refuse new calls, and close the port after the others end."""
-        self._end_watches()
+        """Refuse new calls, and close the port after the others end."""
         await self._server.stop(grace_seconds)
 
 

@@ -1,12 +1,14 @@
-"""Health of the server and of each model, computed from the runs and the repository whenever it is read."""
+"""Health and readiness of the server and of each model, computed from the runs and the repository when it is read."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from typing import NamedTuple
 
 from edge.errors import DeviceFailed, DrainTimeout, FewheadsError, Raw, RunStuck
+from edge.protocol import INFERENCE, TELEMETRY
 from edge.repository.entry import Entry, State
 from edge.repository.loader import load_limit_seconds
 from edge.repository.repository import Repository
@@ -30,12 +32,58 @@ class Overdue(NamedTuple):
 
 
 class Health:
-    """Problems of the server, cheap to read on any thread. A run of less than ``watchdog_seconds`` is not stuck."""
+    """Readiness and problems of the server, cheap to read on any thread; only the event loop changes what it keeps.
 
-    def __init__(self, repository: Repository, runs: Runs, *, watchdog_seconds: float = math.inf) -> None:
+    A run of less than ``watchdog_seconds`` is not stuck. With ``strict_readiness``, the server is ready only while
+    every wanted model is.
+
+    Attributes:
+        accepting: whether the server takes requests: from the end of the first load to the start of the drain.
+        draining: set by :meth:`drain`.
+        serving: the health that clients see, by the name of a service or model; the empty name is the whole server.
+            Only telemetry serves from the start.
+        changed: set, and replaced, when ``serving`` changes.
+    """
+
+    def __init__(
+        self, repository: Repository, runs: Runs, *, watchdog_seconds: float = math.inf, strict_readiness: bool = True
+    ) -> None:
         self._repository = repository
         self._runs = runs
         self._watchdog_seconds = watchdog_seconds
+        self._strict_readiness = strict_readiness
+        self.accepting = False
+        self.draining = asyncio.Event()
+        self.serving = {"": False, INFERENCE: False, TELEMETRY: True}
+        self.changed = asyncio.Event()
+
+    def accept(self) -> None:
+        """Take requests, unless the server drains."""
+        self.accepting = not self.draining.is_set()
+        self.publish()
+
+    def drain(self) -> None:
+        """Take no further request, and serve nothing for good."""
+        self.accepting = False
+        self.draining.set()
+        self.publish()
+
+    def publish(self) -> None:
+        """Update ``serving``; a model that is gone stays in it."""
+        names = self.serving.keys() | {entry.name for entry in self._repository}
+        if self.draining.is_set():
+            serving = dict.fromkeys(names, False)
+        else:
+            server = dict.fromkeys(("", INFERENCE), self.server_ready()) | {TELEMETRY: True}
+            serving = {name: self.name_ready(name) for name in names} | server
+        if serving != self.serving:
+            self.serving = serving
+            changed, self.changed = self.changed, asyncio.Event()
+            changed.set()
+
+    def server_ready(self) -> bool:
+        """Return whether the server takes requests, its device works and, if strict, every wanted model is ready."""
+        return self.accepting and self.server_sound() and (self.models_ready() or not self._strict_readiness)
 
     def overdue(self) -> list[Overdue]:
         """Return the stuck runs: those beyond the limit, and ten times the 99th percentile of their tier and size."""
@@ -61,18 +109,18 @@ class Health:
 
     def problems(self) -> list[str]:
         """Return the problems of the server and its models; empty if there are none."""
-        found = [f"the device is lost: {self._runs.lost}"] if self._runs.lost else []
-        found += map(str, self.overdue())
+        problems = [f"the device is lost: {self._runs.lost}"] if self._runs.lost else []
+        problems += map(str, self.overdue())
         for entry in self._repository:
             subject = f"{entry.name}:{entry.version}" if entry.version else entry.name
             if entry.wanted and entry.state == "UNAVAILABLE":
-                found.append(f"{subject} is not served: {entry.reason}")
+                problems.append(f"{subject} is not served: {entry.reason}")
             elif entry.state == "READY":
                 if entry.reason and not entry.progress:
-                    found.append(f"{subject} differs from the repository: {entry.reason}")
+                    problems.append(f"{subject} differs from the repository: {entry.reason}")
                 if broken := _broken(entry):
-                    found.append(f"{subject}: {broken}")
-        return found
+                    problems.append(f"{subject}: {broken}")
+        return problems
 
     def failure(self, stuck_exit_seconds: float) -> FewheadsError | None:
         """Return an error that only a restart cures, such as a run stuck ``stuck_exit_seconds`` too long."""
@@ -114,8 +162,8 @@ class Health:
         overdue = self.overdue()
         if len(overdue) == len(self._runs.now):  # every worker is stuck
             return str(overdue[0])
-        own = [late for late in overdue if late.run.executor.model == f"{entry.name}:{entry.version}"]
-        return str(own[0]) if own else _broken(entry)
+        stuck = [late for late in overdue if late.run.executor.model == f"{entry.name}:{entry.version}"]
+        return str(stuck[0]) if stuck else _broken(entry)
 
 
 def _name(run: Run) -> str:

@@ -1,11 +1,11 @@
-"""Supervisor that publishes health changes to gRPC watchers, the log and systemd, and probes suspect tiers."""
+"""Supervisor that publishes changes of the health to clients, the log and systemd, and probes suspect tiers."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 from edge.errors import RequestError, RunnerError
 from edge.health.health import Health
@@ -26,51 +26,25 @@ _PINGS_PER_PERIOD = 3
 
 
 class Supervisor:
-    """Reads the health four times a second, on the event loop, so that a hanging loop stops the pings to systemd.
+    """Reads the health four times a second, on the event loop, so that a hanging loop stops the pings to systemd."""
 
-    ``set_health`` sets the gRPC health of a model, or of the server under the names ``services``, by ``server_ready``.
-    """
-
-    def __init__(
-        self,
-        health: Health,
-        repository: Repository,
-        scheduler: Scheduler,
-        *,
-        server_ready: Callable[[], bool],
-        set_health: Callable[[str, bool], None],
-        services: Iterable[str],
-        notifier: Notifier,
-    ) -> None:
+    def __init__(self, health: Health, repository: Repository, scheduler: Scheduler, notifier: Notifier) -> None:
         self._health = health
         self._repository = repository
         self._scheduler = scheduler
-        self._server_ready = server_ready
-        self._set_health = set_health
-        self._services = tuple(services)
         self._notifier = notifier
-        self._published: dict[str, bool] = {}
         self._problems: list[str] = []
         self._status = ""
         self._pinged = 0.0
         self._probes: dict[TierExecutor, asyncio.Task[None]] = {}
 
     def publish(self) -> None:
-        """Publish the health of every service and model that has changed since the last call; an error is logged."""
+        """Publish the health to clients and systemd; an error is logged."""
         try:
-            self._publish()
+            self._health.publish()
+            self._notify_systemd()
         except Exception:  # the caller is in the middle of a change
             log.exception("the health cannot be published")
-
-    def _publish(self) -> None:
-        names = {entry.name for entry in self._repository} | self._published.keys() - {*self._services}
-        ready = {name: self._server_ready() for name in self._services}
-        ready |= {name: self._health.name_ready(name) for name in names}
-        changed = {name: serving for name, serving in ready.items() if self._published.get(name) != serving}
-        for name, serving in changed.items():
-            self._set_health(name, serving)
-            self._published[name] = serving
-        self._notify_systemd()
 
     async def run(self) -> None:
         """Log, probe and publish until the task is cancelled."""

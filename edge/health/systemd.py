@@ -22,8 +22,8 @@ class Notifier:
         # An abstract socket begins with NUL, for which systemd writes @ in the environment.
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
         interval = environment.get("WATCHDOG_USEC", "")
-        own = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-        microseconds = int(interval) if address and own and interval.isascii() and interval.isdecimal() else 0
+        is_addressed = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        microseconds = int(interval) if address and is_addressed and interval.isascii() and interval.isdecimal() else 0
         self.watchdog_seconds = microseconds / 1e6 or None
 
     def notify(self, **fields: str | int) -> None:

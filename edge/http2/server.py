@@ -8,6 +8,7 @@ import time
 
 from edge.connections.listener import Listener
 from edge.connections.quota import Quota, Share
+from edge.health.health import Health
 from edge.http2.connection import Connection
 from edge.http2.routes import Direct, Routes
 from edge.protocol import INFERENCE
@@ -32,6 +33,7 @@ class Http2Server(Endpoint):
         self,
         inference: InferenceServicer,
         telemetry: TelemetryServicer,
+        health: Health,
         limits: Limits,
         *,
         quota: Quota,
@@ -39,7 +41,7 @@ class Http2Server(Endpoint):
         certificates: ServerCertificates | None = None,
     ) -> None:
         direct = Direct(inference.start_model_infer, inference.cancel_model_infer)
-        super().__init__(inference, telemetry, limits, access)
+        super().__init__(inference, telemetry, health, limits, access)
         routes = Routes(self.find, limits, by_path=access is None, direct={f"/{INFERENCE}/ModelInfer": direct})
         context = certificates.follow(lambda now: now.http2) if certificates else None
         self._port = Port(routes, limits, quota, context)
@@ -49,8 +51,7 @@ class Http2Server(Endpoint):
         self.port = await self._port.open(host, port)
 
     async def drain(self, grace_seconds: float) -> None:
-        """Report NOT_SERVING, end watches, refuse new calls, and close the port after the others end."""
-        self._end_watches()
+        """Refuse new calls, and close the port after the others end."""
         await self._port.drain(grace_seconds)
 
 

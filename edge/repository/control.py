@@ -101,14 +101,14 @@ class ModelControl:
             await asyncio.to_thread(self._directory.changes)
         keys = await asyncio.to_thread(self._directory.keys)
         names = {path: name_of(path, key) for path, key in keys.items()}
-        found = {
+        bundles = {
             path: await asyncio.to_thread(self._directory.read, path, name)
             for path, name in names.items()
             if only is None or name in only
         }
         taken: dict[Key, Path] = {}
         # All of them are LOADING before the first is loaded, so that no client gets NOT_FOUND for a model to come.
-        pending = [self._repository.enter(names[path], path, bundle, taken) for path, bundle in found.items()]
+        pending = [self._repository.enter(names[path], path, bundle, taken) for path, bundle in bundles.items()]
         self._repository.list_unloaded(keys)
         unbuilt = self._repository.loader.needs_build
         readable = [(await asyncio.to_thread(unbuilt, bundle), entry, bundle) for entry, bundle in pending if bundle]
@@ -220,8 +220,8 @@ class ModelControl:
         """Return a name, and those of the bundles that could not be read before and were listed under it."""
         unread = {entry.path for entry in self._repository.named(name) if not entry.version}
         keys = await asyncio.to_thread(self._directory.keys) if unread else {}
-        found = [key for path, key in keys.items() if path in unread]
-        return sorted({name, *(key[0] for key in found if not isinstance(key, FewheadsError))})
+        unread_keys = [key for path, key in keys.items() if path in unread]
+        return sorted({name, *(key[0] for key in unread_keys if not isinstance(key, FewheadsError))})
 
     async def _follow(self) -> None:
         if not (changed := await asyncio.to_thread(self._directory.changes)):
@@ -246,8 +246,8 @@ class ModelControl:
         present: list[Entry] = []
         taken: dict[Key, Path] = {}
         for path in paths:
-            found = await asyncio.to_thread(self._directory.read, path, name)
-            entry, bundle = self._repository.enter(name, path, found, taken)
+            content = await asyncio.to_thread(self._directory.read, path, name)
+            entry, bundle = self._repository.enter(name, path, content, taken)
             present.append(entry)
             # A reason may be outdated without a change: a bundle that was renamed while it was read, and back again.
             if bundle and (path in changed or not entry.model or entry.reason):

@@ -14,12 +14,12 @@ from typing import TypeVar
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.fields import Role
-from edge.errors import UsageError
+from edge.errors import BackendError, UsageError
 from edge.instruments.memory import MemorySampler
 from edge.repository.budget import MemoryBudget
 from edge.repository.model import Model
 from edge.runtimes import cache as builds
-from edge.runtimes.build import Loaded, build_with, find_build, is_built, load_with
+from edge.runtimes.build import Loaded, build_with, has_build, load_with
 from edge.runtimes.build_child import stopped
 from edge.runtimes.runtime import BuildProgress, Runtime, Source
 from edge.runtimes.table import choose, first_that_works
@@ -95,7 +95,7 @@ class Loader:
         """Return whether loading a model begins with a build, which takes minutes."""
         try:
             runtime = choose(self._target)
-            return self._build and runtime.isolated_build and not is_built(runtime, bundle, self._cache)
+            return self._build and runtime.isolated_build and bool(self._unbuilt(runtime, bundle))
         except Exception:  # the load reports it
             return False
 
@@ -114,22 +114,45 @@ class Loader:
         return first_that_works(self._target, str(bundle.path), load)
 
     def _load_with(self, runtime: Runtime, bundle: Bundle, progress: Progress, stop: threading.Event) -> Model:
-        if self._build and runtime.isolated_build:
-            for tier in bundle.manifest.tiers:
-                for role in bundle.manifest.roles:
-                    self._build_file(runtime, bundle, tier.name, role, progress, stop)
-            progress("")
+        builds = self._build and runtime.isolated_build
+        if builds:
+            self._build_all(runtime, bundle, self._unbuilt(runtime, bundle), progress, stop)
         with self._budget.reserved(bundle, runtime) if self._budget else nullcontext():
-            model = self._load(runtime, bundle)
+            try:
+                model = self._load(runtime, bundle)
+            except BackendError:
+                broken = self._unbuilt(runtime, bundle, record_only=False) if builds else []
+                if not broken:
+                    raise
+                self._build_all(runtime, bundle, broken, progress, stop)
+                model = self._load(runtime, bundle)
         if self._budget and model.runner.device == "CPU":  # memory of a GPU is not part of the process's size
             self._budget.learn(bundle, model.load_memory_bytes)
         return model
 
+    def _unbuilt(self, runtime: Runtime, bundle: Bundle, *, record_only: bool = True) -> list[tuple[str, Role]]:
+        """Return the tier and role of each file without a build; by the records alone, a build may be broken."""
+        return [
+            (tier, role)
+            for tier, role in _files(bundle)
+            if not has_build(runtime, Source.of(bundle, runtime, tier, role), self._cache, record_only=record_only)
+        ]
+
+    def _build_all(
+        self,
+        runtime: Runtime,
+        bundle: Bundle,
+        files: list[tuple[str, Role]],
+        progress: Progress,
+        stop: threading.Event,
+    ) -> None:
+        for tier, role in files:
+            self._build_file(runtime, bundle, tier, role, progress, stop)
+        progress("")
+
     def _build_file(
         self, runtime: Runtime, bundle: Bundle, tier: str, role: Role, progress: Progress, stop: threading.Event
     ) -> None:
-        if find_build(runtime, Source.of(bundle, runtime, tier, role), self._cache):
-            return  # without waiting for the build of another model
         of = f" (tier {tier})" if len(bundle.manifest.tiers) > 1 else ""
         of += f" ({role})" if len(bundle.manifest.roles) > 1 else ""
         logged = -_LOG_SECONDS
@@ -155,7 +178,7 @@ class Loader:
         before = memory.process_rss_bytes()
         files: dict[tuple[str, Role], Loaded] = {}
         try:
-            for tier, role in ((tier.name, role) for tier in bundle.manifest.tiers for role in bundle.manifest.roles):
+            for tier, role in _files(bundle):
                 load = partial(load_with, runtime, bundle, self._cache, tier, role)
                 files[tier, role] = self._call(runtime, bundle, load)
             # A head uploads its tensors, which only the thread of the device may do.
@@ -189,6 +212,10 @@ class Loader:
         if self._budget:
             self._budget.closed(model.manifest)
         _trim_memory()
+
+
+def _files(bundle: Bundle) -> list[tuple[str, Role]]:
+    return [(tier.name, role) for tier in bundle.manifest.tiers for role in bundle.manifest.roles]
 
 
 def _trim_memory() -> None:  # otherwise glibc keeps hundreds of megabytes; other C libraries do not

@@ -12,9 +12,10 @@ from edge.bundles.accuracy import accuracies
 from edge.bundles.bundle import Bundle
 from edge.bundles.fields import Role
 from edge.bundles.golden import check_outputs
-from edge.bundles.manifest import LabelPostprocess, Serving
+from edge.bundles.manifest import Serving
 from edge.bundles.preprocess import GoOn, always, postprocessors, preprocessor
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadBase, HeadProgram, LoopProgram
+from edge.bundles.steps import LabelPostprocess
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, Raw
 from edge.programs.factory import golden_options, program_of
@@ -89,7 +90,7 @@ class Model:
         self.labels: dict[str, tuple[str, ...]] = {}
         if isinstance(label, LabelPostprocess):
             self.labels = {name: label.labels for name in (label.logits, *self.made) if name != label.output}
-        texts, computed = (self.step.inputs, self.step.outputs) if self.step else ((), ())
+        texts, computed = (self.step.inputs, self.step.graph_inputs) if self.step else ((), ())
         made = [made.output for made in self.made.values()]
         self.inputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*texts, *bundle.manifest.inputs)}
         self.outputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*bundle.manifest.outputs, *made)}
@@ -113,7 +114,7 @@ class Model:
         self.on_request = (*self.by_token, *(name for name in self.made if name in self.labels))  # probabilities
         self.executors = self._executors(options)
         default_policy = self._serving.policy or (ROUTER if self._cascade and self._cascade.default else PINNED)
-        known = accuracies(bundle.manifest.measures, {tier: one.artifact.runtime for tier, one in self.tiers.items()})
+        known = accuracies(bundle.manifest.measures, {tier: file.artifact.runtime for tier, file in self.tiers.items()})
         self.selector = TierSelector(self.name, self.executors, options.policy or default_policy, known)
         loops = isinstance(self.program, IterativeProgram)
         self.chooses = len(self.executors) > 1 or (loops and self.selector.policy == DEADLINE)
@@ -155,12 +156,12 @@ class Model:
             delay_us = self._serving.max_queue_delay_us
         executors = {}
         for name in [*self.tiers, *([AUTO] if cascade else [])]:
-            own = (cascade.lean, cascade.full) if name == AUTO and cascade else (name,)
+            tiers = (cascade.lean, cascade.full) if name == AUTO and cascade else (name,)
             # A tier whose rows depend on one another gives every request its own run.
-            joined = options.batching and all(self.tiers[tier].row_independent for tier in own)
+            joined = options.batching and all(self.tiers[tier].row_independent for tier in tiers)
             max_rows, latency = self.manifest.max_batch_size if joined else 0, LatencyModel()
             # The others run several files, or choose the shapes of their runs themselves.
-            is_one_run = len(own) == 1 and not isinstance(self.program, (IterativeProgram, Head))
+            is_one_run = len(tiers) == 1 and not isinstance(self.program, (IterativeProgram, Head))
             assembler = BatchAssembler.of(
                 self.manifest,
                 few_shapes=self.runtime.few_shapes,
@@ -176,7 +177,7 @@ class Model:
                 max_delay_seconds=delay_us / 1e6,
                 preferred_rows=self._serving.preferred_batch_sizes,
                 model=f"{self.name}:{self.version}",
-                on_gpu=any(self.tiers[tier].runner.device == "GPU" for tier in own),
+                on_gpu=any(self.tiers[tier].runner.device == "GPU" for tier in tiers),
             )
         return executors
 
@@ -189,7 +190,7 @@ class Model:
         """
         rows = self._rows(shapes)
         self._check_points(shapes)
-        texts, computed = self._texts, self.step.outputs if self.step else ()
+        texts, computed = self._texts, self.step.graph_inputs if self.step else ()
         sent = [name for name in texts if name in shapes]
         if sent:
             if both := [name for name in computed if name in shapes]:
@@ -248,8 +249,8 @@ class Model:
         if not isinstance(program, GenerateProgram):
             raise self._superfluous({"head": head.name}, "none: the model generates no text")
         file = self.manifest.tiers[0].artifacts[0].file
-        own = HeadBase(name=self.name, version=self.manifest.version, sha256=self.manifest.files[file].sha256)
-        if not isinstance(config, HeadProgram) or config.base != own:
+        base = HeadBase(name=self.name, version=self.manifest.version, sha256=self.manifest.files[file].sha256)
+        if not isinstance(config, HeadProgram) or config.base != base:
             of = f"a head of {config.base.name} {config.base.version}" if isinstance(config, HeadProgram) else "no head"
             expected = f"a head of {self.name} {self.version} with the same weights"
             fix = "Name a head that was trained for this model; RepositoryIndex lists all."

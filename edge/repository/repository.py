@@ -163,12 +163,12 @@ class Repository:
         if not readable:
             # Clients of Triton look for these words.
             raise self.unknown(f"Request for unknown model {name!r}", fix="RepositoryIndex lists all models.")
-        found = [entry for entry in readable if entry.version == str(int(version))] if version else readable
-        if not found:
+        entries = [entry for entry in readable if entry.version == str(int(version))] if version else readable
+        if not entries:
             expected = f"one of: {', '.join(entry.version for entry in readable)}"
             raise NotFound(f"version of model {name!r}", given=version, expected=expected, fix=fix)
-        ready = [entry for entry in found if entry.state == "READY"]
-        return (ready or found)[-1]
+        ready = [entry for entry in entries if entry.state == "READY"]
+        return (ready or entries)[-1]
 
     def ready(self, name: str, version: str) -> tuple[Entry, Model]:
         """Return an entry and its model; raise as :meth:`find`, and for a model that is not loaded or not READY."""
@@ -203,27 +203,27 @@ class Repository:
         ]
 
     def enter(
-        self, name: str, path: Path, found: Bundle | FewheadsError, taken: dict[Key, Path]
+        self, name: str, path: Path, content: Bundle | FewheadsError, taken: dict[Key, Path]
     ) -> tuple[Entry, Bundle | None]:
         """Enter what :meth:`Directory.read` found as LOADING, or READY while an earlier model serves.
 
         Return the entry, and the bundle if it can be loaded. An error makes the entry UNAVAILABLE, or leaves it READY.
         ``taken`` are the directories of the versions that have been entered from elsewhere; this one is added.
         """
-        if isinstance(found, Bundle):
-            key = (found.manifest.name, str(found.manifest.version))
+        if isinstance(content, Bundle):
+            key = (content.manifest.name, str(content.manifest.version))
             first = taken.setdefault(key, path)
             if first == path:
                 entry = self._entry(path, key)
                 entry.loading(path)
-                return entry, found
+                return entry, content
             expected = f"each name and version once; {first.name} has it too"
             fix = "Remove one of the two, or raise its version."
-            found = BundleError(f"bundle {path}", given=" ".join(key), expected=expected, fix=fix)
+            content = BundleError(f"bundle {path}", given=" ".join(key), expected=expected, fix=fix)
         same = sorted((entry for entry in self.named(name) if entry.path == path), key=lambda entry: not entry.model)
         entry = same[0] if same else self._entry(path, (printable(path.name), ""))
         entry.loading(path)
-        entry.failed(found)
+        entry.failed(content)
         return entry, None
 
     def _entry(self, path: Path, key: Key) -> Entry:

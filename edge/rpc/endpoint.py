@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from grpc_reflection.v1alpha import reflection_pb2
 
 from edge.errors import PermissionDenied, Unauthenticated
+from edge.health.health import Health
 from edge.pb.pool import POOL
 from edge.protocol import HEALTH, INFERENCE, REFLECTION, TELEMETRY
 from edge.rpc.inference_servicer import InferenceServicer
@@ -18,7 +19,7 @@ from edge.security.access import CALLER, Access
 
 
 class Endpoint:
-    """All services and their health. Without ``access``, every caller may do everything.
+    """All services. Without ``access``, every caller may do everything.
 
     Args:
         packed: whether the transport leaves messages compressed.
@@ -29,6 +30,7 @@ class Endpoint:
         self,
         inference: InferenceServicer,
         telemetry: TelemetryServicer,
+        health: Health,
         limits: Limits,
         access: Access | None,
         *,
@@ -37,12 +39,7 @@ class Endpoint:
     ) -> None:
         self.port = 0  # until the server listens
         self._access = access
-        self._telemetry = telemetry
-        self._health = HealthServicer()
-        self.set_health = self._health.set
-        for name in ("", INFERENCE, TELEMETRY):  # only telemetry serves from the start
-            self.set_health(name, name == TELEMETRY)
-        servicers = {INFERENCE: inference, TELEMETRY: telemetry, HEALTH: self._health}
+        servicers = {INFERENCE: inference, TELEMETRY: telemetry, HEALTH: HealthServicer(health)}
         self.methods: dict[str, Method] = {}
         for name, servicer in servicers.items():
             self.methods |= methods_of(POOL.FindServiceByName(name), servicer, limits, packed, abort)
@@ -64,8 +61,3 @@ class Endpoint:
             except (Unauthenticated, PermissionDenied) as error:
                 raise Refused(*status_of(error, path)) from None
         return method
-
-    def _end_watches(self) -> None:
-        """Set the health to NOT_SERVING, and end calls that only watch."""
-        self._health.drain()
-        self._telemetry.drain()

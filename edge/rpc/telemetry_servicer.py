@@ -21,16 +21,13 @@ _DEFAULT_WATCH_MS = 1000
 
 
 class TelemetryServicer:
-    """``fewheads.telemetry.v1.Telemetry``; ``access`` is checked again before each further reading of a watch."""
+    """``fewheads.telemetry.v1.Telemetry``; watches end once ``draining`` is set.
 
-    def __init__(self, telemetry: Telemetry, access: Access | None = None) -> None:
-        self._access = access
-        self._telemetry = telemetry
-        self._draining = asyncio.Event()
+    ``access`` is checked again before each further reading of a watch.
+    """
 
-    def drain(self) -> None:
-        """End all watches."""
-        self._draining.set()
+    def __init__(self, telemetry: Telemetry, access: Access | None, draining: asyncio.Event) -> None:
+        self._telemetry, self._access, self._draining = telemetry, access, draining
 
     async def Get(self, request: telemetry_pb2.GetRequest, context: Any) -> telemetry_pb2.Reading:
         return await asyncio.to_thread(self._telemetry.reading)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 import platform
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -23,9 +23,9 @@ from edge.datatypes import TensorSpec
 from edge.errors import BackendError, BundleError, Raw
 from edge.files import replaced_directory, sha256
 from edge.runner import Runner
-from edge.runtimes import build_memory, cache
-from edge.runtimes.build_child import build_in_child
-from edge.runtimes.cache import BuildRecord, Cached
+from edge.runtimes import cache
+from edge.runtimes.build_child import build_in_child, check_memory
+from edge.runtimes.cache import BuildRecord
 from edge.runtimes.runtime import BuildOptions, BuildProgress, EngineReport, Product, Progress, Runtime, Source
 from edge.runtimes.table import first_that_works
 
@@ -105,22 +105,21 @@ def build_with(
     source = Source.of(bundle, runtime, tier, role)
     key = cache.key_of(source, runtime)
     directory = cache.entry(cache_dir, key)
-    found = None if replace else cache.find(directory, key)
-    if found:
-        _check_fusion(runtime, source, found.record.engine, options)
-        return Built(directory, found.record, reused=True)
-    other = None if replace else cache.nearest(cache_dir, key)
-    if other:
-        log.info("%s is built again: the cache has a build for %s, and this is %s", source.subject, *other)
-    build_memory.check(runtime, source, options)
+    cached = None if replace else cache.find(directory, key)
+    if cached:
+        _check_fusion(runtime, source, cached[0].engine, options)
+        return Built(directory, cached[0], reused=True)
+    if not replace and (differences := cache.nearest(cache_dir, key)):
+        log.info("%s is built again: the cache has a build for %s, and this is %s", source.subject, *differences)
+    check_memory(runtime, source, options)
     if not runtime.isolated_build:
         return build_here(runtime, source, cache_dir, options, progress)
     build_in_child(runtime, source, cache_dir, options, progress, stop)
-    built = cache.find(directory, key)
+    built = cache.find(directory, key, record_only=True)
     if not built:
         fix = "Build it again, on a disk that is sound."
         raise BackendError(source.subject, given=Raw("none"), expected=f"its build in {directory}", fix=fix)
-    return Built(directory, built.record, reused=False)
+    return Built(directory, built[0], reused=False)
 
 
 def build_here(
@@ -172,18 +171,10 @@ def build_here(
     return Built(directory, record, reused=False)
 
 
-def find_build(runtime: Runtime, source: Source, cache_dir: Path | None) -> Cached | None:
-    """Return the checked build of a model in the cache, or None."""
+def has_build(runtime: Runtime, source: Source, cache_dir: Path | None, *, record_only: bool = True) -> bool:
+    """Return whether the cache has a build of a model; by its record alone, it may be broken."""
     key = cache.key_of(source, runtime)
-    return cache.find(cache.entry(cache_dir, key), key)
-
-
-def is_built(runtime: Runtime, bundle: Bundle, cache_dir: Path | None) -> bool:
-    """Return whether the cache has a build, which may be broken, of every file of a bundle for a runtime."""
-    files = [(tier.name, role) for tier in bundle.manifest.tiers for role in bundle.manifest.roles]
-    sources = [Source.of(bundle, runtime, tier, role) for tier, role in files]
-    directories = [cache.entry(cache_dir, cache.key_of(source, runtime)) for source in sources]
-    return all(os.path.isfile(directory / cache.RECORD_NAME) for directory in directories)
+    return cache.find(cache.entry(cache_dir, key), key, record_only=record_only) is not None
 
 
 def load_runner(
@@ -213,12 +204,13 @@ def load_with(
 ) -> Loaded:
     """Load a model with one runtime; see :func:`load_runner`."""
     source = Source.of(bundle, runtime, tier, role)
-    found = find_build(runtime, source, cache_dir)
-    if runtime.isolated_build and not found:
-        raise _not_built(runtime, source, cache_dir)
-    product, record = (found.product, found.record) if found else (None, None)
+    key = cache.key_of(source, runtime)
+    cached = cache.find(cache.entry(cache_dir, key), key)
+    if runtime.isolated_build and not cached:
+        raise _not_built(runtime, source, cache_dir, key)
+    record, product = cached or (None, None)
     runner, report = _load_checked(runtime, source, product)
-    read_from: Literal["cache", "bundle"] = "cache" if found else "bundle"
+    read_from: Literal["cache", "bundle"] = "cache" if cached else "bundle"
     name = f"{bundle.manifest.name} {bundle.manifest.version}"
     log.info("%s was read from the %s. %s", name, read_from, runtime.reason)
     for warning in record.engine.notes if record and record.engine else ():
@@ -227,11 +219,10 @@ def load_with(
     return Loaded(runner, report, runtime, source.artifact, independent, read_from, record)
 
 
-def _not_built(runtime: Runtime, source: Source, cache_dir: Path | None) -> BackendError:
-    other = cache.nearest(cache_dir, cache.key_of(source, runtime))
+def _not_built(runtime: Runtime, source: Source, cache_dir: Path | None, key: Mapping[str, str]) -> BackendError:
     given, expected = f"no build in {cache.cache_directory(cache_dir)}", "one for this machine"
-    if other:
-        given, expected = (f"a build for {key}" for key in other)
+    if differences := cache.nearest(cache_dir, key):
+        given, expected = (f"a build for {side}" for side in differences)
     command = runtime.build_command(source) + (f" --cache {cache_dir}" if cache_dir else "")
     subject, fix = f"{source.subject} for {runtime.name}", f"Build it on this machine: {command}"
     return BackendError(subject, given=Raw(given), expected=expected, fix=fix)
@@ -261,12 +252,11 @@ def _load_checked(runtime: Runtime, source: Source, built: Product | None) -> tu
         raise
 
 
-def _check_tensors(subject: str, found: tuple[TensorSpec, ...], stated: tuple[TensorSpec, ...]) -> None:
-    # By name: the order of a graph's tensors has no meaning.
-    if {spec.name: spec for spec in found} != {spec.name: spec for spec in stated}:
+def _check_tensors(subject: str, given: tuple[TensorSpec, ...], stated: tuple[TensorSpec, ...]) -> None:
+    if set(given) != set(stated):  # the order of a graph's tensors has no meaning
         expected = f"{_listed(stated)}, as the manifest says"
         fix = "Export the bundle again; do not edit it by hand."
-        raise BundleError(subject, given=Raw(_listed(found)), expected=expected, fix=fix)
+        raise BundleError(subject, given=Raw(_listed(given)), expected=expected, fix=fix)
 
 
 def _listed(specs: tuple[TensorSpec, ...]) -> str:
@@ -285,9 +275,7 @@ class _Meter:
     def report(self, phase: str, fraction: float) -> None:
         self._fraction = max(self._fraction, min(fraction, 1.0))
         now = time.monotonic()
-        if not self._report or (now - self._reported < _REPORT_SECONDS and self._fraction < _COMPILED):
-            return
-        self._reported = now
-        known = self._fraction >= _ESTIMATED_FROM
-        left = (now - self.began) * (1 - self._fraction) / self._fraction if known else None
-        self._report(BuildProgress(phase, self._fraction, left))
+        if self._report and (now - self._reported >= _REPORT_SECONDS or self._fraction >= _COMPILED):
+            self._reported = now
+            left = (now - self.began) * (1 / self._fraction - 1) if self._fraction >= _ESTIMATED_FROM else None
+            self._report(BuildProgress(phase, self._fraction, left))

@@ -1,19 +1,16 @@
-"""Build in a child process: the parent's side, and the messages between both sides as lines of JSON."""
+"""Builds in a child process, from the parent's side: the check of the memory, the process and its messages."""
 
 from __future__ import annotations
 
 import logging
-import os
-import select
 import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -32,20 +29,22 @@ from edge.errors import (
 )
 from edge.instruments.memory import MemorySampler
 from edge.runtimes import cache
-from edge.runtimes.build_memory import MORE_MEMORY, mib
 from edge.runtimes.runtime import BuildOptions, BuildProgress, Progress, Runtime, Source
 
-log = logging.getLogger(__name__)
-
+#: The way out of a build without memory.
+MORE_MEMORY = "Stop other models and programs, add swap, or lower --workspace-mib"
 #: Seconds between two samples of the memory, and two looks at the request to stop.
 _LOOK_SECONDS = 0.2
 _EXIT_SECONDS = 10.0
+_MIB = 1024**2
+
+
 _ERRORS: dict[str, type[FewheadsError]] = {
     error.__name__: error for error in (UsageError, BundleError, GoldenError, BackendError, RunnerError)
 }
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class Request(msgspec.Struct, frozen=True):
     """The parent's request: paths, the names of tier and runtime, and how to build."""
 
     bundle: str
@@ -58,50 +57,70 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     options: BuildOptions
 
 
-class Advanced(msgspec.Struct, frozen=True, tag="progress"):
-    """The progress of the build."""
-
-    progress: BuildProgress
-
-
-class Logged(msgspec.Struct, frozen=True, tag="log"):
-    """A record of the child's log."""
-
-    logger: str
-    level: int
-    message: str
-
-
-class Finished(msgspec.Struct, frozen=True, tag="result"):
-    """The end of a build that is now in the cache. The exit may take longer: it frees the device."""
-
-
-class Failed(msgspec.Struct, frozen=True, tag="error"):
-    """The end of a failed build: the parts of its error, and its exit code."""
+class Failure(msgspec.Struct, frozen=True):
+    """The parts of the error of a failed build."""
 
     kind: str
     subject: str
     given: str
     expected: str
     fix: str
-    exit_code: int
 
     @classmethod
-    def of(cls, error: FewheadsError) -> Failed:
-        """Return the message for an error."""
-        kind = next((name for name, known in _ERRORS.items() if isinstance(error, known)), BackendError.__name__)
-        return cls(kind, error.subject, str(shown(error.given)), error.expected, error.fix, error.exit_code)
+    def of(cls, error: FewheadsError) -> Failure:
+        """Return the parts of an error."""
+        return cls(type(error).__name__, error.subject, str(shown(error.given)), error.expected, error.fix)
 
     @property
     def error(self) -> FewheadsError:
         """The error to raise in the parent."""
-        known = _ERRORS.get(self.kind, BackendError)
-        return known(self.subject, given=Whole(self.given), expected=self.expected, fix=self.fix)
+        kind = _ERRORS.get(self.kind, BackendError)
+        return kind(self.subject, given=Whole(self.given), expected=self.expected, fix=self.fix)
 
 
-Message = Advanced | Logged | Finished | Failed
-#: Returns the message on a line, or raises msgspec.DecodeError.
-decode: Callable[[bytes], Message] = msgspec.json.Decoder(Message).decode
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A message of the child. Without a field, its build is in the cache; its exit may take longer.
+
+    ``log`` has the logger, the level and the text of a record.
+    """
+
+    progress: BuildProgress | None = None
+    log: tuple[str, int, str] | None = None
+    failure: Failure | None = None
+
+
+def check_memory(runtime: Runtime, source: Source, options: BuildOptions, sampler: MemorySampler | None = None) -> None:
+    """Check that the system has the memory for a build, unless the options skip this or the memory cannot be read.
+
+    Raises:
+        BackendError: the memory does not suffice; the message gives all numbers.
+    """
+    needed = None if options.ignore_memory else runtime.build_memory(source, options)
+    sampler = sampler or MemorySampler()
+    available = sampler.available() if needed else None
+    if not needed or not available:
+        return
+    readings = {reading.kind: reading.size_bytes for reading in sampler.sample()}
+    swap = readings.get("swap_total", 0) - readings.get("swap_used", 0)
+    # A device's memory is pinned, so swap cannot back it.
+    if needed.pinned_bytes <= available.size_bytes and needed.size_bytes <= available.size_bytes + swap:
+        return
+    estimate = f"{_mib(needed.size_bytes)} by the estimate, of which {_mib(needed.pinned_bytes)} cannot be swapped"
+    given = Raw(f"{_mib(available.size_bytes)} available ({available.source}) and {_mib(swap)} of free swap")
+    fix = f"{MORE_MEMORY} ({options.workspace_bytes // _MIB} now); --ignore-memory builds all the same."
+    raise BackendError(f"memory to build {source.subject}", given=given, expected=estimate, fix=fix)
+
+
+def start(request: Request, *command: str) -> tuple[subprocess.Popen[bytes], Connection]:
+    """Start a build process, or another command with the same arguments; return it and the connection to it."""
+    connection, its_end = Pipe()
+    arguments = [sys.executable, *(command or ("-m", "edge.runtimes.build_process")), str(its_end.fileno())]
+    with closing(its_end):
+        # In a session of its own: Ctrl-C reaches only this process, which then ends the child.
+        child = subprocess.Popen(arguments, stdin=subprocess.PIPE, start_new_session=True, pass_fds=[its_end.fileno()])
+    with suppress(OSError):  # it has died, as the end of its messages will show
+        connection.send_bytes(msgspec.json.encode(request))
+    return child, connection
 
 
 def build_in_child(
@@ -122,30 +141,18 @@ def build_in_child(
         BackendError: the process was killed or crashed.
         FewheadsError: see :func:`edge.runtimes.build.build_here`.
     """
-    request = Request(
-        bundle=str(source.bundle.path),
-        tier=source.tier.name,
-        role=source.artifact.role,
-        cache=str(cache.cache_directory(cache_dir)),
-        runtime=runtime.name,
-        parameter=runtime.given_parameter,
-        reason=runtime.reason,
-        options=options,
-    )
-    command = [sys.executable, "-m", "edge.runtimes.build_process"]
-    # In a session of its own: Ctrl-C reaches only this process, which then ends the child.
+    directory = str(cache.cache_directory(cache_dir))
+    names = runtime.name, runtime.given_parameter, runtime.reason
+    request = Request(str(source.bundle.path), source.tier.name, source.artifact.role, directory, *names, options)
     try:
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        child, messages = start(request)
     except OSError as error:  # such as no memory for another process
         fix = f"{MORE_MEMORY}, and build again."
         raise BackendError(source.subject, given=Raw(error), expected="a build process", fix=fix) from None
     try:
-        with suppress(BrokenPipeError):  # it has died, as the end of its output will show
-            assert child.stdin
-            child.stdin.write(msgspec.json.encode(request) + b"\n")
-            child.stdin.flush()
-        _follow(child, source, options, progress, stop or threading.Event())
+        _follow(child, messages, source, options, progress, stop or threading.Event())
     finally:
+        messages.close()
         _end(child)
         with suppress(OSError):
             cache.clean(cache_dir)
@@ -157,77 +164,43 @@ def stopped(subject: str) -> LoadFailed:
     return LoadFailed(subject, given=given, expected="none", fix=fix)
 
 
-class _Memory(NamedTuple):
-    """The lowest available memory during a build, and the peak of its process."""
-
-    available_bytes: int | None = None
-    peak_bytes: int = 0
-
-    def after(self, process_id: int) -> _Memory:
-        readings = {reading.kind: reading.size_bytes for reading in MemorySampler(process_id=process_id).sample()}
-        now = readings.get("system_available")
-        known = [size for size in (self.available_bytes, now) if size is not None]
-        return _Memory(min(known, default=None), max(self.peak_bytes, readings.get("process_peak_rss", 0)))
-
-    def __str__(self) -> str:
-        least = "" if self.available_bytes is None else f", with {mib(self.available_bytes)} available at the least"
-        return f"at {mib(self.peak_bytes)} of its own{least}"
-
-
 def _follow(
     child: subprocess.Popen[bytes],
+    messages: Connection,
     source: Source,
     options: BuildOptions,
     progress: Progress | None,
     stop: threading.Event,
 ) -> None:
-    memory = _Memory()
-    for line in _lines(child):
+    available, peak = [], 0
+    while True:
         if stop.is_set():
             raise stopped(f"build of {source.subject}")
-        if line is None:
-            memory = memory.after(child.pid)
+        readings = {reading.kind: reading.size_bytes for reading in MemorySampler(process_id=child.pid).sample()}
+        available += [readings[kind] for kind in ("system_available",) if kind in readings]
+        peak = max(peak, readings.get("process_peak_rss", 0))
+        if not messages.poll(_LOOK_SECONDS):
             continue
         try:
-            message = decode(line)
-        except msgspec.DecodeError:
-            log.warning("the build process wrote a line that is not a message: %r", line[:200])
-            continue
-        if isinstance(message, Advanced):
-            if progress:
-                progress(message.progress)
-        elif isinstance(message, Logged):
-            logging.getLogger(message.logger).log(message.level, "%s", message.message)
-        elif isinstance(message, Finished):
+            message = msgspec.json.decode(messages.recv_bytes(), type=Message)
+        except (EOFError, OSError, msgspec.DecodeError):
+            least = f", with {_mib(min(available))} available at the least" if available else ""
+            raise _died(child, source, options, f"at {_mib(peak)} of its own{least}") from None
+        if message.failure:
+            raise message.failure.error
+        if message.progress and progress:
+            progress(message.progress)
+        if message.log:
+            name, level, text = message.log
+            logging.getLogger(name).log(level, "%s", text)
+        if message == Message():
             return
-        else:
-            raise message.error
-    raise _died(child, source, options, memory)
-
-
-def _lines(child: subprocess.Popen[bytes]) -> Iterator[bytes | None]:
-    """Yield each line of a child's output until it closes, and None every :data:`_LOOK_SECONDS`."""
-    assert child.stdout
-    descriptor = child.stdout.fileno()
-    rest, looked = b"", 0.0
-    while True:
-        if time.monotonic() - looked >= _LOOK_SECONDS:
-            yield None
-            looked = time.monotonic()
-        if not select.select([descriptor], [], [], _LOOK_SECONDS)[0]:
-            continue
-        data = os.read(descriptor, 65536)
-        if not data:
-            return
-        *lines, rest = (rest + data).split(b"\n")
-        yield from lines
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    for pipe in (child.stdin, child.stdout):
-        if pipe:
-            with suppress(BrokenPipeError):
-                pipe.close()
+    assert child.stdin
+    with suppress(BrokenPipeError):
+        child.stdin.close()
     with suppress(subprocess.TimeoutExpired):
         try:
             child.wait(_LOOK_SECONDS)  # after its last message a child ends by itself
@@ -236,10 +209,10 @@ def _end(child: subprocess.Popen[bytes]) -> None:
             child.wait(_EXIT_SECONDS)
 
 
-def _died(child: subprocess.Popen[bytes], source: Source, options: BuildOptions, memory: _Memory) -> BackendError:
+def _died(child: subprocess.Popen[bytes], source: Source, options: BuildOptions, memory: str) -> BackendError:
     try:
         code = child.wait(_EXIT_SECONDS)
-    except subprocess.TimeoutExpired:  # its output is closed, and it hangs
+    except subprocess.TimeoutExpired:  # its messages have ended, and it hangs
         child.kill()
         code = child.wait()
     fix = "See its last lines above or in the log, and build again."
@@ -247,6 +220,9 @@ def _died(child: subprocess.Popen[bytes], source: Source, options: BuildOptions,
     given = f"a build process that {ended}, {memory}"
     if -code == signal.SIGKILL:
         given += "; the system kills processes so when memory runs out"
-        workspace = options.workspace_bytes // 2**20
-        fix = f"{MORE_MEMORY} ({workspace} now), and build again."
+        fix = f"{MORE_MEMORY} ({options.workspace_bytes // _MIB} now), and build again."
     return BackendError(source.subject, given=Whole(given), expected="a build that ends", fix=fix)
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / _MIB:,.0f} MiB"

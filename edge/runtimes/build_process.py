@@ -1,7 +1,7 @@
-"""Child process of a build: ``python -m edge.runtimes.build_process``.
+"""Child process of a build: ``python -m edge.runtimes.build_process DESCRIPTOR``.
 
-It reads a :class:`edge.runtimes.build_child.Request` as one line of JSON on stdin, writes messages as lines of JSON
-on stdout, and exits. It ends when stdin closes, so it never outlives its parent. Its exit frees the gigabyte of the
+It takes a :class:`edge.runtimes.build_child.Request` from the connection DESCRIPTOR, answers with messages of that
+module, and exits. It ends when stdin closes, so it never outlives its parent. Its exit frees the gigabyte of the
 builder's kernels.
 """
 
@@ -13,8 +13,8 @@ import signal
 import sys
 import threading
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
@@ -22,8 +22,7 @@ from edge.bundles.bundle import Bundle
 from edge.child import end_with_parent
 from edge.errors import BackendError, FewheadsError, Raw
 from edge.runtimes.build import build_here
-from edge.runtimes.build_child import Advanced, Failed, Finished, Logged, Message, Request
-from edge.runtimes.build_memory import MORE_MEMORY
+from edge.runtimes.build_child import MORE_MEMORY, Failure, Message, Request
 from edge.runtimes.runtime import Source
 from edge.runtimes.table import RUNTIMES
 
@@ -34,20 +33,18 @@ _OOM_SCORE = "800"
 
 
 class _Channel(logging.Handler):
-    """Writes messages to the parent, including log records, from any thread."""
+    """Sends messages to the parent, including log records, from any thread."""
 
-    def __init__(self, pipe: BinaryIO) -> None:
+    def __init__(self, connection: Connection) -> None:
         super().__init__(logging.INFO)
-        self._pipe = pipe
-        self._writing = threading.Lock()
+        self._connection, self._sending = connection, threading.Lock()
 
     def send(self, message: Message) -> None:
-        with self._writing:
-            self._pipe.write(msgspec.json.encode(message) + b"\n")
-            self._pipe.flush()
+        with self._sending:
+            self._connection.send_bytes(msgspec.json.encode(message))
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.send(Logged(record.name, record.levelno, self.format(record)))
+        self.send(Message(log=(record.name, record.levelno, self.format(record))))
 
 
 def main() -> None:
@@ -57,27 +54,27 @@ def main() -> None:
     os.nice(_NICENESS)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
-    # Libraries print to stdout, so that goes to stderr; the parent gets only messages.
-    channel = _Channel(os.fdopen(os.dup(1), "wb"))
-    os.dup2(2, 1)
+    os.dup2(2, 1)  # libraries print to stdout, which is the parent's
+    connection = Connection(int(sys.argv[1]))
+    channel = _Channel(connection)
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[channel])
-    request = msgspec.json.decode(sys.stdin.buffer.readline(), type=Request)
+    request = msgspec.json.decode(connection.recv_bytes(), type=Request)
     end_with_parent()
     try:
         runtime = RUNTIMES[request.runtime](request.parameter)
         runtime.reason = request.reason
         source = Source.of(Bundle.open(request.bundle, models=False), runtime, request.tier, request.role)
-        build_here(runtime, source, Path(request.cache), request.options, lambda made: channel.send(Advanced(made)))
+        build_here(runtime, source, Path(request.cache), request.options, lambda now: channel.send(Message(now)))
     except (FewheadsError, MemoryError) as error:
         if isinstance(error, MemoryError):
             given, fix = Raw("a build process without memory"), f"{MORE_MEMORY}."
             error = BackendError(request.bundle, given=given, expected="a build that ends", fix=fix)
-        channel.send(Failed.of(error))
+        channel.send(Message(failure=Failure.of(error)))
         _exit(error.exit_code)
     except Exception:
         log.exception("the build process failed")
         _exit(1)
-    channel.send(Finished())
+    channel.send(Message())
     _exit(0)
 
 

@@ -10,14 +10,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from glob import glob
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
 from edge.bundles.golden import GoldenReport
 from edge.bundles.manifest_file import encode
 from edge.errors import BundleError, Raw, UsageError
-from edge.files import read_recorded, read_regular, remove_abandoned, sha256, write_durably
+from edge.files import check_size, read_recorded, read_regular, remove_abandoned, sha256, write_durably
 from edge.runtimes.runtime import EngineReport, Product, Runtime, Source
 
 log = logging.getLogger(__name__)
@@ -53,23 +52,11 @@ class BuildRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     engine: EngineReport | None = None
 
 
-class Cached(NamedTuple):
-    """A checked build in the cache: its record, and the bytes of its file."""
-
-    record: BuildRecord
-    data: bytes
-
-    @property
-    def product(self) -> Product:
-        """The build as :meth:`Runtime.build` returned it."""
-        return Product(self.record.file, self.data, self.record.engine)
-
-
 def cache_directory(given: Path | None) -> Path:
     """Return the cache to use: the given one, else ``$FEWHEADS_CACHE``, else ``~/.cache/fewheads``."""
     home = os.path.expanduser("~")  # unchanged for a user without a home
-    own = Path(home if os.path.isabs(home) else "/", ".cache", "fewheads")
-    return given or Path(os.environ.get("FEWHEADS_CACHE") or own)
+    default = Path(home if os.path.isabs(home) else "/", ".cache", "fewheads")
+    return given or Path(os.environ.get("FEWHEADS_CACHE") or default)
 
 
 def key_of(source: Source, runtime: Runtime) -> dict[str, str]:
@@ -93,8 +80,11 @@ def entry(given: Path | None, key: Mapping[str, str]) -> Path:
     return cache_directory(given) / _name(key)
 
 
-def find(directory: Path, key: Mapping[str, str]) -> Cached | None:
-    """Return the build in a directory, or None. A broken one, or one with another key, is logged and not used."""
+def find(directory: Path, key: Mapping[str, str], *, record_only: bool = False) -> tuple[BuildRecord, Product] | None:
+    """Return the build in a directory, or None. A broken one, or one with another key, is logged and not used.
+
+    With ``record_only``, only the size of the build's file is checked, and its bytes are left out.
+    """
     if not os.path.exists(directory):  # false, too, where this user may not look
         return None
     try:
@@ -104,7 +94,12 @@ def find(directory: Path, key: Mapping[str, str]) -> Cached | None:
         # The record must not lead out of the directory.
         if Path(record.file).name != record.file:
             raise ValueError("its file is elsewhere")
-        return Cached(record, read_recorded(directory / record.file, record.size_bytes, record.sha256))
+        path, data = directory / record.file, b""
+        if record_only:
+            check_size(path, record.size_bytes)
+        else:
+            data = read_recorded(path, record.size_bytes, record.sha256)
+        return record, Product(record.file, data, record.engine)
     except (BundleError, OSError, msgspec.DecodeError, ValueError, RecursionError) as error:
         log.warning("the build in %s is ignored, build it again: %s", directory, error)
         return None
@@ -116,8 +111,8 @@ def nearest(given: Path | None, key: Mapping[str, str]) -> tuple[str, str] | Non
     Both sides are text, the build's first, such as ``version 10.3.0`` and ``version 10.16.2``.
     """
     same = ("onnx", "runtime", "tier", "role")
-    found = [one for one in _keys(cache_directory(given)) if all(one.get(name) == key[name] for name in same)]
-    return _differences(min(found, key=lambda one: len(_differing(one, key))), key) if found else None
+    keys = [built for built in _keys(cache_directory(given)) if all(built.get(name) == key[name] for name in same)]
+    return _differences(min(keys, key=lambda built: len(built.items() ^ key.items())), key) if keys else None
 
 
 def check_writable(given: Path | None) -> None:
@@ -170,12 +165,8 @@ def _keys(directory: Path) -> Iterator[dict[str, str]]:
             yield _record(directory / path.parent).key
 
 
-def _differences(found: Mapping[str, str], expected: Mapping[str, str]) -> tuple[str, str] | None:
+def _differences(built: Mapping[str, str], expected: Mapping[str, str]) -> tuple[str, str] | None:
     """Return the differing parts of two keys, each side as text; None for equal keys."""
-    names = sorted(_differing(found, expected))
-    there, here = (", ".join(f"{name} {key.get(name, 'unknown')}" for name in names) for key in (found, expected))
+    names = sorted({name for name, _ in built.items() ^ expected.items()})
+    there, here = (", ".join(f"{name} {key.get(name, 'unknown')}" for name in names) for key in (built, expected))
     return (there, here) if names else None
-
-
-def _differing(found: Mapping[str, str], expected: Mapping[str, str]) -> set[str]:
-    return {name for name, _ in found.items() ^ expected.items()}

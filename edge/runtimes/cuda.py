@@ -30,8 +30,8 @@ class CudaError(Exception):
 
 def abandon(*objects: object) -> None:
     """Never destroy objects of a lost device: it frees nothing, and pycuda's destructors would print a warning each."""
-    for one in objects:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
+    for item in objects:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
 
 
 class DeviceFacts(NamedTuple):

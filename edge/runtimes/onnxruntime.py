@@ -14,7 +14,7 @@ from edge.bundles.manifest import Artifact, Profile
 from edge.errors import BackendError, BundleError
 from edge.files import reserve
 from edge.runner import Runner
-from edge.runtimes import cuda, tensorrt_package
+from edge.runtimes import cuda
 from edge.runtimes.onnxruntime_runner import (
     CPU,
     CUDA,
@@ -25,6 +25,7 @@ from edge.runtimes.onnxruntime_runner import (
     import_onnxruntime,
 )
 from edge.runtimes.runtime import BuildOptions, Product, Progress, Runtime, Source, Suitability
+from edge.runtimes.tensorrt import package
 from edge.runtimes.tensorrt.runtime import device_key
 
 _OTHER_FILES = "tensorrt"
@@ -98,10 +99,13 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
         name, files = bundle.tier(tier).name, bundle.tier(tier).artifacts
         for runtime in (self.artifact_runtime, _OTHER_FILES):
             with suppress(BundleError):
-                found = bundle.artifact(runtime, tier, role)
-                if found.precision != "int8" or found.runtime == _OTHER_FILES:
-                    return found
-        subject, given = f"bundle {bundle.path} tier {name!r}", [f"{one.precision} for {one.runtime}" for one in files]
+                artifact = bundle.artifact(runtime, tier, role)
+                if artifact.precision != "int8" or artifact.runtime == _OTHER_FILES:
+                    return artifact
+        subject, given = (
+            f"bundle {bundle.path} tier {name!r}",
+            [f"{profile.precision} for {profile.runtime}" for profile in files],
+        )
         expected = "FP32, FP16, or INT8 with fixed scales: a GPU computes no dynamic INT8"
         fix = "Export the bundle with --artifacts tensorrt too, or serve it on the CPU."
         raise BundleError(subject, given=given, expected=expected, fix=fix)
@@ -131,7 +135,7 @@ class OnnxRuntimeTensorRt(OnnxRuntimeCuda):
         with suppress(BackendError):
             facts = cuda.facts()
         with suppress(BackendError):
-            version = tensorrt_package.version("tensorrt")
+            version = package.version("tensorrt")
         return super().cache_key() | device_key(facts) | {"tensorrt": version}
 
     def providers(self, source: Source, options: BuildOptions) -> Providers:
@@ -155,5 +159,5 @@ def _shapes(profiles: tuple[dict[str, Profile], ...], bound: str) -> str:
     The provider does not choose among several sets of profiles, so it gets one around them, with the first ``opt``.
     """
     chosen = {"min": min, "max": max}.get(bound, itemgetter(0))
-    shapes = {name: zip(*(getattr(one[name], bound) for one in profiles), strict=True) for name in profiles[0]}
+    shapes = {name: zip(*(getattr(profile[name], bound) for profile in profiles), strict=True) for name in profiles[0]}
     return ",".join(f"{name}:{'x'.join(str(chosen(sizes)) for sizes in axes)}" for name, axes in shapes.items())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Collection, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,10 +13,8 @@ from edge.bundles import text
 from edge.bundles.onnx_file import check_self_contained
 from edge.datatypes import ONNX_TYPES, Array, TensorSpec
 from edge.errors import BackendError, BundleError, InvalidRequest, Raw, RequestError, RunnerError
-from edge.runner import DecoderTensors, DeviceLoop, LoopTensors, Tensor, check_feeds
-from edge.runtimes.host import HostDecoder, StepRun, infer_into
-from edge.runtimes.host import HostLoop as HandleLoop
-from edge.runtimes.host import HostLoop as OnnxRuntimeLoop
+from edge.runner import DecoderTensors, LoopTensors, Tensor, check_feeds
+from edge.runtimes.host import Bind, BoundRun, HostDecoder, HostLoop, copying
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -108,9 +105,9 @@ class OnnxRuntimeRunner:
             raise BundleError(subject, given=given, expected=expected, fix=fix) from None
         # ONNX Runtime falls back to the CPU silently if it cannot load the libraries of a provider.
         if provider not in self._session.get_providers():
-            found = self._session.get_providers()
+            loaded = self._session.get_providers()
             fix = "Install the CUDA libraries that this ONNX Runtime was built for, or build for the CPU."
-            raise BackendError(f"{provider} for {subject}", given=found, expected="it among them", fix=fix)
+            raise BackendError(f"{provider} for {subject}", given=loaded, expected="it among them", fix=fix)
         self._output_names = [spec.name for spec in self.outputs]
         self._text_inputs = [spec.name for spec in self.inputs if spec.datatype == "BYTES"]
         self._text_outputs = [spec.name for spec in self.outputs if spec.datatype == "BYTES"]
@@ -137,7 +134,6 @@ class OnnxRuntimeRunner:
         return outputs
 
     def upload(self, array: Array) -> OnnxRuntimeHandle:
-        """Copy an array to the device; see :class:`edge.runner.Runner`."""
         if array.dtype.kind in "SUO":
             raise self._unbindable("upload to", "BYTES")
         try:
@@ -179,35 +175,27 @@ class OnnxRuntimeRunner:
             for name, value in zip(self._output_names, values, strict=True)
         }
 
-    def loop(self, tensors: LoopTensors, steps: int = 1) -> DeviceLoop:
-        """Return a loop without rows; see :class:`edge.runner.Runner`."""
-        if self.device != "CPU":
-            return HandleLoop(self, tensors, steps)
-        assert self._session is not None, "loop after close"
-        state = next(spec for spec in self.inputs if spec.name == tensors.state)
-        return OnnxRuntimeLoop(self._session, self._bound, self._failed, state, tensors, steps)
+    def loop(self, tensors: LoopTensors, steps: int = 1) -> HostLoop:
+        return HostLoop(self, tensors, steps, self._binding())
 
     def decoder(self, tensors: DecoderTensors) -> HostDecoder:
-        """Return a decoder without rows; see :class:`edge.runner.Runner`."""
-        bind = self._bound_step if self.device == "CPU" else partial(infer_into, self)
-        return HostDecoder(self.infer, bind, (*self.inputs, *self.outputs), tensors)
+        return HostDecoder(self, tensors, self._binding())
 
     def close(self) -> None:
         """Release the session and its memory."""
         self._session = None
 
-    def _bound(self, arrays: Mapping[str, Array]) -> onnxruntime.IOBinding:
-        """Return a binding of the session's tensors to arrays, which a run reads and writes in place."""
-        assert self._session is not None, "loop after close"
-        binding, value_of = self._session.io_binding(), import_onnxruntime().OrtValue.ortvalue_from_numpy
+    def _binding(self) -> Bind:
+        return self._bound if self.device == "CPU" else copying(self)
+
+    def _bound(self, arrays: Mapping[str, Array]) -> BoundRun:
+        """Return a run that reads and writes arrays in place."""
+        session = self._session
+        assert session is not None, "a loop after close"
+        binding, value_of = session.io_binding(), import_onnxruntime().OrtValue.ortvalue_from_numpy
         for name, array in arrays.items():
             bind = binding.bind_ortvalue_output if name in self._output_names else binding.bind_ortvalue_input
             bind(name, value_of(array))
-        return binding
-
-    def _bound_step(self, arrays: Mapping[str, Array]) -> StepRun:
-        binding, session = self._bound(arrays), self._session
-        assert session is not None
 
         def run() -> None:
             try:

@@ -10,7 +10,7 @@ from edge.errors import BackendError, BundleError, GoldenError, Raw, RunnerError
 from edge.runtimes.onnxruntime import OnnxRuntimeCpu, OnnxRuntimeCuda, OnnxRuntimeTensorRt
 from edge.runtimes.runtime import Runtime, Suitability
 from edge.runtimes.simulated import Simulated
-from edge.runtimes.tensorrt import TensorRt, TensorRtRtx
+from edge.runtimes.tensorrt.runtime import TensorRt, TensorRtRtx
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def first_that_works(target: str, subject: str, attempt: Callable[[Runtime], T])
 def _suitable() -> Iterator[Runtime]:
     """Yield the suitable runtimes; the reason of each includes those against the runtimes before it."""
     against: list[str] = []
-    found = False
+    any_suitable = False
     for runtime in RUNTIMES.values():
         try:
             judged = runtime.suitability()
@@ -95,11 +95,11 @@ def _suitable() -> Iterator[Runtime]:
         if judged is None:
             continue
         if judged.suitable:
-            found = True
+            any_suitable = True
             yield runtime(reason=" ".join([*against, judged.reason]))
         else:
             against.append(judged.reason)
-    if not found:
+    if not any_suitable:
         fix = "Install the extra 'cpu', or name a runtime with --target."
         given = Raw(" ".join(against))
         raise BackendError("--target auto", given=given, expected="a suitable runtime", fix=fix)

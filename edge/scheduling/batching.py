@@ -8,7 +8,8 @@ from math import prod
 
 import numpy as np
 
-from edge.bundles.manifest import Manifest, TokenizerPreprocess
+from edge.bundles.manifest import Manifest
+from edge.bundles.steps import TokenizerPreprocess
 from edge.datatypes import Array, TensorSpec
 from edge.errors import Raw, RunnerError
 from edge.scheduling.batching import Buckets, next_length
@@ -44,9 +45,9 @@ class BatchAssembler:
         step, padding, longest = manifest.preprocess, {}, 0
         if isinstance(step, TokenizerPreprocess) and manifest.max_batch_size:
             lengths = {spec.name for spec in (*manifest.inputs, *manifest.outputs) if -1 in spec.shape[1:]}
-            shapes = {spec.shape for spec in manifest.inputs if spec.name in step.outputs}
-            if lengths == set(step.outputs) and shapes == {(-1, -1)}:
-                padding = {name: step.pad_id if name == step.ids else 0 for name in step.outputs}
+            shapes = {spec.shape for spec in manifest.inputs if spec.name in step.graph_inputs}
+            if lengths == set(step.graph_inputs) and shapes == {(-1, -1)}:
+                padding = {name: step.pad_id if name == step.ids else 0 for name in step.graph_inputs}
                 longest = min(manifest.profile[name].max[1] for name in padding)
         return cls(manifest.inputs, padding, Buckets(longest, most_rows, latency) if few_shapes else None)
 

@@ -130,7 +130,7 @@ class Draft(NamedTuple):
         held = self.message_bytes + sum(tensor.held_bytes for tensor in self.sent.values())
         if model.step and model.step.inputs[0].name in self.sent:
             for spec in model.manifest.inputs:
-                if spec.name in model.step.outputs and -1 not in spec.shape[1:]:  # as pixels, beside their files
+                if spec.name in model.step.graph_inputs and -1 not in spec.shape[1:]:  # as pixels, beside their files
                     held += tensor_bytes(spec.datatype, (rows, *spec.shape[1:]))
         return Form(*self.known, 1, held, ())
 

@@ -46,9 +46,6 @@ class Metadata:
     Args:
         default_timeout_seconds: the limit for requests without a deadline; None sets none.
         extensions: names of enabled protocol extensions, in addition to :data:`EXTENSIONS`.
-
-    Attributes:
-        accepting: whether the server takes requests: True from the end of the first load to the start of the drain.
     """
 
     def __init__(
@@ -57,22 +54,15 @@ class Metadata:
         scheduler: Scheduler,
         health: Health,
         *,
-        strict_readiness: bool = True,
         default_timeout_seconds: float | None = None,
         extensions: tuple[str, ...] = (),
     ) -> None:
         self._repository = repository
         self._scheduler = scheduler
         self._health = health
-        self._strict_readiness = strict_readiness
         self._default_timeout = default_timeout_seconds
         self._extensions = (*EXTENSIONS, *extensions)
-        self.accepting = False
-
-    def server_ready(self) -> bool:
-        """Return whether the server takes requests, its device works and, if strict, every bundle is ready."""
-        models_ready = self._health.models_ready() or not self._strict_readiness
-        return self.accepting and self._health.server_sound() and models_ready
+        self.server_ready = health.server_ready
 
     def model_ready(self, request: pb.ModelReadyRequest) -> bool:
         """Return whether a model answers requests and is healthy; False for an unknown one."""
@@ -82,7 +72,7 @@ class Metadata:
             raise
         except RequestError:
             return False
-        return self.accepting and self._health.state(entry)[0] == "READY"
+        return self._health.accepting and self._health.state(entry)[0] == "READY"
 
     def server_metadata(self) -> pb.ServerMetadataResponse:
         """Return the server's name, version and protocol extensions."""

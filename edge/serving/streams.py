@@ -84,17 +84,13 @@ class _Outbox:
 
 
 class Streams:
-    """Answers streams."""
+    """Answers streams. Once ``draining`` is set, each one ends after its requests so far are answered."""
 
-    def __init__(self, service: InferenceService) -> None:
+    def __init__(self, service: InferenceService, draining: asyncio.Event) -> None:
         self.open = 0  # streams
         self.in_flight = 0  # their requests in progress
         self._service = service
-        self._draining = asyncio.Event()
-
-    def drain(self) -> None:
-        """Stop reading; each stream ends once its requests so far are answered."""
-        self._draining.set()
+        self._draining = draining
 
     async def answer(self, read: Read, write: Write, deadline: float | None) -> None:
         """Answer one stream. Cancelling this cancels all of its requests.

@@ -12,7 +12,8 @@ import torch
 from edge.bundles.bundle import write_bundle
 from edge.bundles.expression import TOKENS
 from edge.bundles.golden import Golden
-from edge.bundles.manifest import Artifact, ExpressionPreprocess, Manifest, Profile, Tier
+from edge.bundles.manifest import Artifact, Manifest, Profile, Tier
+from edge.bundles.steps import ExpressionPreprocess
 from edge.datatypes import Array, TensorSpec
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.bundle.exported import FULL, Exported

@@ -8,16 +8,8 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from edge.bundles.bundle import write_bundle
-from edge.bundles.manifest import (
-    LabelPostprocess,
-    Manifest,
-    Measure,
-    Postprocess,
-    Profile,
-    ScorePostprocess,
-    Tier,
-    TokenLabelPostprocess,
-)
+from edge.bundles.manifest import Manifest, Measure, Profile, Tier
+from edge.bundles.steps import LabelPostprocess, Postprocess, ScorePostprocess, TokenLabelPostprocess
 from edge.datatypes import Array, TensorSpec, datatype_of
 from export.bundle.accuracy import OnRows, in_tier
 from export.bundle.classifier_inputs import MAX_BATCH_SIZE, USUAL_TOKENS

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edge.bundles.image import ImagePreprocessor
-from edge.bundles.manifest import ImagePreprocess, TokenizerPreprocess
+from edge.bundles.steps import ImagePreprocess, TokenizerPreprocess
 from edge.datatypes import Array
 from export.bundle.classifier_inputs import BATCH_NAMES, GOLDEN_ROWS, TEXTS, columns, text_step
 from export.bundle.imported_accuracy import BY_TOKEN
@@ -39,7 +39,7 @@ class ImportedInputs(NamedTuple):
     @property
     def batch_names(self) -> dict[str, str]:
         """The names of the graph's inputs in :attr:`export.data.tokens.Batch.named`, and of the offsets."""
-        return {**BATCH_NAMES, OFFSETS_READ: "offsets", self.step.outputs[0]: "inputs"}
+        return {**BATCH_NAMES, OFFSETS_READ: "offsets", self.step.graph_inputs[0]: "inputs"}
 
 
 def text_inputs(task: ImportedTask, run: Path, data: Path | None) -> ImportedInputs:

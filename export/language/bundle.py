@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import check_outputs
-from edge.bundles.manifest import Manifest, Profile, Tier, TokenizerPreprocess, Tolerance
+from edge.bundles.manifest import Manifest, Profile, Tier, Tolerance
 from edge.bundles.preprocess import load_tokenizer
 from edge.bundles.programs import CacheTensor, GenerateProgram
+from edge.bundles.steps import TokenizerPreprocess
 from edge.datatypes import TensorSpec
 from edge.errors import Raw, UsageError
 from edge.programs.factory import golden_options

@@ -10,7 +10,8 @@ from pathlib import Path
 from edge import __version__
 from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden
-from edge.bundles.manifest import Artifact, ImagePreprocess, Manifest, Profile, Provenance, Tier
+from edge.bundles.manifest import Artifact, Manifest, Profile, Provenance, Tier
+from edge.bundles.steps import ImagePreprocess
 from edge.datatypes import Array
 from edge.errors import BundleError, UsageError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner

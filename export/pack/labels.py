@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from edge.bundles.fields import MOST_CHARACTERS
-from edge.bundles.manifest import LabelPostprocess, Labels
+from edge.bundles.steps import LabelPostprocess, Labels
 from edge.datatypes import TensorSpec
 from edge.errors import Raw, UsageError
 

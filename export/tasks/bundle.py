@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edge.bundles.bundle import write_bundle
-from edge.bundles.manifest import LabelPostprocess, Manifest, Measure, ScorePostprocess, Tier
+from edge.bundles.manifest import Manifest, Measure, Tier
+from edge.bundles.steps import LabelPostprocess, ScorePostprocess
 from edge.datatypes import TensorSpec
 from edge.errors import Raw, UsageError
 from export.bundle.accuracy import OnRows, in_tier, tier_measures

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from edge.bundles.image import ImagePreprocessor
-from edge.bundles.manifest import ImagePreprocess, Profile, TokenizerPreprocess
+from edge.bundles.manifest import Profile
 from edge.bundles.preprocess import TokenizerPreprocessor
+from edge.bundles.steps import ImagePreprocess, TokenizerPreprocess
 from edge.datatypes import Array, TensorSpec
 from export.data.examples import drawn, limited
 from export.data.images import ImageFolder, Images, image_step
@@ -76,7 +77,7 @@ def text_inputs(task: SentenceTask, run: Path, architecture: Architecture, data_
         raw={name: column.astype(np.bytes_) for name, column in zip(names, texts, strict=True)},
         golden=tokenize(*texts),
         calibration=[tokenize(*columns([row])) for row in limited(splits.train, CALIBRATION_ROWS).texts],
-        tensors=tuple(TensorSpec(tensor, "INT64", (-1, -1)) for tensor in config.outputs),
+        tensors=tuple(TensorSpec(tensor, "INT64", (-1, -1)) for tensor in config.graph_inputs),
         batch_names=BATCH_NAMES,
         profile=Profile(min=(1, 1), opt=(1, usual), max=(MAX_BATCH_SIZE, config.max_length)),
         labels=task.class_names,

@@ -1,6 +1,6 @@
-"""Write the corpora of broken bundles: the good oracle bundle of each format version, broken in one way in each case.
+"""Write the corpus of broken bundles: the good oracle bundle, broken in one way in each case.
 
-``broken_bundles/expected.json`` holds the error of each case of both corpora, and is written by hand.
+``broken_bundles/expected.json`` holds the error of each case, and is written by hand.
 
     python -m tests.data.make_broken_bundles
 """
@@ -26,18 +26,18 @@ from edge.datatypes import Array
 from tests.support.models import DATA, ORACLE_BUNDLE, oracle_golden, oracle_onnx
 
 BROKEN_BUNDLES = DATA / "broken_bundles"
-#: A program, or a router of version 1, that names tiers which the oracle does not have.
+#: A program that names tiers which the oracle does not have.
 CASCADE = {"type": "cascade", "lean": "small", "full": "full", "logits": "value", "margin": 0.5}
 #: A step whose pixels are not the oracle's tokens.
 IMAGE = {"type": "image", "input": "image", "output": "x", "size": 8, "colours": "grey", "mean": [0.5], "std": [0.5]}
 IMAGE |= {"max_bytes": 1000, "max_pixels": 1000}
-#: A good further artifact of version 2: it takes an input of its own.
+#: A good further artifact: it takes an input of its own.
 HEAD: dict[str, Any] = {
     "role": "head",
     "inputs": [{"name": "code", "datatype": "FP32", "shape": [-1, 4]}],
     "profile": {"code": {"min": [1, 4], "opt": [8, 4], "max": [64, 4]}},
 }
-#: Good latencies of version 2.
+#: Good latencies.
 MEASURED: dict[str, Any] = {"source": "measured", "device": "AMD EPYC", "runtime": "onnxruntime", "precision": "fp32"}
 MEASURED |= {"rows": 1, "tokens": 32, "milliseconds": 1.25, "times_faster": 1.0, "calls": 20}
 PREDICTION: dict[str, Any] = {"source": "prediction", "device": "Jetson Orin Nano Super", "power_mode": "15W"}
@@ -50,20 +50,15 @@ PREDICTION |= {
     "high_ms": 0.7,
 }
 PREDICTION |= {"times_faster": 1.5}
-#: Format version to its good bundle and its corpus.
-CORPORA = {
-    1: (DATA / "version_1" / "bundles" / ORACLE_BUNDLE.name, DATA / "version_1" / "broken_bundles"),
-    2: (ORACLE_BUNDLE, BROKEN_BUNDLES),
-}
 #: File name to contents, or to the target of a link.
 Tree = dict[str, bytes | Path]
 
 
 class Good:
-    """The good bundle of one format version, from which every case is made; ``manifest`` is not to be changed."""
+    """The good bundle, from which every case is made; ``manifest`` is not to be changed."""
 
-    def __init__(self, version: int) -> None:
-        self.files = {path.name: path.read_bytes() for path in sorted(CORPORA[version][0].iterdir())}
+    def __init__(self) -> None:
+        self.files = {path.name: path.read_bytes() for path in sorted(ORACLE_BUNDLE.iterdir())}
         self.manifest: dict[str, Any] = json.loads(self.files["manifest.json"])
 
     def with_files(self, **changes: bytes | Path | None) -> Tree:
@@ -163,10 +158,9 @@ def rename_input(model: onnx.ModelProto) -> None:
     model.graph.input[0].name = model.graph.node[0].input[0] = "tokens"
 
 
-def cases(version: int) -> dict[str, Tree]:
-    good = Good(version)
-    only = broken_only_in_version_1 if version == 1 else broken_only_in_version_2
-    return {**broken_files(good), **broken_manifests(good), **only(good), **broken_contents(good)}
+def cases() -> dict[str, Tree]:
+    good = Good()
+    return broken_files(good) | broken_manifests(good) | broken_roles(good) | broken_contents(good)
 
 
 def broken_files(good: Good) -> dict[str, Tree]:
@@ -220,20 +214,8 @@ def broken_manifests(good: Good) -> dict[str, Tree]:
     }
 
 
-def broken_only_in_version_1(good: Good) -> dict[str, Tree]:
-    """Manifests of version 1 with fields of version 2, or with a router that breaks a rule."""
-    return {
-        "role-in-version-1": good.with_field("tiers.0.artifacts.0.role", "model"),
-        "tolerance-of-outputs-in-version-1": good.with_field("tiers.0.artifacts.0.tolerance.outputs", {"value": 0.5}),
-        "own-tensors-in-version-1": good.with_field("tiers.0.artifacts.0.inputs", good.manifest["inputs"]),
-        "latencies-in-version-1": good.with_field("tiers.0.latencies", [PREDICTION]),
-        "program-in-version-1": good.with_field("program", CASCADE),
-        "router-of-unknown-tiers": good.with_field("router", CASCADE),
-    }
-
-
-def broken_only_in_version_2(good: Good) -> dict[str, Tree]:
-    """Manifests of version 2 whose roles, tensors of artifacts or program break the schema or a rule."""
+def broken_roles(good: Good) -> dict[str, Tree]:
+    """Manifests whose roles, tensors of artifacts or program break the schema or a rule."""
     x, (y,), profile = good.manifest["inputs"], good.manifest["outputs"], good.manifest["profile"]
     (code,), shapes = HEAD["inputs"], HEAD["profile"]["code"]
     on_tensorrt = {**HEAD, "runtime": "tensorrt", "outputs": [{**y, "name": "z"}]}
@@ -300,8 +282,8 @@ def broken_contents(good: Good) -> dict[str, Tree]:
     }
 
 
-def write(directory: Path, version: int) -> None:
-    for name, files in cases(version).items():
+def write(directory: Path) -> None:
+    for name, files in cases().items():
         shutil.rmtree(directory / name, ignore_errors=True)
         for file, content in files.items():
             path = directory / name / file
@@ -313,5 +295,4 @@ def write(directory: Path, version: int) -> None:
 
 
 if __name__ == "__main__":
-    for version, (_, corpus) in CORPORA.items():
-        write(corpus, version)
+    write(BROKEN_BUNDLES)

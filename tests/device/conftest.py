@@ -70,3 +70,11 @@ def no_leaks() -> Iterator[None]:
     finally:
         lost = software.error() or any(software.live().values())
         software.reset() if lost else software.clear()
+
+
+@pytest.fixture(params=[0, 1 << 20], ids=["copies apart", "copies in the graph"])
+def captured_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The most bytes of inputs whose copy is part of a run's graph."""
+    monkeypatch.setattr("edge.runtimes.tensorrt.runner.CAPTURED_BYTES", request.param)
+    size_bytes: int = request.param
+    return size_bytes

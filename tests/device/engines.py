@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 import onnxruntime
@@ -72,6 +73,9 @@ def rows(least: int, best: int, most: int, width: int = 4, name: str = "x") -> P
     return {name: ((least, width), (best, width), (most, width))}
 
 
+STEP_PROFILE: Profile = rows(1, 2, 4, name="state") | rows(1, 2, 4, name="token")
+
+
 def engine(onnx: bytes, *profiles: Profile) -> bytes:
     """Build an engine without our builder."""
     logger = logger_of("tensorrt")
@@ -89,3 +93,26 @@ def reference(onnx: bytes) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
     session = onnxruntime.InferenceSession(onnx, providers=["CPUExecutionProvider"])
     names = [tensor.name for tensor in session.get_outputs()]
     return lambda feeds: dict(zip(names, session.run(names, dict(feeds)), strict=True))
+
+
+@contextmanager
+def running(onnx: bytes, *profiles: Profile, **options: object) -> Iterator[TensorRtRunner]:
+    runner = loaded(engine(onnx, *profiles), **options)
+    try:
+        yield runner
+    finally:
+        runner.close()
+
+
+def some(count: int, seed: int = 0, width: int = 4) -> Array:
+    """Return rows of random numbers."""
+    return np.random.default_rng(seed).standard_normal((count, width)).astype(np.float32)
+
+
+def close_to(one: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
+    return one.keys() == other.keys() and all(
+        one[name].dtype == other[name].dtype
+        and one[name].shape == other[name].shape
+        and np.allclose(one[name], other[name], rtol=1e-5, atol=1e-6)
+        for name in other
+    )

@@ -73,6 +73,15 @@ class SoftwareDriver:
         """Return how often ``function`` was called in this process."""
         return int(self._driver.software_calls(function.encode()))
 
+    def copies(self, work: Callable[[], object]) -> dict[str, int]:
+        """Return how many copies of each kind some work makes: to the device, back to the host, and within."""
+        ways = {"HtoD": "to", "DtoH": "back", "DtoD": "within", "3D": "slices"}
+        counts = dict.fromkeys(ways.values(), 0)
+        for name, count in self.counted(work).items():
+            if kind := re.match(r"cuMemcpy(\w+?)(Async)?$", name):
+                counts[ways[kind[1]]] += count
+        return counts
+
     def counted(self, work: Callable[[], object]) -> dict[str, int]:
         """Return how often some work calls each function of the driver."""
         found = re.search(r"/\S*libcuda\.so\.1\b", Path("/proc/self/maps").read_text())

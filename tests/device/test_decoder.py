@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from edge.programs.generate import generator
 from edge.programs.program import Options
 from edge.runner import DecoderTensors, DeviceDecoder
 from edge.runtimes.build import load_runner
-from edge.runtimes.host import HostDecoder, infer_into
+from edge.runtimes.host import HostDecoder, copying
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from edge.runtimes.tensorrt.device import shared_device
 from edge.runtimes.tensorrt.runner import TensorRtRunner
@@ -68,7 +67,7 @@ def runner(bundle: Bundle, cache: Path) -> Iterator[TensorRtRunner]:
 
 def on_host(bundle: Bundle) -> HostDecoder:
     runner = OnnxRuntimeRunner((bundle.path / "decoder.onnx").read_bytes(), subject="a decoder")
-    return HostDecoder(runner.infer, partial(infer_into, runner), (*runner.inputs, *runner.outputs), TENSORS)
+    return HostDecoder(runner, TENSORS, copying(runner))
 
 
 class Both:
@@ -132,16 +131,12 @@ def test_steps_copy_tokens_and_logits_alone_whatever_the_length_of_the_cache(
     counted = []
     for lengths in ((3, 2), (60, 60)):
         both.join(*lengths)
-        for _ in range(3):  # the third one launches a graph, whose copy of the logits is no call
-            before = copies(software)
-            both.step()
-            counted.append([after - earlier for earlier, after in zip(before, copies(software), strict=True)])
+        # The third one launches a graph, whose copy of the logits is no call.
+        counted += [list(software.copies(both.step).values()) for _ in range(3)]
     # To the device: none, it reads the host's memory. Back: logits, in the second step for a graph, too. Within: one
     # copy of each row's new key, and one of its new value; the two rows of one length share theirs.
     assert counted == [[0, 1, 0, 4], [0, 2, 0, 4], [0, 0, 0, 4], [0, 1, 0, 6], [0, 2, 0, 6], [0, 0, 0, 6]]
-    before = copies(software)
-    both.leave(0)
-    assert copies(software) == [*before[:3], before[3] + 2]
+    assert list(software.copies(lambda: both.leave(0)).values()) == [0, 0, 0, 2]
 
 
 @pytest.mark.parametrize(("lengths", "copies"), [((9,), 1), ((9, 9, 9, 9), 1), ((9, 9, 4, 9), 3)])
@@ -155,12 +150,6 @@ def test_a_step_with_a_graph_takes_five_calls_of_the_driver_and_copies_of_new_en
         decoder.step(tokens)
     # Keys have another shape than values here, so that each takes a copy.
     assert software.counted_with_tensorrt(lambda: decoder.step(tokens)) == LAUNCH | {"cuMemcpy3DAsync": 2 * copies}
-
-
-def copies(software: SoftwareDriver) -> list[int]:
-    ways = (("cuMemcpyHtoD", "cuMemcpyHtoDAsync"), ("cuMemcpyDtoH", "cuMemcpyDtoHAsync"))
-    ways += (("cuMemcpyDtoD", "cuMemcpyDtoDAsync"), ("cuMemcpy3D", "cuMemcpy3DAsync"))
-    return [sum(map(software.calls, names)) for names in ways]
 
 
 def test_the_cache_grows_with_the_places_up_to_those_of_the_profile_and_is_freed(
@@ -184,7 +173,7 @@ def test_the_cache_grows_with_the_places_up_to_those_of_the_profile_and_is_freed
 
 
 def test_the_cache_shrinks_after_a_long_row_while_others_go_on(
-    bundle: Bundle, runner: TensorRtRunner, software: SoftwareDriver
+    runner: TensorRtRunner, software: SoftwareDriver
 ) -> None:
     decoder = runner.decoder(TENSORS)
     both = Both(on_host(bundle), decoder)

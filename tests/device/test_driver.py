@@ -243,17 +243,6 @@ def test_memory_of_a_lost_device_is_freed(software: SoftwareDriver) -> None:
 
 
 @pytest.mark.usefixtures("context")
-def test_registered_memory_is_pinned_once(software: SoftwareDriver) -> None:
-    stream, memory, host = cuda.Stream(), cuda.mem_alloc(SIZE), np.ones(SIZE, np.uint8)
-    address = c_void_p(host.ctypes.data)  # pycuda's own register_host_memory crashes with NumPy 2
-    assert [call("cuMemHostRegister_v2", address, ctypes.c_size_t(SIZE), 0) for _ in range(2)] == [0, 712]
-    cuda.memcpy_htod_async(memory, host, stream)
-    assert software.pending() == 1
-    stream.synchronize()
-    assert [call("cuMemHostUnregister", address) for _ in range(2)] == [0, 713]
-
-
-@pytest.mark.usefixtures("context")
 def test_other_functions_are_not_supported() -> None:
     with pytest.raises(cuda.LogicError, match="not supported"):
         cuda.module_from_buffer(b"a kernel")
@@ -282,17 +271,6 @@ def test_kernels_run_in_their_stream_and_may_not_wait(software: SoftwareDriver) 
     assert mapped[0] == 1
     assert len(software.defects()) == 1
     software.clear()
-
-
-@pytest.mark.usefixtures("context")
-def test_time_passes_between_events() -> None:
-    stream, start, end = cuda.Stream(), cuda.Event(), cuda.Event()
-    start.record(stream)
-    end.record(stream)
-    with pytest.raises(cuda.RuntimeError, match="not ready"):
-        start.time_till(end)
-    stream.synchronize()
-    assert start.time_till(end) >= 0
 
 
 def test_last_release_of_the_primary_context_destroys_its_contents(software: SoftwareDriver) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,6 +16,7 @@ from tritonclient.grpc.aio import InferenceServerClient
 pytest.importorskip("tensorrt")
 
 from edge.bundles.bundle import Bundle
+from edge.datatypes import Array
 from edge.errors import InvalidRequest, RunnerError
 from edge.programs.loop import Loop, LoopRunners, LoopSession
 from edge.programs.program import Joining, LoopLimits, Options
@@ -86,25 +87,26 @@ def test_rows_that_join_and_leave_get_the_right_answers(
 
 def test_a_state_never_leaves_the_device(bundle: Bundle, device_runners: LoopRunners, software: SoftwareDriver) -> None:
     session = loop_of(bundle, device_runners).session(FULL)
-    before = copies(software)
-    session.add([Joining("long", {"xs": prompt(ENDLESS, ENDLESS, ENDLESS)}, limited(50))])
+
+    def copies(work: Callable[[], object]) -> tuple[int, int, int]:
+        counts = software.copies(work)
+        return counts["to"], counts["back"], counts["within"]
+
+    def join(name: str, inputs: Array, max_loops: int) -> None:
+        session.add([Joining(name, {"xs": inputs}, limited(max_loops))])
+
     # The prompts are mapped memory. The embedding stays on the device: three tokens of each row, in rows of five.
-    assert difference(before, copies(software)) == {"to": 0, "back": 0, "within": 6}
-    before = copies(software)
-    for _ in range(12):
-        session.step()
+    assert copies(lambda: join("long", prompt(ENDLESS, ENDLESS, ENDLESS), 50)) == (0, 0, 6)
     # In: where the prompts end. Back: one copy for the results of each step without a graph, and two in captures.
-    assert difference(before, copies(software)) == {"to": 1, "back": 6, "within": 0}
-    session.add([Joining("short", {"xs": prompt(1, tokens=5)}, limited(1))])
-    before = copies(software)
-    assert [one.key for one in session.step()] == ["short"]
-    assert session.step() == []
+    assert copies(lambda: [session.step() for _ in range(12)]) == (1, 6, 0)
+    join("short", prompt(1, tokens=5), 1)
+    ended: list[object] = []
     # The same graph, with a surplus row less; its own copies are no calls. The last row leaves nothing to move.
-    assert difference(before, copies(software)) == {"to": 1, "back": 0, "within": 0}
-    session.add([Joining("second", {"xs": prompt(1, tokens=5)}, limited(99))])
-    before = copies(software)
-    session.drop("long")  # three of four rows, so the fourth moves to the front: its state and its prompt
-    assert difference(before, copies(software)) == {"to": 0, "back": 0, "within": 2}
+    assert copies(lambda: ended.extend(one.key for _ in range(2) for one in session.step())) == (1, 0, 0)
+    assert ended == ["short"]
+    join("second", prompt(1, tokens=5), 99)
+    # Three of four rows, so the fourth moves to the front: its state and its prompt.
+    assert copies(lambda: session.drop("long")) == (0, 0, 2)
     assert session.rows == 1
 
 
@@ -116,19 +118,6 @@ def test_a_step_with_a_graph_takes_five_calls_of_the_driver(
     for _ in range(2):
         loop.step()
     assert software.counted_with_tensorrt(loop.step) == LAUNCH
-
-
-def copies(software: SoftwareDriver) -> dict[str, int]:
-    functions = {
-        "to": ("cuMemcpyHtoD", "cuMemcpyHtoDAsync"),
-        "back": ("cuMemcpyDtoH", "cuMemcpyDtoHAsync"),
-        "within": ("cuMemcpyDtoD", "cuMemcpyDtoDAsync"),
-    }
-    return {way: sum(map(software.calls, names)) for way, names in functions.items()}
-
-
-def difference(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    return {name: after[name] - before[name] for name in before}
 
 
 @pytest.mark.parametrize(

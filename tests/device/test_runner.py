@@ -2,72 +2,42 @@
 
 from __future__ import annotations
 
-import gc
-import re
-import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from itertools import cycle
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from onnx import helper
 
-from edge.bundles.bundle import Bundle
 from edge.datatypes import Array
 from edge.errors import BackendError, InvalidRequest, RunnerError
 from edge.runner import OverlappingRunner
-from edge.runtimes import cuda, tensorrt_engine, tensorrt_runner
-from edge.runtimes.cuda import facts
-from edge.runtimes.device_errors import fatal
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from edge.runtimes.runtime import Product, Source
+from edge.runtimes.tensorrt import engine as tensorrt_engine
 from edge.runtimes.tensorrt.device import shared_device
-from edge.runtimes.tensorrt.runner import TensorRtRunner
-from edge.runtimes.tensorrt.runtime import TensorRt
-from tests.device.engines import FLOAT, MIXED, REBUILD, Profile, affine, engine, loaded, mixed, reference, rows, step
+from tests.device.engines import (
+    FLOAT,
+    MIXED,
+    STEP_PROFILE,
+    Profile,
+    affine,
+    close_to,
+    engine,
+    loaded,
+    mixed,
+    reference,
+    rows,
+    running,
+    some,
+    step,
+)
 from tests.device.networks import serialized
 from tests.device.software import LAUNCH, SoftwareDriver, library
 from tests.support import text_model
-from tests.support.commands import fewheads, refusal
-from tests.support.models import ORACLE_BUNDLE
 
-STICKY = (700, 719, 999)
 NUMPY = {"fp32": "float32", "fp16": "float16"}
 MIXED_PROFILE: Profile = {name: ((1, 1), (2, 8), (4, 16)) for name in MIXED}
-STEP_PROFILE: Profile = rows(1, 2, 4, name="state") | rows(1, 2, 4, name="token")
-
-
-@contextmanager
-def running(onnx: bytes, *profiles: Profile, **options: object) -> Iterator[TensorRtRunner]:
-    runner = loaded(engine(onnx, *profiles), **options)
-    try:
-        yield runner
-    finally:
-        runner.close()
-
-
-def some(count: int, seed: int = 0, width: int = 4) -> Array:
-    """Return rows of random numbers."""
-    return np.random.default_rng(seed).standard_normal((count, width)).astype(np.float32)
-
-
-def close_to(one: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
-    return one.keys() == other.keys() and all(
-        one[name].dtype == other[name].dtype
-        and one[name].shape == other[name].shape
-        and np.allclose(one[name], other[name], rtol=1e-5, atol=1e-6)
-        for name in other
-    )
-
-
-@pytest.fixture(params=[0, tensorrt_runner.CAPTURED_BYTES], ids=["copies apart", "copies in the graph"])
-def captured_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The most bytes of inputs whose copy is part of a run's graph."""
-    monkeypatch.setattr(tensorrt_runner, "CAPTURED_BYTES", request.param)
-    size_bytes: int = request.param
-    return size_bytes
 
 
 @pytest.mark.usefixtures("captured_bytes")
@@ -284,28 +254,27 @@ def test_state_stays_on_the_device_bit_for_bit(device: str) -> None:
             outputs = runner.infer({"state": state, "token": token})
             state = outputs["next"]
             right.append(outputs["sum"])
-        handle = runner.upload(some(2, seed=99))
-        moved = _copies(device)
-        for token, expected in zip(tokens, right, strict=True):
-            outputs_ = runner.run({"state": handle, "token": token}, ["next"])
-            handle = outputs_["next"]  # type: ignore[assignment]
-            assert np.array_equal(outputs_["sum"], expected)  # type: ignore[arg-type]
-            assert (handle.datatype, handle.shape) == ("FP32", (2, 4))
-        # The tokens go in, the sums come out, and nothing else moves. Two runs alternate, and for each the driver is
-        # called once without a graph, once beside its capture, and once in it.
-        assert [after - before for before, after in zip(moved, _copies(device), strict=True)] in ([6, 6], [0, 0])
+        handle: Any = runner.upload(some(2, seed=99))
+
+        def steps() -> None:
+            nonlocal handle
+            for token, expected in zip(tokens, right, strict=True):
+                kept: Any = runner.run({"state": handle, "token": token}, ["next"])
+                handle = kept["next"]
+                assert np.array_equal(kept["sum"], expected)
+                assert (handle.datatype, handle.shape) == ("FP32", (2, 4))
+
+        if device == "real":
+            steps()
+        else:
+            # The tokens go in, the sums come out, and nothing else moves. Two runs alternate, and for each the driver
+            # is called once without a graph, once beside its capture, and once in it.
+            counts = SoftwareDriver(library()).copies(steps)  # type: ignore[arg-type]
+            assert counts == {"to": 6, "back": 6, "within": 0, "slices": 0}
         assert np.array_equal(handle.numpy(), state)
         assert shared_device().counts["launches"] > 90  # the loop alternates between few buffers
         all_kept = runner.run({"state": handle, "token": runner.upload(tokens[0])}, ["sum", "next"])
         assert {name: kept.shape for name, kept in all_kept.items()} == {"next": (2, 4), "sum": (2, 1)}
-
-
-def _copies(device: str) -> list[int]:
-    if device == "real":
-        return [0, 0]
-    driver = SoftwareDriver(library())  # type: ignore[arg-type]
-    to, back = ["cuMemcpyHtoD", "cuMemcpyHtoDAsync", "cuMemcpyDtoD"], ["cuMemcpyDtoH", "cuMemcpyDtoHAsync"]
-    return [sum(map(driver.calls, to)), sum(map(driver.calls, back))]
 
 
 def test_memory_of_dropped_handles_is_reused(software: SoftwareDriver) -> None:
@@ -373,15 +342,6 @@ def test_only_the_thread_that_loaded_a_runner_may_use_it_until_it_is_closed() ->
             use_closed()
 
 
-def test_error_of_a_broken_engine_says_how_to_rebuild_it() -> None:
-    data = engine(affine(), rows(1, 2, 4))
-    for broken in (b"", b"no engine", data[: len(data) // 2]):
-        with pytest.raises(BackendError) as error:
-            loaded(broken)
-        assert str(error.value).startswith("engine of model m.onnx: got ")
-        assert f"has built on this {facts().name}. {REBUILD}" in str(error.value)
-
-
 def test_output_larger_than_its_buffer_is_an_error() -> None:
     """``y`` has 10 - n rows for n rows of ``x``, so its buffer, made for the most rows of ``x``, is too small."""
     nodes = [
@@ -398,220 +358,3 @@ def test_output_larger_than_its_buffer_is_an_error() -> None:
             assert close_to(runner.infer({"x": some(8)}), reference(onnx)({"x": some(8)}))
             with pytest.raises(RunnerError):
                 runner.infer({"x": some(1)})
-
-
-class Scenario:
-    """Everything that a runner of :func:`step` does, each time with the answer of ONNX Runtime."""
-
-    def __init__(self, runner: TensorRtRunner) -> None:
-        self.runner = runner
-        self.feeds = [{"state": some(2, seed), "token": some(2, seed + 1)} for seed in range(4)]
-        self.answers = list(map(reference(step()), self.feeds))
-        self.errors: list[RunnerError] = []
-
-    def play(self) -> None:
-        """Infer until a graph is launched, with one and with two runs pending, then keep a state on the device."""
-        self.errors.clear()
-        for work in [self._one] * 3 + [self._two] * 3 + [self._kept] * 3:
-            self._attempt(work)
-
-    def _attempt(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except RunnerError as error:
-            self.errors.append(error)
-
-    def _right(self, seed: int, outputs: Mapping[str, Array]) -> None:
-        assert close_to(outputs, self.answers[seed])
-
-    def _one(self) -> None:
-        self._right(0, self.runner.infer(self.feeds[0]))
-
-    def _two(self) -> None:
-        first, second = self.runner.start(self.feeds[1]), None
-        try:
-            second = self.runner.start(self.feeds[2])
-        finally:
-            try:
-                self._right(1, first.result())
-            finally:
-                if second:
-                    self._right(2, second.result())
-
-    def _kept(self) -> None:
-        outputs = self.runner.run({**self.feeds[3], "state": self.runner.upload(self.feeds[3]["state"])}, ["next"])
-        assert isinstance(outputs["sum"], np.ndarray)
-        self._right(3, {"next": outputs["next"].numpy(), "sum": outputs["sum"]})  # type: ignore[union-attr]
-
-
-def can_lack_memory(function: str) -> bool:
-    return not re.search("kernel|Free|Destroy|Release|PushCurrent|PopCurrent", function)
-
-
-def few(count: int) -> list[int]:
-    """Return numbers of calls: the first ones, some between, and the last."""
-    return sorted({*range(1, min(count, 8) + 1), *range(8, count, 5), count})
-
-
-def test_out_of_memory_in_any_call_of_a_run_fails_only_that_run(
-    software: SoftwareDriver, captured_bytes: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    data = engine(step(), STEP_PROFILE)
-    with playing(data) as scenario:
-        calls = software.counted(scenario.play) | {"kernel": 12}
-        assert not scenario.errors
-    assert {"cuMemcpyHtoDAsync", "cuGraphLaunch", "cuStreamBeginCapture", "cuMemAlloc"} <= {*calls}
-    assert ("cuStreamWaitEvent" in calls) == (captured_bytes == 0)
-    failed = set()
-    for function in filter(can_lack_memory, calls):
-        for nth in few(calls[function]):
-            with playing(data) as scenario:
-                software.fail(function, 2, nth)
-                scenario.play()
-                assert len(scenario.errors) < 3, (function, nth)
-                assert not any(map(fatal, scenario.errors)), (function, nth)
-                failed |= {function} if scenario.errors else set()
-                software.clear()
-                scenario.play()
-                assert not scenario.errors, (function, nth)
-    # Without graphs, and with one garbage collection, a run goes on.
-    assert {*filter(can_lack_memory, calls)} - failed <= {
-        "cuGraphInstantiateWithFlags", "cuStreamBeginCapture", "cuStreamEndCapture", "cuMemAlloc",
-    }  # fmt: skip
-    assert "runs without CUDA graphs" in caplog.text
-
-
-def test_buffers_that_cannot_grow_leave_nothing_behind(software: SoftwareDriver) -> None:
-    right, small, large = reference(affine()), {"x": some(1)}, {"x": some(4)}
-    with running(affine(), rows(1, 2, 4), preallocates=False) as runner:
-        assert close_to(runner.infer(small), right(small))
-        before = software.live()
-        for function, nth in (("cuMemAlloc", 1), ("cuMemHostAlloc", 1), ("cuMemHostAlloc", 2)):
-            software.fail(function, 2, nth, times=2)
-            with pytest.raises(RunnerError, match="got a device out of memory"):
-                runner.infer(large)
-            gc.collect()
-            assert software.live() == before, function
-            software.clear()
-        for feeds in (small, large, small):
-            assert close_to(runner.infer(feeds), right(feeds))
-
-
-def test_sticky_error_in_any_call_of_a_run_means_that_the_device_is_lost(
-    software: SoftwareDriver, capfd: pytest.CaptureFixture[str]
-) -> None:
-    codes = cycle(STICKY)
-    data = engine(step(), STEP_PROFILE)
-    with playing(data) as scenario:
-        calls = software.counted(scenario.play) | {"kernel": 12}
-    for function, count in calls.items():
-        for nth in few(count):
-            with playing(data) as scenario:
-                software.fail(function, next(codes), nth)
-                scenario.play()
-                assert scenario.errors, (function, nth)
-                assert fatal(scenario.errors[0]), (function, nth)
-                assert len(scenario.errors) >= (10 - nth if function == "kernel" else 1)
-                with pytest.raises(RunnerError):
-                    scenario.runner.infer(scenario.feeds[0])
-            # One for the injected error, if a destructor gets it, and one for the context.
-            assert capfd.readouterr().err.count("PyCUDA WARNING") <= 2, (function, nth)
-            software.reset()
-
-
-@contextmanager
-def playing(data: bytes) -> Iterator[Scenario]:
-    runner = loaded(data, mapped_bytes=16)  # one output is mapped, and everything else is copied
-    try:
-        yield Scenario(runner)
-    finally:
-        runner.close()
-
-
-@pytest.mark.parametrize("code", [2, 719])
-def test_load_that_fails_in_any_call_leaks_nothing(
-    software: SoftwareDriver, code: int, capfd: pytest.CaptureFixture[str]
-) -> None:
-    large = engine(affine(64, depth=3), rows(1, 8, 32, width=64))
-    runners: list[TensorRtRunner] = []
-    calls = software.counted(lambda: runners.append(loaded(large)))
-    runners.pop().close()
-    for function in calls:
-        for nth in few(calls[function]) if code != 2 or can_lack_memory(function) else []:
-            before = software.live()
-            software.fail(function, code, nth)
-            if function == "cuMemAlloc" and code == 2:
-                software.fail(function, code, nth + 1)  # pycuda collects garbage and tries again
-            runner, failure = None, None
-            try:
-                runner = loaded(large)
-            except BackendError as error:
-                failure = "m.onnx" in str(error), bool(fatal(error))
-            if runner is None:
-                assert failure == (True, code != 2), (function, nth)
-            else:
-                if code != 2:  # it was lost by the last call
-                    with pytest.raises(RunnerError) as failed:
-                        runner.infer({"x": some(8, width=64)})
-                    assert fatal(failed.value), (function, nth)
-                runner.close()
-            if code == 2:
-                assert software.live() == before, (function, nth)
-                software.clear()
-            else:
-                software.reset()
-    capfd.readouterr()
-
-
-@pytest.fixture
-def unknown_device() -> Iterator[None]:
-    """Let the test find out about pycuda and the GPU anew."""
-    for found in (cuda._import_driver, cuda.facts):
-        found.cache_clear()
-    yield
-    for found in (cuda._import_driver, cuda.facts):
-        found.cache_clear()
-
-
-@pytest.mark.usefixtures("unknown_device")
-def test_error_without_pycuda_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = engine(affine(), rows(1, 2, 4))
-    with monkeypatch.context() as patched:
-        patched.setitem(sys.modules, "pycuda.driver", None)
-        for use in (TensorRt.version, lambda: TensorRt().cache_key(), lambda: loaded(data)):
-            with pytest.raises(BackendError, match=r"^pycuda: .*Install the extra 'jetson'; .*--runtime nvidia"):
-                use()
-        judged = TensorRt.suitability()
-    assert judged
-    assert not judged.suitable
-    assert judged.reason.startswith("TensorRT cannot be used here (pycuda: ")
-
-
-def test_cache_key_contains_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = facts()
-    judged = TensorRt.suitability()
-    assert judged
-    assert judged.suitable
-    assert f"runs on {found.name} of compute capability {found.compute_capability}" in judged.reason
-    key = TensorRt().cache_key()
-    assert key["version"] == TensorRt.version()
-    assert (key["device_name"], key["compute_capability"], key["cuda"]) == found[:3]
-    monkeypatch.setattr("edge.runtimes.tensorrt._LEAST_COMPUTE_CAPABILITY", (99, 0))
-    with pytest.raises(
-        BackendError, match=rf"got {found.name} of {found.compute_capability}, expected a GPU of .* 99\.0"
-    ):
-        TensorRt.version()
-
-
-def test_error_without_a_gpu_names_the_nvidia_runtime(software: SoftwareDriver) -> None:
-    line = refusal(fewheads("build", ORACLE_BUNDLE, "--target", "tensorrt", SOFTWARE_CUDA_DEVICES="0"), 5)
-    assert "CUDA: got cuInit failed: no CUDA-capable device is detected" in line
-    assert "expected an NVIDIA GPU. Start a container with the nvidia runtime" in line
-
-
-def test_error_without_a_usable_engine_names_the_build_command() -> None:
-    bundle = Bundle.open(ORACLE_BUNDLE)
-    source = Source.of(bundle, TensorRt())
-    command = f"fewheads build {ORACLE_BUNDLE} --target tensorrt"
-    with pytest.raises(BackendError, match=f"{command} --replace$"):  # the cache holds it, so only this builds again
-        TensorRt().load(source, Product("model.engine", b"no engine"))

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge.bundles.bundle import Bundle, write_bundle
-from edge.bundles.manifest import Serving, TokenizerPreprocess
+from edge.bundles.manifest import Serving
+from edge.bundles.steps import TokenizerPreprocess
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, RunnerError
 from edge.instruments.statistics import ModelStatistics

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
@@ -19,10 +20,10 @@ from edge.bundles.golden import Golden
 from edge.errors import BackendError, GoldenError, LoadFailed, UsageError
 from edge.files import replaced_directory, sha256
 from edge.instruments.memory import MemorySampler
-from edge.runtimes import build_memory, cache
+from edge.runtimes import build_child, cache
 from edge.runtimes.build import Built, build, build_with, load_runner
-from edge.runtimes.build_child import Failed, Request, decode
-from edge.runtimes.cache import BuildRecord, Cached, cache_directory
+from edge.runtimes.build_child import Message, Request, check_memory
+from edge.runtimes.cache import BuildRecord, cache_directory
 from edge.runtimes.onnxruntime import OnnxRuntimeCpu
 from edge.runtimes.runtime import BuildMemory, BuildOptions, BuildProgress, Runtime, Source
 from edge.runtimes.table import choose
@@ -40,7 +41,7 @@ def oracle() -> Bundle:
     return Bundle.open(ORACLE_BUNDLE)
 
 
-def cached(bundle: Bundle, cache_dir: Path) -> Cached | None:
+def cached(bundle: Bundle, cache_dir: Path) -> object:
     key = cache.key_of(Source.of(bundle, choose(ORT)), choose(ORT))
     return cache.find(cache.entry(cache_dir, key), key)
 
@@ -146,20 +147,16 @@ def built(runtime: Runtime, bundle: Bundle, cache: Path, **more: object) -> Buil
     return build_with(runtime, bundle, cache, None, **more)  # type: ignore[arg-type]
 
 
-def process(bundle: Bundle, cache: Path, *command: str) -> subprocess.Popen[bytes]:
+def process(bundle: Bundle, cache: Path, *command: str) -> tuple[subprocess.Popen[bytes], Connection]:
     """Start a build process, or another command that reads the same request."""
-    given = {"bundle": str(bundle.path), "tier": "full", "cache": str(cache), "runtime": "onnxruntime"}
-    request = Request(**given, role="model", parameter="", reason="A test.", options=BuildOptions())
-    arguments = [sys.executable, *(command or ("-m", "edge.runtimes.build_process"))]
-    child = subprocess.Popen(arguments, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert child.stdin
-    child.stdin.write(msgspec.json.encode(request) + b"\n")
-    child.stdin.flush()
-    return child
+    options = BuildOptions()
+    return build_child.start(
+        Request(str(bundle.path), "full", "model", str(cache), "onnxruntime", "", "A test.", options), *command
+    )
 
 
 def test_build_in_a_child_equals_one_in_this_process(
-    runtime: Runtime, oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    runtime: Runtime, oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     reported: list[BuildProgress] = []
     started: list[subprocess.Popen[bytes]] = []
@@ -174,7 +171,6 @@ def test_build_in_a_child_equals_one_in_this_process(
     monkeypatch.setattr(subprocess, "Popen", lambda *args, **more: started.append(popen(*args, **more)) or started[-1])
     found = built(runtime, oracle, tmp_path / "child", progress=progress)
     monkeypatch.setattr(type(runtime), "isolated_build", False)
-    assert "that is not a message" not in caplog.text  # stdout has nothing else
     assert (len(started), scores) == (1, {"800"})
     assert not children()
     assert found.record.reason == runtime.reason
@@ -284,9 +280,9 @@ def test_child_ends_with_its_parent_and_the_next_cleans_up(
 ):
     cache = tmp_path / "cache"
     pause_builds(monkeypatch, tmp_path / "site")
-    with process(oracle, cache) as child:
-        assert child.stdout
-        while b"golden check" not in child.stdout.readline():
+    child, messages = process(oracle, cache)
+    with child, messages:
+        while b"golden check" not in messages.recv_bytes():
             pass
         assert child.stdin
         child.stdin.close()  # as the system closes it when the parent dies
@@ -304,11 +300,13 @@ def test_child_without_memory_reports_it(oracle: Bundle, tmp_path: Path):
     code += "from edge.runtimes import build_process\n"
     code += "build_process.build_here = lambda *_: bytearray(4 * 1024**3)\n"
     code += "build_process.main()"
-    with process(oracle, tmp_path, "-c", code) as child:
-        assert child.stdout
-        *_, message = map(decode, child.stdout)
-    assert isinstance(message, Failed)
-    assert "got a build process without memory, expected a build that ends. Stop other models" in str(message.error)
+    child, messages = process(oracle, tmp_path, "-c", code)
+    with child, messages:
+        failure = msgspec.json.decode(messages.recv_bytes(), type=Message).failure
+        with pytest.raises(EOFError):  # it has ended
+            messages.recv_bytes()
+    assert failure
+    assert "got a build process without memory, expected a build that ends. Stop other models" in str(failure.error)
     assert child.returncode == BackendError.exit_code
 
 
@@ -320,12 +318,12 @@ def test_memory_is_checked_before_a_build(oracle: Bundle, tmp_path: Path, monkey
     for available, swap, refused in ((3000, 0, False), (1500, 2000, False), (1500, 200, True), (900, 9000, True)):
         kib = {"MemTotal": 9999999, "MemAvailable": available * 1024, "SwapTotal": swap * 1024, "SwapFree": swap * 1024}
         (tmp_path / "proc" / "meminfo").write_text("".join(f"{name}: {size} kB\n" for name, size in kib.items()))
-        build_memory.check(runtime, source, BuildOptions(ignore_memory=True), memory)
+        check_memory(runtime, source, BuildOptions(ignore_memory=True), memory)
         if not refused:
-            build_memory.check(runtime, source, BuildOptions(), memory)
+            check_memory(runtime, source, BuildOptions(), memory)
             continue
         with pytest.raises(BackendError) as caught:
-            build_memory.check(runtime, source, BuildOptions(), memory)
+            check_memory(runtime, source, BuildOptions(), memory)
         assert str(caught.value) == (
             f"memory to build model {ORACLE_BUNDLE}/model.onnx: got {available:,} MiB available (/proc/meminfo "
             f"MemAvailable) and {swap:,} MiB of free swap, expected 2,000 MiB by the estimate, of which 1,000 MiB "

@@ -19,7 +19,7 @@ from edge.programs.tier_program import load_tier
 from edge.repository.model import Model
 from edge.runner import LoopTensors
 from edge.runtimes.build import load_runner
-from edge.runtimes.host import HostLoop as HandleLoop
+from edge.runtimes.host import HostLoop, copying
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from tests.support.loop_model import NAME, prompt, write_halving_bundle
 from tests.support.loop_requests import check_requests_that_join_and_leave
@@ -75,20 +75,10 @@ def counting() -> OnnxRuntimeRunner:
     return OnnxRuntimeRunner(serialized(graph_of(COUNTING, **constants)), subject="counting")
 
 
-def test_a_run_on_handles_is_as_long_as_its_longest_row() -> None:
+@pytest.mark.parametrize("copies", [False, True])
+def test_a_run_is_as_long_as_its_longest_row_and_reuses_its_arrays(copies: bool) -> None:
     runner = counting()
-    loop = HandleLoop(runner, TENSORS, 1)
-    for tokens in (3, 5, 2):
-        loop.add(*np.ones((2, 1, tokens, 2), np.float32))
-    assert loop.step()[0].tolist() == [[5, 5, 5]]
-    loop.keep(2, [(2, 1)])
-    assert [array.tolist() for array in loop.step()] == [[[3, 3]], [[18, 12]]]
-    runner.close()
-
-
-def test_a_run_is_as_long_as_its_longest_row_and_reuses_its_arrays() -> None:
-    runner = counting()
-    loop = runner.loop(TENSORS)
+    loop = HostLoop(runner, TENSORS, 1, copying(runner)) if copies else runner.loop(TENSORS)
 
     def add(rows: int, tokens: int, value: float) -> None:
         loop.add(np.zeros((rows, tokens, 2), np.float32), np.full((rows, tokens, 2), value, np.float32))

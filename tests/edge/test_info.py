@@ -32,7 +32,7 @@ def test_info_shows_bundles(tmp_path: Path) -> None:
 
 def test_info_labels_predicted_latencies(tmp_path: Path) -> None:
     assert "latency" not in shown("info", ORACLE_BUNDLE)
-    for name, content in Good(2).with_field("tiers.0.latencies", [MEASURED, PREDICTION]).items():
+    for name, content in Good().with_field("tiers.0.latencies", [MEASURED, PREDICTION]).items():
         assert isinstance(content, bytes)
         (tmp_path / name).write_bytes(content)
     lines = shown("info", tmp_path).splitlines()

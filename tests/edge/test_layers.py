@@ -16,7 +16,7 @@ from google.protobuf.descriptor_pb2 import DescriptorProto
 from tritonclient.grpc import service_pb2  # noqa: F401 (it adds its messages to the default pool)
 
 from edge.pb import inference_pb2
-from edge.runtimes.tensorrt import package as tensorrt_package
+from edge.runtimes.tensorrt.package import Flavor
 from tests.support.imports import (
     EDGE,
     EXPORT,
@@ -93,7 +93,7 @@ def test_imports_by_name() -> None:
         ("edge/__main__.py", "point.load()"),  # the commands' entry points
         ("edge/client/__init__.py", "import_module(f'{__name__}.{module}')"),
     }
-    assert set(get_args(tensorrt_package.Flavor)) == {"tensorrt", "tensorrt_rtx"}
+    assert set(get_args(Flavor)) == {"tensorrt", "tensorrt_rtx"}
 
 
 def test_few_files_read_the_environment() -> None:

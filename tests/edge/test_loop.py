@@ -276,11 +276,8 @@ def test_broken_programs_name_the_field(loop_bundle: Bundle) -> None:
     for broken, message in (
         (program(max_loops=MOST_LOOPS + 1), f"loop max_loops: got {MOST_LOOPS + 1}, expected at most most_loops"),
         (program(residual="zz"), "m loop outputs: got ['loops', 'prediction', 'residual'], expected"),
-        (
-            program(last="zz"),
-            "files of tier 'full': got ['last', 'prompt', 'state'], expected 'state', 'prompt' and",
-        ),
-        (program(next_state="zz"), "got ['next_state', 'prediction', 'residual'], expected 'zz', 'prediction' and"),
+        (program(last="zz"), "files of tier 'full': got ['last', 'prompt', 'state'], expected the inputs ['prompt', "),
+        (program(next_state="zz"), "got ['next_state', 'prediction', 'residual'], expected the outputs ['prediction'"),
         (files(embed), "roles of the artifacts: got ['embed'], expected 'step' among them"),
         (
             files(msgspec.structs.replace(embed, outputs=other), step),

@@ -39,14 +39,16 @@ def described(of: Running, **options: Any) -> Metadata:
 
 
 async def test_readiness(running: Running) -> None:
-    strict, lenient = described(running), described(running, strict_readiness=False)
-    for metadata in (strict, lenient):
-        assert not metadata.server_ready()
-        assert not metadata.model_ready(pb.ModelReadyRequest(name=ORACLE))
-        metadata.accepting = True
-        assert metadata.model_ready(pb.ModelReadyRequest(name=ORACLE))
-        assert not metadata.model_ready(pb.ModelReadyRequest(name="broken"))
-    assert (strict.server_ready(), lenient.server_ready()) == (False, True)  # one bundle is broken
+    for strict in (True, False):
+        health = Health(running.repository, running.scheduler.runs, strict_readiness=strict)
+        metadata = Metadata(running.repository, running.scheduler, health)
+        for change, takes_requests in ((lambda: None, False), (health.accept, True), (health.drain, False)):
+            change()
+            assert metadata.server_ready() == (takes_requests and not strict)  # one bundle is broken
+            assert metadata.model_ready(pb.ModelReadyRequest(name=ORACLE)) == takes_requests
+            assert not metadata.model_ready(pb.ModelReadyRequest(name="broken"))
+        health.accept()
+        assert not metadata.model_ready(pb.ModelReadyRequest(name=ORACLE))  # a drain is for good
 
 
 async def test_metadata_of_server_and_model(running: Running) -> None:

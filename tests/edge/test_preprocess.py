@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from edge.bundles import text
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
-from edge.bundles.manifest import ExpressionPreprocess, Preprocess, TokenizerPreprocess
 from edge.bundles.preprocess import STEPS, TokenizerPreprocessor, postprocessors, preprocessor
+from edge.bundles.steps import ExpressionPreprocess, Preprocess, TokenizerPreprocess
 from edge.datatypes import TensorSpec
 from edge.errors import BundleError, InvalidRequest
 from tests.support import text_model, text_pair_model
@@ -35,7 +35,7 @@ def test_bundle_gives_the_step_that_its_manifest_describes() -> None:
     bundle = Bundle.open(ORACLE_BUNDLE)
     step = preprocessor(bundle)
     assert step is not None
-    assert (step.inputs, step.outputs) == ((TensorSpec("expression", "BYTES", (-1, 1)),), ("x",))
+    assert (step.inputs, step.graph_inputs) == ((TensorSpec("expression", "BYTES", (-1, 1)),), ("x",))
     made = step(bundle.golden.raw["expression"])["x"]
     assert np.array_equal(made, bundle.golden.inputs["x"])
     assert made.dtype == np.float32

@@ -20,7 +20,7 @@ from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.manifest import Artifact, Profile, Tier, Tolerance
 from edge.cli.build import build as build_command
 from edge.errors import BackendError, BundleError, UsageError
-from edge.runtimes import cuda, tensorrt_package
+from edge.runtimes import cuda
 from edge.runtimes.build import load_runner
 from edge.runtimes.cuda import DeviceFacts
 from edge.runtimes.onnxruntime import OnnxRuntimeTensorRt
@@ -28,6 +28,7 @@ from edge.runtimes.onnxruntime_runner import CUDA as CUDA_PROVIDERS
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from edge.runtimes.runtime import BuildOptions, Source
 from edge.runtimes.table import RUNTIMES, choose, targets
+from edge.runtimes.tensorrt import package
 from tests.support.commands import fewheads, refusal
 from tests.support.letters_model import MAX_BATCH_SIZE, write_letters_bundle
 from tests.support.marks import with_rtx
@@ -178,7 +179,7 @@ def test_cache_key_of_the_tensorrt_provider_contains_gpu_and_versions(monkeypatc
     for board in (("Orin", "8.7", "12.6"), ("Orin", "8.7", "13.0"), ("Thor", "11.0", "13.0")):
         monkeypatch.setattr(cuda, "facts", lambda board=board: DeviceFacts(*board, True))
         for version in ("10.3.0", "10.16.2"):
-            monkeypatch.setattr(tensorrt_package, "version", lambda _, version=version: version)
+            monkeypatch.setattr(package, "version", lambda _, version=version: version)
             keys.append(OnnxRuntimeTensorRt().cache_key())
     assert len({tuple(sorted(key.items())) for key in keys}) == len(keys) == 6
     assert (keys[0]["device_name"], keys[0]["cuda"], keys[0]["tensorrt"]) == ("Orin", "12.6", "10.3.0")

@@ -23,32 +23,25 @@ from tests.support.commands import python
 
 
 def test_health_that_could_not_be_published_is_published_later(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = Scheduler(1)
     repository = Repository(tmp_path, Loader(device))
-    published: list[tuple[str, bool]] = []
-    errors = [OSError("no file is left")]
+    health, errors = Health(repository, device.runs), [OSError("no file is left")]
 
-    def set_health(name: str, serving: bool) -> None:
+    def models_ready() -> bool:
         if errors:
             raise errors.pop()
-        published.append((name, serving))
+        return True
 
-    supervisor = Supervisor(
-        Health(repository, device.runs),
-        repository,
-        device,
-        server_ready=lambda: True,
-        set_health=set_health,
-        services=("", "inference"),
-        notifier=Notifier({}),
-    )
-    supervisor.publish()
-    assert (published, "no file is left" in caplog.text) == ([], True)
-    supervisor.publish()
-    supervisor.publish()
-    assert published == [("", True), ("inference", True)]
+    monkeypatch.setattr(health, "models_ready", models_ready)
+    health.accepting = True
+    supervisor = Supervisor(health, repository, device, Notifier({}))
+    for published in (False, True):
+        changed = health.changed
+        supervisor.publish()
+        assert (health.serving[""], changed.is_set()) == (published, published)
+    assert caplog.text.count("no file is left") == 1
     device.close()
 
 

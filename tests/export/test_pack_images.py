@@ -69,7 +69,7 @@ def test_golden_and_calibration_images_are_read_from_directories(tmp_path, optio
     files = [path.read_bytes() for path in sorted(golden.iterdir())]
     assert bundle.golden.raw["image_file"].ravel().tolist() == files  # the graph's own input is called "image"
     step = preprocessor(bundle)
-    assert step.outputs == ("image",)
+    assert step.graph_inputs == ("image",)
     for tier in bundle.manifest.tiers:
         load_runner(bundle, "onnxruntime", tmp_path / "cache", tier=tier.name).runner.close()
 

@@ -13,7 +13,8 @@ from PIL import Image
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.image import ImagePreprocessor
-from edge.bundles.manifest import ImagePreprocess, LabelPostprocess, Manifest, Profile
+from edge.bundles.manifest import Manifest, Profile
+from edge.bundles.steps import ImagePreprocess, LabelPostprocess
 from edge.datatypes import Array, TensorSpec
 from tests.support.models import graph_of, manifest_of, serialized, tier_of
 

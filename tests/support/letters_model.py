@@ -16,8 +16,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
-from edge.bundles.manifest import Artifact, Profile, Tier, TokenizerPreprocess, Tolerance
+from edge.bundles.manifest import Artifact, Profile, Tier, Tolerance
 from edge.bundles.programs import CacheTensor, GenerateProgram
+from edge.bundles.steps import TokenizerPreprocess
 from edge.datatypes import TensorSpec
 from edge.pb import inference_pb2 as pb
 from edge.programs.generate import Generate, generator

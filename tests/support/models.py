@@ -17,7 +17,8 @@ from onnx import TensorProto, helper, numpy_helper
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.expression import MAX_TERMS, TOKENS, evaluate, tokenize
 from edge.bundles.golden import Golden
-from edge.bundles.manifest import Artifact, ExpressionPreprocess, Manifest, Profile, Provenance, Tier, Tolerance
+from edge.bundles.manifest import Artifact, Manifest, Profile, Provenance, Tier, Tolerance
+from edge.bundles.steps import ExpressionPreprocess
 from edge.datatypes import Array, TensorSpec
 
 DATA = Path(__file__).parent.parent / "data"

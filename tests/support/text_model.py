@@ -12,8 +12,9 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
-from edge.bundles.manifest import LabelPostprocess, Manifest, Profile, TokenizerPreprocess
+from edge.bundles.manifest import Manifest, Profile
 from edge.bundles.programs import CascadeProgram
+from edge.bundles.steps import LabelPostprocess, TokenizerPreprocess
 from edge.datatypes import Array, TensorSpec
 from tests.support.models import graph_of, manifest_of, serialized, tier_of
 

@@ -10,7 +10,8 @@ from tokenizers.processors import TemplateProcessing
 
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
-from edge.bundles.manifest import Manifest, Profile, ScorePostprocess
+from edge.bundles.manifest import Manifest, Profile
+from edge.bundles.steps import ScorePostprocess
 from edge.datatypes import Array, TensorSpec
 from tests.support.models import manifest_of
 from tests.support.text_model import model_of, padded, tokenizer_of, tokenizer_step

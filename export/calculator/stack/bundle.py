@@ -11,7 +11,8 @@ from torch import Tensor
 
 from edge.bundles.arithmetic import MAX_TOKENS
 from edge.bundles.bundle import write_bundle
-from edge.bundles.manifest import ArithmeticPreprocess, Artifact, Manifest, Profile, Tier, Tolerance
+from edge.bundles.manifest import Artifact, Manifest, Profile, Tier, Tolerance
+from edge.bundles.steps import ArithmeticPreprocess
 from edge.datatypes import Array, TensorSpec
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.bundle.exported import FULL, Exported

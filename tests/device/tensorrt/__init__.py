@@ -13,29 +13,17 @@ from .enums import (
     BuilderFlag,
     DataType,
     Dims,
-    ErrorCode,
     ExecutionContextAllocationStrategy,
     GatherMode,
     LayerType,
     MemoryPoolType,
     NetworkDefinitionCreationFlag,
-    OnnxParserFlag,
-    ProfilingVerbosity,
     TensorIOMode,
     TensorLocation,
     nptype,
 )
 from .logger import ILogger
-from .memory import IHostMemory
 from .network import IGatherLayer, ILayer, INetworkDefinition, ITensor
-from .parser import OnnxParser, ParserError
+from .parser import OnnxParser
+from .plan import IHostMemory
 from .versions import VERSION_TEXT as __version__
-
-bool = DataType.BOOL
-bfloat16 = DataType.BF16
-float16 = DataType.HALF
-float32 = DataType.FLOAT
-int32 = DataType.INT32
-int64 = DataType.INT64
-int8 = DataType.INT8
-uint8 = DataType.UINT8

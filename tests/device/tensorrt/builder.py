@@ -10,12 +10,12 @@ import onnx
 
 from . import device, plan
 from .attention import fused_attention
-from .enums import BuilderFlag, Dims, LayerType, MemoryPoolType, ProfilingVerbosity
+from .enums import BuilderFlag, Dims, LayerType, MemoryPoolType
 from .logger import Log, checked
-from .memory import IHostMemory
+from .model import activation_bytes, tensor_shapes, weights_bytes
+from .model import model as computable_model
 from .network import INetworkDefinition, new_network
-from .session import model as computable_model
-from .shapes import activation_bytes, tensor_shapes, weights_bytes
+from .plan import IHostMemory
 from .versions import SERIALIZATION_VERSION, VERSION_TEXT, Native, instance, integer, setting
 
 _PRECISIONS = ("FP16", "BF16", "INT8", "FP8", "INT4")
@@ -42,23 +42,12 @@ class IOptimizationProfile(Native):
 
     def set_shape(self, input: str, min: Any, opt: Any, max: Any) -> None:
         shapes = [Dims(shape) for shape in (min, opt, max)]
-        lengths = {len(shape) for shape in shapes}
-        ordered = len(lengths) == 1 and all(
-            0 <= low <= middle <= high for low, middle, high in zip(*shapes, strict=True)
-        )
-        if not ordered:
-            reason = (
-                f"Invalid optimization profiles for input tensors {input}, please ensure that the optimization "
-                "profiles satisfy MIN<=OPT<=MAX."
-            )
-            self._log.error("IOptimizationProfile::isValid", 4, "API Usage Error", reason)
-            self._invalid.add(input)
-        else:
-            self._invalid.discard(input)
+        ordered = all(0 <= low <= middle <= high for low, middle, high in zip(*shapes, strict=True))
+        self._valid = self._valid and ordered  # MIN<=OPT<=MAX
         self._shapes[input] = shapes
 
     def __bool__(self) -> bool:
-        return not self._invalid
+        return bool(self._valid)
 
 
 class ITimingCache(Native):
@@ -71,9 +60,7 @@ class ITimingCache(Native):
 class IBuilderConfig(Native):
     """The settings of a build."""
 
-    profiling_verbosity = setting(ProfilingVerbosity.LAYER_NAMES_ONLY)
     progress_monitor = setting(None, (IProgressMonitor, type(None)))
-    num_optimization_profiles = property(lambda self: len(self._profiles))
 
     def get_flag(self, flag: Any) -> bool:
         return bool(self._flags >> int(instance(flag, BuilderFlag)) & 1)
@@ -85,8 +72,6 @@ class IBuilderConfig(Native):
         self._flags &= ~(1 << int(instance(flag, BuilderFlag)))
 
     def set_memory_pool_limit(self, pool: Any, pool_size: int) -> None:
-        if integer(pool_size) < 0:
-            raise TypeError(f"set_memory_pool_limit(): incompatible function arguments: {pool_size}")
         if instance(pool, MemoryPoolType) == MemoryPoolType.TACTIC_DRAM and int(pool_size).bit_count() != 1:
             self._log.usage("IBuilderConfig::setMemoryPoolLimit", "condition: std::has_single_bit(poolSize).")
             return
@@ -103,22 +88,13 @@ class IBuilderConfig(Native):
         return len(self._profiles) - 1
 
     def create_timing_cache(self, serialized_timing_cache: Any) -> Any:
-        content, entries, made_by = bytes(memoryview(serialized_timing_cache)), {}, self._made_by
-        if content:
-            try:
-                loaded = json.loads(content)
-                entries, made_by = loaded["entries"], loaded["made_by"]
-            except (ValueError, KeyError, TypeError):
-                self._log.plain_error("createTimingCache: Error Code 1: Serialization (the timing cache is corrupt)")
-                return None
-        return ITimingCache._make(_entries=entries, _made_by=made_by, _log=self._log)
+        content = bytes(memoryview(serialized_timing_cache))
+        loaded = json.loads(content) if content else {"entries": {}, "made_by": self._made_by}
+        return ITimingCache._make(_entries=loaded["entries"], _made_by=loaded["made_by"], _log=self._log)
 
     def set_timing_cache(self, cache: Any, ignore_mismatch: bool) -> bool:
         if instance(cache, ITimingCache)._made_by != self._made_by and not ignore_mismatch:
-            self._log.plain_error(
-                "setTimingCache: Error Code 3: API Usage Error (the timing cache is of another version or device: "
-                f"{cache._made_by}, this is {self._made_by})"
-            )
+            self._log.usage("setTimingCache", f"the timing cache is of {cache._made_by}, this is {self._made_by}")
             return False
         self._timing_cache = cache
         return True
@@ -126,38 +102,33 @@ class IBuilderConfig(Native):
     def get_timing_cache(self) -> Any:
         return self._timing_cache
 
-    def reset(self) -> None:
-        self._flags, self._pools, self._profiles, self._timing_cache = _DEFAULT_FLAGS, {}, [], None
-
-
-_DEFAULT_FLAGS = 1 << int(BuilderFlag.TF32)
-
 
 class Builder(Native):
     """Makes engines."""
 
-    logger = property(lambda self: self._log.logger)
-
     def __init__(self, logger: Any) -> None:
         self._log = Log(checked(logger))
-        if not device.available():
-            self._log.cuda("createInferBuilder", "CUDA initialization failure with error: 100")
-            raise TypeError("pybind11::init(): factory function returned nullptr")
 
     @property
     def _made_by(self) -> list[Any]:
         return [VERSION_TEXT, *device.compute_capability()]
 
     def create_network(self, flags: int = 0) -> Any:
-        return new_network(self, self._log, integer(flags))
+        return new_network(self._log, integer(flags))
 
     def create_optimization_profile(self) -> Any:
-        return IOptimizationProfile._make(_shapes={}, _invalid=set(), _log=self._log)
+        return IOptimizationProfile._make(_shapes={}, _valid=True)
 
     def create_builder_config(self) -> Any:
-        config = IBuilderConfig._make(_log=self._log, _made_by=self._made_by, _device_bytes=device.total_bytes())
-        config.reset()
-        return config
+        return IBuilderConfig._make(
+            _log=self._log,
+            _made_by=self._made_by,
+            _device_bytes=device.total_bytes(),
+            _flags=1 << int(BuilderFlag.TF32),
+            _pools={},
+            _profiles=[],
+            _timing_cache=None,
+        )
 
     def build_serialized_network(self, network: Any, config: Any) -> Any:
         instance(network, INetworkDefinition)
@@ -183,36 +154,21 @@ class _Build:
     def check(self) -> bool:
         """Return whether the network fits the configuration; the log has the reason if not."""
         network, config = self.network, self.config
-        if network._model is None or not network._outputs:
-            return self.fail("Network must have at least one output")
-        if network._strongly_typed:
-            wrong = [name for name in _PRECISIONS if hasattr(BuilderFlag, name) and config.get_flag(BuilderFlag[name])]
-            if wrong:
-                self.log.usage(_BUILD, f"condition: !config.getFlag(BuilderFlag::k{wrong[0]}). ")
-                return False
+        flags = [BuilderFlag[name] for name in _PRECISIONS if hasattr(BuilderFlag, name)]
+        if network._strongly_typed and any(map(config.get_flag, flags)):
+            return self.fail("condition: a strongly typed network has no flags of precisions.")
         dynamic = [tensor for tensor in network._inputs if -1 in tuple(tensor.shape)]
         if dynamic and not config._profiles:
             return self.fail("Network has dynamic or shape inputs, but no optimization profile has been defined.")
         for index, profile in enumerate(config._profiles):
             for tensor in network._inputs:
-                if not self._check_shapes(tensor, profile._shapes.get(tensor.name), index):
-                    return False
-        return True
-
-    def _check_shapes(self, tensor: Any, shapes: list[Any] | None, index: int) -> bool:
-        if shapes is None:
-            if -1 in tuple(tensor.shape):
-                return self.fail(f"Dynamic input tensor {tensor.name} is missing dimensions in profile {index}.")
-            return True
-        low, middle, high = shapes
-        if len(low) != len(tensor.shape):
-            return self.fail(f"Number of dimensions mismatch for tensor {tensor.name} and profile {index}.")
-        for axis, size in enumerate(tensor.shape):
-            if size != -1 and {low[axis], middle[axis], high[axis]} != {size}:
-                return self.fail(
-                    f"Dimension mismatch for tensor {tensor.name} and profile {index}. At dimension axis {axis}, "
-                    f"profile has min={low[axis]}, opt={middle[axis]}, max={high[axis]} but tensor has {size}."
+                shapes = profile._shapes.get(tensor.name, [tensor.shape] * 3)
+                fits = all(len(shape) == len(tensor.shape) for shape in shapes) and all(
+                    {*sizes} == {size} if size != -1 else -1 not in sizes
+                    for size, *sizes in zip(tensor.shape, *shapes, strict=True)
                 )
+                if not fits:
+                    return self.fail(f"Dimension mismatch for tensor {tensor.name} and profile {index}.")
         return True
 
     def run(self) -> Any:
@@ -245,7 +201,10 @@ class _Build:
             with device.scratch(weights_bytes(model) + max(activations)):
                 self._time([tensor_shapes(model, shapes) for shapes in largest])
             building.step()
-            if not self._computable():
+            try:
+                computable_model(self.network._model)
+            except Exception as error:
+                self.fail(f"Could not find any implementation for the network: {error}", "Internal Error", 10)
                 return None
             building.step()
             data = self._serialize(profiles, activations)
@@ -268,7 +227,6 @@ class _Build:
                     for layer in layers:
                         key = f"{index}:{layer.type.name}:{layer.name}"
                         self.entries[key] = known.get(key, _ENTRY_MS)
-                        self.log.verbose(f"{layer.name}: {'found in' if key in known else 'added to'} the timing cache")
                         if layer.type == LayerType.MATRIX_MULTIPLY:
                             self._skip_tactics(layer, largest)
                         timing.step()
@@ -292,13 +250,6 @@ class _Build:
                     f"{size * factor} detected for tactic 0x{tactic:016x}."
                 )
 
-    def _computable(self) -> bool:
-        try:
-            computable_model(self.network._model)
-        except Exception as error:
-            return self.fail(f"Could not find any implementation for the network: {error}", "Internal Error", 10)
-        return True
-
     def _serialize(self, profiles: list[dict[str, list[list[int]]]], activations: list[int]) -> bytes:
         half = not self.network._strongly_typed and self.config.get_flag(BuilderFlag.FP16)
         longest = max((size for each in profiles for _, _, high in each.values() for size in high[1:2]), default=0)
@@ -306,10 +257,8 @@ class _Build:
         layers = [layer.name for layer in self.network._layers if layer.type != LayerType.CONSTANT]
         kernels = [f"_gemm_mha_v2_myl0_{layers.index(name)}" for name in fused]
         description = {
-            "version": VERSION_TEXT,
-            "compute_capability": self.made_by[1:],
+            "made_by": self.made_by,
             "name": self.network.name,
-            "verbosity": self.config.profiling_verbosity.name,
             "layers": [name for name in layers if name not in fused] + kernels,
             "inputs": [_io(tensor) for tensor in self.network._inputs],
             "outputs": [_io(tensor) for tensor in self.network._outputs],

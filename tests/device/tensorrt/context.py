@@ -11,7 +11,7 @@ import numpy as np
 
 from . import device
 from .enums import Dims, ExecutionContextAllocationStrategy, TensorIOMode, UnknownDims
-from .versions import Native, instance, integer, setting
+from .versions import Native, instance, integer
 
 _ALIGNMENT = 256
 _patterns = itertools.cycle(range(1, 256))
@@ -20,48 +20,24 @@ _patterns = itertools.cycle(range(1, 256))
 class IExecutionContext(Native):
     """The settings of one user of an engine."""
 
-    name = setting("")
-    engine = property(lambda self: self._engine)
     active_optimization_profile = property(lambda self: self._profile)
 
     def set_input_shape(self, name: str, shape: Any) -> bool:
-        function, sizes = "IExecutionContext::setInputShape", _sizes(shape)
-        if not self._is(name, TensorIOMode.INPUT, function):
-            return False
-        engine = self._engine._tensors[name].shape
-        if len(engine) != len(sizes):
-            return self._refuse(
-                function,
-                f"condition: engineDims.nbDims == dims.nbDims. Number of dimensions {len(sizes)} set for {name} "
-                f"does not match {len(engine)} of the engine.",
-            )
-        if any(size not in (-1, given) for size, given in zip(engine, sizes, strict=True)):
-            return self._refuse(
-                function,
-                "condition: engineDims.d[i] == dims.d[i]. Static dimension mismatch while setting input shape for "
-                f"{name}. Set dimensions are {_brief(sizes)}. Expected dimensions are {_brief(engine)}.",
-            )
-        low, _, high = self._engine._profiles[self._profile][name]
-        if not all(least <= size <= most for least, size, most in zip(low, sizes, high, strict=True)):
-            return self._refuse(
-                function,
-                f"condition: satisfyProfile. Set dimension {_brief(sizes)} for tensor {name} does not satisfy any "
-                f"optimization profiles. Valid range for profile {self._profile}: {_brief(low)}..{_brief(high)}.",
-            )
+        sizes = tuple(integer(size) for size in instance(shape, (tuple, list, Dims)))
+        low, _, high = self._engine._profiles[self._profile].get(name, [()] * 3)
+        if len(low) != len(sizes) or not all(a <= b <= c for a, b, c in zip(low, sizes, high, strict=True)):
+            reason = f"{list(sizes)} of {name} does not satisfy any optimization profiles, such as {low}..{high}"
+            return self._refuse("setInputShape", reason)
         if self._shapes.get(name) != sizes:
             self._shapes[name] = sizes
             self._enqueued = False
         return True
 
     def get_tensor_shape(self, name: str) -> Any:
-        if not self._engine._is_tensor(name, "getTensorShape"):
-            return Dims()
         if name in self._shapes:
             return Dims(self._shapes[name])
         if self._engine._tensors[name].mode == TensorIOMode.OUTPUT and not self._missing():
-            if self._contradicts("getTensorShape"):
-                return UnknownDims()
-            return Dims(self._output_shapes()[name])
+            return UnknownDims() if self._contradicts("getTensorShape") else Dims(self._output_shapes()[name])
         return Dims(self._engine._tensors[name].shape)
 
     def infer_shapes(self) -> list[str]:
@@ -71,75 +47,48 @@ class IExecutionContext(Native):
         return missing
 
     def set_tensor_address(self, name: str, memory: int) -> bool:
-        address = integer(memory)
-        if not self._engine._is_tensor(name, "setTensorAddress"):
-            return False
-        self._addresses[name] = address
+        self._addresses[name] = integer(memory)
         return True
 
     def set_device_memory(self, memory: int, size: int) -> None:
-        function, needed = "IExecutionContext::setDeviceMemoryV2", self._engine.device_memory_size_v2
-        if self._strategy != ExecutionContextAllocationStrategy.USER_MANAGED:
-            self._refuse(function, "condition: the context was created with kUSER_MANAGED")
-        elif integer(memory) % _ALIGNMENT:
-            self._refuse(function, f"condition: memory is aligned to {_ALIGNMENT} bytes")
+        needed = self._engine.device_memory_size_v2
+        if self._strategy != ExecutionContextAllocationStrategy.USER_MANAGED or integer(memory) % _ALIGNMENT:
+            self._refuse("setDeviceMemoryV2", f"the context is kUSER_MANAGED and memory is aligned to {_ALIGNMENT}")
         elif integer(size) < needed:
-            self._refuse(function, f"condition: size >= getDeviceMemorySizeV2(), {size} is below {needed}")
+            self._refuse("setDeviceMemoryV2", f"{size} is below getDeviceMemorySizeV2(), {needed}")
         else:
             self._arena = (int(memory), int(size))
 
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
-        function, stream = "IExecutionContext::setOptimizationProfileAsync", integer(stream_handle)
-        if not self._engine._is_profile(profile_index, "setOptimizationProfileAsync"):
-            return False
-        if set(self._in_flight) - {stream}:
-            return self._refuse(function, "condition: the stream of the last run is synchronized")
-        if not self._enqueue(function, stream, _Switch(self)):
+        stream = integer(stream_handle)
+        if not 0 <= integer(profile_index) < len(self._engine._profiles) or set(self._in_flight) - {stream}:
+            return self._refuse("setOptimizationProfileAsync", "no such profile, or another stream still runs")
+        if not self._enqueue("setOptimizationProfileAsync", stream, _Switch(self)):
             return False
         self._profile, self._switching, self._enqueued = int(profile_index), stream, False
         self._shapes = _static_shapes(self._engine)
         return True
 
     def execute_async_v3(self, stream_handle: int) -> bool:
-        function, stream = "IExecutionContext::enqueueV3", integer(stream_handle)
+        function, stream = "enqueueV3", integer(stream_handle)
         for name, tensor in self._engine._tensors.items():
             if not self._addresses.get(name):
                 kind = "input" if tensor.mode == TensorIOMode.INPUT else "output"
-                return self._refuse(
-                    function,
-                    "condition: mContext.profileObliviousBindings.at(profileObliviousIndex) != nullptr. Address is not "
-                    f"set for {kind} tensor {name}. Call set{kind.title()}TensorAddress or setTensorAddress before "
-                    "enqueue/execute.",
-                )
+                return self._refuse(function, f"Address is not set for {kind} tensor {name}")
         if missing := self._missing():
-            return self._refuse(
-                function, f"condition: allInputDimensionsSpecified(routine). {missing[0]} has no shape."
-            )
-        if self._contradicts("enqueueV3"):
+            return self._refuse(function, f"allInputDimensionsSpecified(routine). {missing[0]} has no shape")
+        if self._contradicts(function):
             return False
         needed = self._engine.get_device_memory_size_for_profile_v2(self._profile)
         if needed and (self._arena is None or self._arena[1] < needed):
-            return self._refuse(function, f"condition: device memory is set. Profile {self._profile} needs {needed}.")
-        if self._switching not in (None, stream):
-            return self._refuse(
-                function, "condition: the stream that switches the optimization profile is synchronized"
-            )
-        if set(self._in_flight) - {stream}:
-            return self._refuse(function, "condition: one stream at a time. Another stream still runs this context.")
-        if not stream:
-            self._engine._log.warning(
-                "Using default stream in enqueueV3() may lead to performance issues due to additional calls to "
-                "cudaStreamSynchronize() by TensorRT to ensure correct synchronization. Please use non-default stream "
-                "instead."
-            )
+            return self._refuse(function, f"device memory is set. Profile {self._profile} needs {needed}")
+        if self._switching not in (None, stream) or set(self._in_flight) - {stream}:
+            return self._refuse(function, "one stream at a time. Another stream still uses this context")
         return self._enqueue(function, stream, _Run(self, stream))
 
     def _enqueue(self, function: str, stream: int, work: Any) -> bool:
         log = self._engine._log
         try:
-            if device.current_context() != self._engine._cuda_context:
-                log.cuda(function, "invalid device context")
-                return False
             captured = device.capturing(stream)
             if captured and not self._enqueued:
                 # The first run with new shapes updates the host's state, which a capture cannot hold.
@@ -159,13 +108,8 @@ class IExecutionContext(Native):
     def _named(self, mode: Any) -> list[str]:
         return [name for name, tensor in self._engine._tensors.items() if tensor.mode == mode]
 
-    def _is(self, name: str, mode: Any, function: str) -> bool:
-        if name not in self._named(mode):
-            return self._refuse(function, f"condition: {name} is the name of an {mode.name.lower()}.")
-        return True
-
     def _refuse(self, function: str, reason: str) -> bool:
-        self._engine._log.usage(function, reason)
+        self._engine._log.usage(f"IExecutionContext::{function}", f"condition: {reason}.")
         return False
 
     def _missing(self) -> list[str]:
@@ -174,23 +118,19 @@ class IExecutionContext(Native):
     def _contradicts(self, function: str) -> bool:
         """Return whether the shapes of the inputs contradict each other, and log why."""
         sizes: dict[str, int] = {}
+        reason = ""
         for name, labels in self._engine._description["dimension_names"].items():
             for label, size in zip(labels, self._shapes[name], strict=True):
                 if label and sizes.setdefault(label, size) != size:
-                    return self._mismatch(
-                        function,
-                        f"Dimensions with name {label} must be equal. Condition '==' violated: {sizes[label]} != "
-                        f"{size}. Instruction: CHECK_EQUAL {sizes[label]} {size}.",
-                    )
+                    reason = f"Dimensions with name {label}: Condition '==' violated: {sizes[label]} != {size}."
         try:
-            self._output_shapes()
+            if not reason:
+                self._output_shapes()
         except Exception as error:
-            return self._mismatch(function, f"dimensions not compatible: {error}")
-        return False
-
-    def _mismatch(self, function: str, reason: str) -> bool:
-        self._engine._log.error(f"IExecutionContext::{function}", 7, "Internal Error", reason)
-        return True
+            reason = f"dimensions not compatible: {error}"
+        if reason:
+            self._engine._log.error(f"IExecutionContext::{function}", 7, "Internal Error", reason)
+        return bool(reason)
 
     def _output_shapes(self) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = self._engine._model.output_shapes(tuple(sorted(self._shapes.items())))
@@ -290,9 +230,6 @@ def new_context(engine: Any, strategy: Any) -> Any:
     """Return a context of an engine; None if its memory cannot be allocated."""
     function, arena = "ICudaEngine::createExecutionContext", None
     size = engine.device_memory_size_v2
-    if device.current_context() != engine._cuda_context:
-        engine._log.cuda(function, "invalid device context")
-        return None
     if strategy != ExecutionContextAllocationStrategy.USER_MANAGED and size:
         memory = device.allocate_or_log(engine._log, function, size)
         if memory is None:
@@ -321,14 +258,5 @@ def _static_shapes(engine: Any) -> dict[str, tuple[int, ...]]:
     return {name: tensor.shape for name, tensor in inputs.items() if -1 not in tensor.shape}
 
 
-def _sizes(shape: Any) -> tuple[int, ...]:
-    instance(shape, (tuple, list, Dims))
-    return tuple(integer(size) for size in shape)
-
-
 def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
     return one[0] < other[0] + other[1] and other[0] < one[0] + one[1]
-
-
-def _brief(shape: Any) -> str:
-    return "[" + ",".join(str(size) for size in shape) + "]"

@@ -54,17 +54,6 @@ def _call(name: str, *arguments: object) -> None:
         raise CudaError(name, code)
 
 
-def available() -> bool:
-    """Return whether there is a driver with a device."""
-    count = c_int()
-    try:
-        _call("cuInit", 0)
-        _call("cuDeviceGetCount", byref(count))
-    except (OSError, CudaError):
-        return False
-    return count.value > 0
-
-
 def compute_capability() -> tuple[int, int]:
     """Return the compute capability of the first device."""
     major, minor = c_int(), c_int()

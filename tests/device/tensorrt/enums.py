@@ -28,41 +28,22 @@ class _Enum(enum.Enum):
         return int(self.value)
 
 
-class _Ordered(_Enum):
-    """An enum that pybind11 calls arithmetic."""
-
-    def __lt__(self, other: Any) -> bool:
-        return int(self) < int(other)
-
-    def __le__(self, other: Any) -> bool:
-        return int(self) <= int(other)
-
-    def __gt__(self, other: Any) -> bool:
-        return int(self) > int(other)
-
-    def __ge__(self, other: Any) -> bool:
-        return int(self) >= int(other)
-
-
 _BYTES = {"FLOAT": 4, "HALF": 2, "BF16": 2, "INT32": 4, "INT64": 8, "INT4": 0.5, "FP4": 0.5}
 
 
-def _enum(name: str, base: Any = _Enum) -> Any:
-    return base(name.rpartition(".")[2], _MEMBERS[name])
+def _enum(name: str) -> Any:
+    return _Enum(name.rpartition(".")[2], _MEMBERS[name])  # type: ignore[call-overload]
 
 
-BuilderFlag = _enum("BuilderFlag", _Ordered)
+BuilderFlag = _enum("BuilderFlag")
 DataType = _enum("DataType")
 DataType.itemsize = property(lambda self: _BYTES.get(self.name, 1))
-ErrorCode = _enum("ErrorCode")
-ExecutionContextAllocationStrategy = _enum("ExecutionContextAllocationStrategy", _Ordered)
+ExecutionContextAllocationStrategy = _enum("ExecutionContextAllocationStrategy")
 GatherMode = _enum("GatherMode")
 LayerType = _enum("LayerType")
 MemoryPoolType = _enum("MemoryPoolType")
-NetworkDefinitionCreationFlag = _enum("NetworkDefinitionCreationFlag", _Ordered)
-OnnxParserFlag = _enum("OnnxParserFlag")
-ProfilingVerbosity = _enum("ProfilingVerbosity", _Ordered)
-Severity = _enum("ILogger.Severity", _Ordered)
+NetworkDefinitionCreationFlag = _enum("NetworkDefinitionCreationFlag")
+Severity = _enum("ILogger.Severity")
 TensorIOMode = _enum("TensorIOMode")
 TensorLocation = _enum("TensorLocation")
 
@@ -79,15 +60,11 @@ _NUMPY = {
 
 def nptype(trt_type: Any) -> Any:
     """Return the NumPy type of a data type."""
-    if trt_type.name not in _NUMPY:
-        raise TypeError("Could not resolve TensorRT datatype to an equivalent numpy datatype.")
     return _NUMPY[trt_type.name]
 
 
 class Dims(Native):
     """The dimensions of a tensor: a sequence that equals the tuple with the same elements."""
-
-    MAX_DIMS = 8
 
     def __init__(self, shape: Any = ()) -> None:
         self._shape = tuple(int(size) for size in shape)
@@ -102,9 +79,6 @@ class Dims(Native):
         return isinstance(other, (Dims, tuple, list)) and tuple(other) == self._shape
 
     __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return str(self._shape)
 
 
 class UnknownDims(Dims):

@@ -48,14 +48,5 @@ class Log:
     def cuda(self, function: str, reason: str) -> None:
         self.error(function, 1, "Cuda Runtime", reason)
 
-    def plain_error(self, message: str) -> None:
-        self.logger.log(Severity.ERROR, message)
-
     def warning(self, message: str) -> None:
         self.logger.log(Severity.WARNING, message)
-
-    def info(self, message: str) -> None:
-        self.logger.log(Severity.INFO, message)
-
-    def verbose(self, message: str) -> None:
-        self.logger.log(Severity.VERBOSE, message)

@@ -26,16 +26,15 @@ class ILayer(Native):
     """One layer of a network."""
 
     name = setting("")
-    metadata = setting("")
     type = property(lambda self: self._type)
     num_inputs = property(lambda self: len(self._inputs))
     num_outputs = property(lambda self: len(self._outputs))
 
     def get_input(self, index: int) -> Any:
-        return self._inputs[index] if 0 <= integer(index) < len(self._inputs) else None
+        return self._inputs[index]
 
     def get_output(self, index: int) -> Any:
-        return self._outputs[index] if 0 <= integer(index) < len(self._outputs) else None
+        return self._outputs[index]
 
 
 class IGatherLayer(ILayer):
@@ -52,20 +51,18 @@ class INetworkDefinition(Native):
     num_layers = property(lambda self: len(self._layers))
     num_inputs = property(lambda self: len(self._inputs))
     num_outputs = property(lambda self: len(self._outputs))
-    builder = property(lambda self: self._builder)
-    flags = property(lambda self: self._flags)
 
     def get_flag(self, flag: Any) -> bool:
         return bool(self._flags >> int(flag) & 1)
 
     def get_layer(self, index: int) -> Any:
-        return self._layers[index] if 0 <= integer(index) < len(self._layers) else None
+        return self._layers[index]
 
     def get_input(self, index: int) -> Any:
-        return self._inputs[index] if 0 <= integer(index) < len(self._inputs) else None
+        return self._inputs[index]
 
     def get_output(self, index: int) -> Any:
-        return self._outputs[index] if 0 <= integer(index) < len(self._outputs) else None
+        return self._outputs[index]
 
     @property
     def _strongly_typed(self) -> bool:
@@ -82,8 +79,6 @@ class INetworkDefinition(Native):
         return layer
 
 
-def new_network(builder: Any, log: Any, flags: int) -> Any:
+def new_network(log: Any, flags: int) -> Any:
     """Return an empty network."""
-    return INetworkDefinition._make(
-        _builder=builder, _log=log, _flags=flags, _layers=[], _inputs=[], _outputs=[], _model=None
-    )
+    return INetworkDefinition._make(_log=log, _flags=flags, _layers=[], _inputs=[], _outputs=[], _model=None)

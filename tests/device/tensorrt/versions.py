@@ -1,4 +1,4 @@
-"""The version that the double stands for, and the members that only some versions have."""
+"""The version that the double stands for, and the rules of classes that pybind11 defines."""
 
 from __future__ import annotations
 
@@ -13,25 +13,11 @@ VERSION = tuple(int(part) for part in VERSION_TEXT.split("."))
 SERIALIZATION_VERSION = 239 if VERSION < (10, 4) else 242 if VERSION < (11,) else 250
 
 
-class _Absent:
-    """Takes the place of a member that this version lacks; :class:`Native` removes it."""
-
-
-def only(*, since: tuple[int, ...] = (0,), until: tuple[int, ...] = (99,)) -> Any:
-    """Decorate a member that exists from ``since`` on and before ``until``."""
-    return lambda member: member if since <= VERSION < until else _Absent()
-
-
 class Native:
     """Base of the classes that pybind11 defines: no attributes other than those of the class, and no constructor.
 
     The double makes its objects with :meth:`_make`, as the library makes its own.
     """
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        for name in [name for name, member in vars(cls).items() if isinstance(member, _Absent)]:
-            delattr(cls, name)
 
     def __init__(self) -> None:
         raise TypeError(f"{type(self).__module__}.{type(self).__name__}: No constructor defined!")

@@ -1,0 +1,212 @@
+"""Steps before and after a model in ``manifest.json``: their fields, and the rules of each.
+
+:data:`edge.bundles.preprocess.STEPS` implements those before a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+
+from edge.bundles.fields import FileName, Positive, Struct, Text, require
+from edge.datatypes import TensorName, TensorSpec
+from edge.errors import Raw
+
+
+class _Step(Struct, frozen=True):
+    """A step before a model that reads BYTES from ``input``."""
+
+    input: TensorName
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The inputs of a client: texts, or encoded images."""
+        return (_text(self.input),)
+
+    def check(self, inputs: Sequence[TensorSpec], files: Collection[str], subject: str) -> None:
+        """Raise a BundleError if the graph's inputs or the files of the manifest ``subject`` do not fit the step."""
+
+
+class ExpressionPreprocess(_Step, frozen=True, tag="expression", tag_field="type"):
+    """Arithmetic text in ``input`` (BYTES) becomes the calculator's tokens in ``output`` (FP32)."""
+
+    output: TensorName
+    max_abs_operand: Annotated[float, msgspec.Meta(gt=0)]
+
+    @property
+    def graph_inputs(self) -> tuple[str, ...]:
+        """The inputs of the graph that this step computes."""
+        return (self.output,)
+
+
+class ArithmeticPreprocess(_Step, frozen=True, tag="arithmetic", tag_field="type"):
+    """Arithmetic text with products and parentheses in ``input`` (BYTES) becomes tokens, [-1, 64].
+
+    The graph reads the ``kinds`` of the tokens (INT64) and their ``values`` (FP32).
+    """
+
+    kinds: TensorName
+    values: TensorName
+    max_abs_operand: Annotated[float, msgspec.Meta(gt=0)]
+
+    @property
+    def graph_inputs(self) -> tuple[str, ...]:
+        """The inputs of the graph that this step computes."""
+        return (self.kinds, self.values)
+
+
+class TokenizerPreprocess(_Step, frozen=True, tag="tokenizer", tag_field="type"):
+    """Text in ``input`` (BYTES) becomes token ids and their mask (INT64), padded to the longest row of the request.
+
+    ``file`` is the ``tokenizer.json`` of Hugging Face's tokenizers. The graph reads ``ids``; ``mask``, 1 for tokens and
+    0 for padding; and ``segments``, 1 for tokens of the second text, ``pair``. Rows longer than ``max_length`` tokens
+    are cut, of a pair the longer text first; before a program that generates text they are refused.
+
+    ``offsets`` (INT64, [-1, tokens, 2]) are the first character of each token in its text and the one behind its last,
+    and equal for padding and for tokens that are not text. A graph that reads them returns them, so that clients find
+    the characters of a token.
+    """
+
+    file: FileName
+    ids: TensorName
+    mask: TensorName
+    max_length: Positive
+    pad_id: Annotated[int, msgspec.Meta(ge=0)]
+    max_text_bytes: Positive
+    pair: TensorName | None = None
+    segments: TensorName | None = None
+    offsets: TensorName | None = None
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The text inputs of a client; of a pair both."""
+        return tuple(_text(name) for name in (self.input, self.pair) if name)
+
+    @property
+    def graph_inputs(self) -> tuple[str, ...]:
+        """The inputs of the graph that this step computes."""
+        return tuple(name for name in (self.ids, self.mask, self.segments, self.offsets) if name)
+
+    def check(self, inputs: Sequence[TensorSpec], files: Collection[str], subject: str) -> None:
+        """Raise a BundleError if the tokenizer's file is not in the bundle, or offsets have another shape."""
+        field, expected = f"files entry for {self.file!r}", "the tokenizer of preprocess"
+        require(self.file in files, subject, field, Raw("nothing"), expected)
+        spec = next((spec for spec in inputs if spec.name == self.offsets), None)
+        field, expected = f"preprocess output {self.offsets!r}", "INT64 [-1, -1, 2]"
+        require(spec in (None, TensorSpec(self.offsets or "", "INT64", (-1, -1, 2))), subject, field, spec, expected)
+
+
+class ImagePreprocess(_Step, frozen=True, tag="image", tag_field="type"):
+    """A JPEG or PNG image in ``input`` (BYTES) becomes pixels in ``output`` (FP32, [-1, channels, size, size]).
+
+    With ``resize`` of ``crop``, the shorter side becomes ``shorter_side`` pixels, by default ``size``, and the middle
+    square of ``size`` pixels is kept; with ``stretch``, both sides become ``size``. A value from 0 to 255 becomes
+    ``(value / 255 - mean) / std`` of its channel. Images of more than ``max_bytes``, or of more than ``max_pixels``
+    before or after the resize, are refused.
+    """
+
+    output: TensorName
+    size: Annotated[int, msgspec.Meta(ge=1, le=4096)]
+    colours: Literal["rgb", "grey"]
+    mean: Annotated[tuple[float, ...], msgspec.Meta(min_length=1, max_length=3)]
+    std: Annotated[tuple[Annotated[float, msgspec.Meta(gt=0)], ...], msgspec.Meta(min_length=1, max_length=3)]
+    max_bytes: Positive
+    max_pixels: Positive
+    resize: Literal["crop", "stretch"] = "crop"
+    shorter_side: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+
+    @property
+    def graph_inputs(self) -> tuple[str, ...]:
+        """The input of the graph that this step computes."""
+        return (self.output,)
+
+    @property
+    def channels(self) -> int:
+        """The number of channels in ``output``."""
+        return 3 if self.colours == "rgb" else 1
+
+    def check(self, inputs: Sequence[TensorSpec], files: Collection[str], subject: str) -> None:
+        """Raise a BundleError unless mean, std and the shape of the graph's input fit size and colours."""
+        for name in ("mean", "std"):
+            values, expected = getattr(self, name), f"{self.channels} for {self.colours}"
+            require(len(values) == self.channels, subject, f"preprocess {name}", values, expected)
+        side, expected = self.shorter_side, f"none with {self.resize!r}, else {self.size}, the size, or more"
+        holds = side is None or (self.resize == "crop" and side >= self.size)
+        require(holds, subject, "preprocess shorter_side", side, expected)
+        spec = next(spec for spec in inputs if spec.name == self.output)
+        shape = (-1, self.channels, self.size, self.size)
+        holds, given = spec.datatype == "FP32" and spec.shape == shape, Raw(f"{spec.datatype} {list(spec.shape)}")
+        require(holds, subject, f"preprocess output {self.output!r}", given, f"FP32 {list(shape)}")
+
+
+Preprocess = ExpressionPreprocess | ArithmeticPreprocess | TokenizerPreprocess | ImagePreprocess
+
+#: Names of the classes, in the order of the logits.
+Labels = Annotated[tuple[Text, ...], msgspec.Meta(min_length=2, max_length=4096)]
+
+
+class LabelPostprocess(Struct, frozen=True, tag="label", tag_field="type"):
+    """The label of the largest of ``logits`` (FP32, [-1, labels]) as the text output ``output`` (BYTES, [-1, 1])."""
+
+    logits: TensorName
+    output: TensorName
+    labels: Labels
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that ``logits`` must have."""
+        return (-1, len(self.labels))
+
+    @property
+    def result(self) -> TensorSpec:
+        """The output that a client may request."""
+        return _text(self.output)
+
+
+class TokenLabelPostprocess(Struct, frozen=True, tag="token_labels", tag_field="type"):
+    """The label of the largest of ``logits`` (FP32, [-1, tokens, labels]) for each token.
+
+    It is the text output ``output`` (BYTES, [-1, tokens]).
+    """
+
+    logits: TensorName
+    output: TensorName
+    labels: Labels
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that ``logits`` must have."""
+        return (-1, -1, len(self.labels))
+
+    @property
+    def result(self) -> TensorSpec:
+        """The output that a client may request."""
+        return TensorSpec(self.output, "BYTES", (-1, -1))
+
+
+class ScorePostprocess(Struct, frozen=True, tag="score", tag_field="type"):
+    """The one column of ``logits`` (FP32, [-1, 1]) under the name of its meaning, ``output`` (FP32, [-1, 1]).
+
+    The value is not clipped to the scale of the training data, and ``measures`` are of this very value.
+    """
+
+    shape: ClassVar[tuple[int, ...]] = (-1, 1)
+
+    logits: TensorName
+    output: TensorName
+
+    @property
+    def result(self) -> TensorSpec:
+        """The output that a client may request."""
+        return TensorSpec(self.output, "FP32", (-1, 1))
+
+
+#: The steps after a model. A step states the ``shape`` of the logits that it reads, and the output that it makes.
+Postprocess = LabelPostprocess | TokenLabelPostprocess | ScorePostprocess
+
+
+def _text(name: str) -> TensorSpec:
+    return TensorSpec(name, "BYTES", (-1, 1))
