@@ -43,12 +43,8 @@ EXTENSIONS = (
 class Metadata:
     """Answers the RPCs that describe the server and its models; to describe one that is not ready is a RequestError.
 
-    Args:
-        default_timeout_seconds: the limit for requests without a deadline; None sets none.
-        extensions: names of enabled protocol extensions, in addition to :data:`EXTENSIONS`.
-
-    Attributes:
-        accepting: whether the server takes requests: True from the end of the first load to the start of the drain.
+    ``extensions`` are enabled beside :data:`EXTENSIONS`. ``accepting`` is True from the end of the first load to the
+    start of the drain.
     """
 
     def __init__(
