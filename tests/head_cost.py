@@ -19,14 +19,14 @@ import numpy as np
 from edge.bundles.bundle import Bundle
 from edge.bundles.programs import GenerateProgram, HeadProgram
 from edge.programs.generate import GenerationSession, generator
-from edge.programs.head import Head, head_of
+from edge.programs.head import LogitHead, head_of
 from edge.programs.program import AppliedHead, Joining, Options
 from edge.programs.sampling import Sampling
 from edge.runner import Runner
 from edge.runtimes.build import load_runner
 
 
-def head_in(path: Path, cache: Path) -> Head:
+def head_in(path: Path, cache: Path) -> LogitHead:
     bundle = Bundle.open(path)
     config = bundle.manifest.program
     assert isinstance(config, HeadProgram)
@@ -34,7 +34,7 @@ def head_in(path: Path, cache: Path) -> Head:
     return head_of(bundle, config, {tier: load_runner(bundle, "onnxruntime", cache, role="head").runner})
 
 
-def session_of(bundle: Bundle, runner: Runner, rows: int, head: Head | None) -> GenerationSession:
+def session_of(bundle: Bundle, runner: Runner, rows: int, head: LogitHead | None) -> GenerationSession:
     config, tier = bundle.manifest.program, bundle.manifest.tiers[0].name
     assert isinstance(config, GenerateProgram)
     session = generator(bundle, config, {tier: runner}).session(Options(tier))

@@ -41,7 +41,7 @@ class WholeBatch(Session):
         embedded = self._runners.embed.infer(inputs)
         self._states.append(embedded[self._config.state])
         self._prompts.append(embedded[self._config.prompt])
-        for key, arrays, options in requests:
+        for key, arrays, options, _ in requests:
             self._requests.append((key, len(next(iter(arrays.values()))), options.limits or self._limits))
         return []
 

@@ -104,7 +104,7 @@ class Supervisor:
             loop.call_soon_threadsafe(ended.set)
 
         rows = len(next(iter(inputs.values())))
-        job = Job(executor, inputs, rows, use=model.use, deliver=deliver)
+        job = Job(executor, inputs, rows, holds=(model.use,), deliver=deliver)
         try:
             if not self._scheduler.submit(job):
                 await ended.wait()

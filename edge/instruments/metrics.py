@@ -24,7 +24,7 @@ PER_UNIT: Final = {"seconds": 1e9, "ratio": 1e9}
 Sample = tuple[Labels, float | Histogram]
 
 
-class Answered(Protocol):
+class CompletedRequest(Protocol):
     """The attributes of a successful request that metrics may read.
 
     Its inputs are not among them, because they are released when its run ends.
@@ -73,10 +73,10 @@ class RequestMetric:
 
     name: str
     help: str
-    count: Callable[[Answered], int]  # returns at least 0
+    count: Callable[[CompletedRequest], int]  # returns at least 0
     unit: str = ""
     labels: Labels = ()
-    label: Callable[[Answered], Labels] | None = None  # returns the values of the labels, where there are any
+    label: Callable[[CompletedRequest], Labels] | None = None  # returns the values of the labels, where there are any
     buckets: tuple[int, ...] = ()  # the upper bounds of a histogram, ascending; without them it is a counter
     of: type[End] | None = None  # counts only requests with such an end
 
@@ -107,7 +107,7 @@ def _end_metric(
 ) -> RequestMetric:
     """Return a metric of requests with such an end; its labels are attributes of the end."""
 
-    def label(request: Answered) -> Labels:
+    def label(request: CompletedRequest) -> Labels:
         return tuple(getattr(request.end, name) for name in labels)
 
     return RequestMetric(name, help, lambda request: value(request.end), labels=labels, label=label, of=of, **rest)

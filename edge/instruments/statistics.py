@@ -12,12 +12,12 @@ from dataclasses import replace
 from functools import partial
 
 from edge.instruments.histogram import BUCKETS_NS, Histogram
-from edge.instruments.metrics import REQUEST_METRICS, Answered, RequestMetric
+from edge.instruments.metrics import REQUEST_METRICS, CompletedRequest, RequestMetric
 from edge.instruments.snapshot import Counted, End, Snapshot, Stages, TierRuns, Timings
 
 log = logging.getLogger(__name__)
 
-_Counting = tuple[RequestMetric, Callable[[Answered], int], Counted]
+_Counting = tuple[RequestMetric, Callable[[CompletedRequest], int], Counted]
 
 
 class ModelStatistics:
@@ -70,7 +70,7 @@ class ModelStatistics:
         with self._lock:
             self._runs[tier].requests += 1
 
-    def succeeded(self, request: Answered, tier: str = "") -> None:
+    def succeeded(self, request: CompletedRequest, tier: str = "") -> None:
         """Count one successful request; ``tier``, or both of a cascade, is empty for models with one tier."""
         timings = request.timings
         with self._lock:

@@ -11,7 +11,6 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -27,9 +26,9 @@ from edge.programs.program import (
     TOKENS,
     Computed,
     Finished,
+    HandedOut,
     IterativeProgram,
     Joining,
-    LoopLimits,
     Mover,
     Options,
     Session,
@@ -58,21 +57,15 @@ BY_TOKEN: Final = (TensorSpec(LOGPROBS, "FP32", (-1, -1)), TensorSpec(TOKEN_IDS,
 
 
 class Generate(IterativeProgram):
-    """Generates text with the decoder of a tier.
-
-    Args:
-        ids, mask: names of the inputs.
-    """
+    """Generates text with the decoder of a tier, from the inputs ``ids`` and ``mask``."""
 
     generates = True
-    per_token = MappingProxyType({LOGPROBS: 0.0, TOKEN_IDS: -1})
 
     def __init__(
         self, config: GenerateProgram, runners: Mapping[str, Runner], tokenizer: Tokenizer, ids: str, mask: str
     ) -> None:
         self.config, self.tokenizer, self.ids, self.mask = config, tokenizer, ids, mask
         self.sampling = Sampling(config.max_tokens)
-        self.limits = token_limits(self.sampling)
         self.tensors = DecoderTensors(
             config.tokens,
             config.lengths,
@@ -80,7 +73,6 @@ class Generate(IterativeProgram):
             config.logits,
             tuple((one.past, one.new) for one in config.cache),
         )
-        self.growing = (config.text,)
         self._runners = runners
         past = {one.past for one in config.cache}
         self._token_bytes = {
@@ -124,11 +116,6 @@ class Generate(IterativeProgram):
             idle.clear()
 
 
-def token_limits(sampling: Sampling) -> LoopLimits:
-    """Return the limits by which admission predicts the tokens of a request; a text has no tolerance."""
-    return LoopLimits(sampling.max_tokens, 0.0)
-
-
 class GenerationSession(Session):
     """Rows in progress on one tier. One thread uses it."""
 
@@ -151,11 +138,12 @@ class GenerationSession(Session):
         lengths = mask.sum(axis=1)
         joining: dict[object, list[GeneratedText]] = {}
         for request, one in zip(requests, inputs, strict=True):
-            sampling = request.options.sampling or program.sampling
-            head = request.options.head
+            sampling, head = request.options.sampling or program.sampling, request.options.head
+            handed_out = [] if request.handed_out is None else request.handed_out
+            handed_out += [HandedOut() for _ in one[program.ids][len(handed_out) :]]
             joining[request.key] = [
-                GeneratedText(program.config, program.tokenizer, sampling, number, head)
-                for number in range(len(one[program.ids]))
+                GeneratedText(program.config, program.tokenizer, sampling, number, head, handed)
+                for number, handed in enumerate(handed_out)
             ]
         rows = [row for own in joining.values() for row in own]
         for row, length in zip(rows, lengths.tolist(), strict=True):
@@ -184,14 +172,14 @@ class GenerationSession(Session):
         return self._finished()
 
     def partial(self, key: object, stopped: str = "") -> Computed:
-        """Return the texts of a request so far; see :meth:`Session.partial`.
+        """Return what is new of a request's texts; see :meth:`Session.partial`.
 
         While it goes on, they end before anything that may become a part of a character or of a stop text.
         """
         rows = self._requests[key]
         for row in rows:
             row.stopped = row.stopped or stopped
-        return self._computed(rows)
+        return self._computed(rows) if stopped else Computed(self._outputs(rows))
 
     def drop(self, key: object) -> None:
         """Drop the rows of a request; see :meth:`Session.drop`."""
@@ -218,10 +206,8 @@ class GenerationSession(Session):
         return finished
 
     def _computed(self, rows: Sequence[GeneratedText]) -> Computed:
-        config = self._program.config
-        texts = np.empty((len(rows), 1), np.object_)
-        texts[:, 0] = [row.shown().encode() for row in rows]
-        generated = np.array([[len(row.tokens)] for row in rows], np.int32)
+        outputs = self._outputs(rows)
+        generated = outputs[self._program.config.generated]
         facts: dict[str, Array] = {
             STOPPED: np.array([row.stopped for row in rows]),
             TOKENS: generated[:, 0],
@@ -229,13 +215,19 @@ class GenerationSession(Session):
             FIRST_TOKEN_NS: np.array([row.first_ns for row in rows]),
             LAST_TOKEN_NS: np.array([row.last_ns for row in rows]),
         }
+        return Computed(outputs, facts, float(generated.max()))
+
+    def _outputs(self, rows: Sequence[GeneratedText]) -> dict[str, Array]:
+        """Return the texts and tokens that were not handed out yet, and the numbers of all tokens."""
+        config, texts = self._program.config, np.empty((len(rows), 1), np.object_)
+        texts[:, 0] = [row.new_text().encode() for row in rows]
+        generated = np.array([[len(row.tokens)] for row in rows], np.int32)
         outputs: dict[str, Array] = {config.text: texts, config.generated: generated}
         if rows[0].logprobs is not None:
             outputs |= _by_token(rows)
-        return Computed(outputs, facts, float(generated.max()))
+        return outputs
 
     def _leave(self, leaving: list[int]) -> None:
-        """Drop some rows, in ascending order; others from the end move into the gaps."""
         if not leaving:
             return
         moves = close_gaps(self._rows, leaving)
@@ -247,11 +239,14 @@ class GenerationSession(Session):
 
 
 def _by_token(rows: Sequence[GeneratedText]) -> dict[str, Array]:
-    """Return log-probabilities and ids of the tokens so far, with zeros and -1 behind the last one of a row."""
-    shape = len(rows), max(len(row.tokens) for row in rows)
+    """Return log-probabilities and ids of the new tokens, with zeros and -1 behind the last one of a row."""
+    new = [row.new_tokens() for row in rows]
+    shape = len(rows), max(part.stop - part.start for part in new)
     logprobs, ids = np.zeros(shape, np.float32), np.full(shape, -1, np.int64)
-    for place, row in enumerate(rows):
-        logprobs[place, : len(row.tokens)], ids[place, : len(row.tokens)] = row.logprobs, row.tokens
+    for index, (row, part) in enumerate(zip(rows, new, strict=True)):
+        assert row.logprobs is not None
+        tokens = row.tokens[part]
+        logprobs[index, : len(tokens)], ids[index, : len(tokens)] = row.logprobs[part], tokens
     return {LOGPROBS: logprobs, TOKEN_IDS: ids}
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from typing import TYPE_CHECKING, Final
 
 from edge.bundles.programs import GenerateProgram
 from edge.errors import RunnerError
-from edge.programs.program import AppliedHead
+from edge.programs.program import AppliedHead, HandedOut
 from edge.programs.sampling import Sampler, Sampling
 from edge.protocol import BY_LENGTH, BY_STOP
 
@@ -21,10 +22,10 @@ _MOST_WAITING: Final = 12
 
 
 class Pieces:
-    """The pieces of a text, token by token.
+    """The pieces of a text, token by token; together they are what the tokenizer makes of all tokens.
 
-    Together they are what the tokenizer makes of all tokens. Where bytes are no character, they have replacement
-    characters and may keep the characters beside them, which the tokenizer would replace, too.
+    Where bytes are no character, they have replacement characters and may keep the characters beside them, which the
+    tokenizer would replace, too.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -66,26 +67,29 @@ class Pieces:
 
 
 class GeneratedText:
-    """The text of a row in progress.
-
-    Args:
-        number: of the row in its request.
-        head: moves its logits.
-    """
+    """The text of a row in progress: ``number`` is of the row in its request, ``head`` moves its logits."""
 
     def __init__(
-        self, config: GenerateProgram, tokenizer: Tokenizer, sampling: Sampling, number: int, head: AppliedHead | None
+        self,
+        config: GenerateProgram,
+        tokenizer: Tokenizer,
+        sampling: Sampling,
+        number: int,
+        head: AppliedHead | None,
+        handed_out: HandedOut,
     ) -> None:
         self.head, self.alpha = head, head.alpha if head else 0.0
-        self._config, self._sampling = config, sampling
+        self._config, self._sampling, self.handed_out = config, sampling, handed_out
         self._pieces = Pieces(tokenizer)
         sampler = Sampler(sampling, number)
         self.greedy, self.choose = sampler.greedy, sampler.choose
         self.min_tokens, self.end_tokens = sampling.min_tokens, list(config.end_tokens)
         self.tokens: list[int] = []
         self.logprobs: list[float] | None = [] if sampling.logprobs else None  # of the tokens, if they are to be sent
-        self.text = ""
-        self.unsearched = 0  # characters that come too early for a stop text
+        self._text = StringIO(newline="")  # appending to a str would copy it for each token
+        self.length = 0  # characters of it
+        self._overlap = max(map(len, sampling.stop), default=1) - 1  # characters of a stop text that more may complete
+        self._unsearched = 0  # characters that come too early for a stop text
         self.stopped = ""
         self.error: RunnerError | None = None
         self.prompt_tokens = 0
@@ -110,22 +114,38 @@ class GeneratedText:
         if len(self.tokens) >= self._sampling.max_tokens or self._full():
             self.stopped = BY_LENGTH
 
-    def shown(self) -> str:
-        """Return the text without an end that may become a stop text."""
+    def new_text(self) -> str:
+        """Hand out the text after what was handed out, without an end that may become a stop text."""
+        begin = self.handed_out.characters
+        self.handed_out.characters = end = max(self._final_length(), begin)
+        return self._part(begin, end)
+
+    def new_tokens(self) -> slice:
+        """Hand out the tokens after those that were handed out; return which ones they are."""
+        begin, self.handed_out.tokens = self.handed_out.tokens, max(len(self.tokens), self.handed_out.tokens)
+        return slice(begin, self.handed_out.tokens)
+
+    def _final_length(self) -> int:
         if self.stopped or not self._sampling.stop:
-            return self.text
-        return self.text[: min(_begin(self.text, stop) for stop in self._sampling.stop)]
+            return self.length
+        tail = self._part(max(self.length - self._overlap, 0), self.length)
+        return self.length - len(tail) + min(_begin(tail, stop) for stop in self._sampling.stop)
+
+    def _part(self, begin: int, end: int) -> str:
+        self._text.seek(begin)
+        return self._text.read(max(end - begin, 0))
 
     def _add(self, piece: str) -> None:
-        begin = len(self.text)
-        self.text += piece
+        begin = max(self.length - self._overlap, self._unsearched)
+        self._text.seek(self.length)
+        self._text.write(piece)
+        self.length += len(piece)
         if len(self.tokens) < self.min_tokens:
-            self.unsearched = len(self.text)
-            return
-        found = [self.text.find(stop, max(begin - len(stop) + 1, self.unsearched)) for stop in self._sampling.stop]
-        if places := [place for place in found if place >= 0]:
-            self.text = self.text[: min(places)]
-            self.stopped = BY_STOP
+            self._unsearched = self.length
+        elif self._sampling.stop:
+            tail = self._part(begin, self.length)
+            if ends := [end for stop in self._sampling.stop if (end := tail.find(stop)) >= 0]:
+                self.length, self.stopped = begin + min(ends), BY_STOP
 
     def _full(self) -> bool:
         return self.prompt_tokens + len(self.tokens) >= self._config.positions

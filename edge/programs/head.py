@@ -1,7 +1,6 @@
 """Heads of backward attention: they move the logits of a generating model before the next token is chosen (paper 004).
 
-Keys and values are inputs of the head's graph. They are copied to the device when the head is loaded. Another head is
-another set of bound tensors, so that a change of heads between two tokens builds and copies nothing.
+A head's keys and values stay on the device, so that a change of heads between two tokens builds and copies nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class HeadLayer(NamedTuple):
     temperatures: Array
 
 
-class Head(Program):
+class LogitHead(Program):
     """Moves logits with the head's file of a tier."""
 
     def __init__(self, config: HeadProgram, runners: Mapping[str, Runner], layers: list[HeadLayer]) -> None:
@@ -63,12 +62,8 @@ class Head(Program):
         self._layers = {}
 
 
-def head_of(bundle: Bundle, config: HeadProgram, runners: Mapping[str, Runner]) -> Head:
-    """Return the program of a head bundle, with its tensors on the device.
-
-    Raises:
-        BundleError: the tensors are malformed, compressed, or not of the vocabulary.
-    """
+def head_of(bundle: Bundle, config: HeadProgram, runners: Mapping[str, Runner]) -> LogitHead:
+    """Return the program of a head bundle; raise a BundleError for malformed tensors, or another vocabulary."""
     subject = f"file {bundle.path / config.tensors}"
     vocabulary = next(spec.shape[1] for spec in bundle.manifest.inputs if spec.name == config.logits)
     arrays = decode_npz(bundle.read(config.tensors), subject)
@@ -86,4 +81,4 @@ def head_of(bundle: Bundle, config: HeadProgram, runners: Mapping[str, Runner]) 
             given = Raw(f"layer {number} of {[list(one.shape) for one in layer]}")
             expected = f"finite FP32 [groups, width, {vocabulary}], [groups, {vocabulary}, width] and [groups], above 0"
             raise BundleError(subject, given=given, expected=expected, fix=EXPORT_AGAIN)
-    return Head(config, runners, layers)
+    return LogitHead(config, runners, layers)

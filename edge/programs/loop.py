@@ -1,7 +1,6 @@
-"""Loop: a step is repeated on its own output until the state of each row settles.
+"""Loop: a step is repeated on its own output until the state of each row settles; rows join and end independently.
 
-Rows of several requests are computed together and end independently: :class:`LoopSession` drops a row that has settled,
-and takes new ones between two steps. The state stays on the device; predictions and residuals come to the host.
+The state stays on the device; predictions and residuals come to the host.
 """
 
 from __future__ import annotations
@@ -41,11 +40,7 @@ def limits_of(
 ) -> LoopLimits:
     """Return when the rows of a request stop: at the limits given, where they are not None, or the manifest's.
 
-    Args:
-        model: its name, for the error.
-
-    Raises:
-        InvalidRequest: a limit is out of range.
+    Raise an InvalidRequest, which names the model, for a limit out of range.
     """
     found = LoopLimits(
         config.max_loops if max_loops is None else max_loops, config.tolerance if tolerance is None else tolerance
@@ -89,12 +84,7 @@ class Loop(IterativeProgram):
 
 
 class LoopSession(Session):
-    """Rows in progress. One thread uses it.
-
-    Args:
-        limits: of requests that set none.
-        idle: loops without rows, for the sessions of all threads.
-    """
+    """Rows in progress. One thread uses it; ``idle`` are the loops without rows of the sessions of all threads."""
 
     def __init__(self, config: LoopProgram, limits: LoopLimits, runners: LoopRunners, idle: deque[DeviceLoop]) -> None:
         self._config = config
@@ -103,8 +93,8 @@ class LoopSession(Session):
         self._idle = idle
         self._device: DeviceLoop | None = None  # while there are rows
         self._since: Array = np.arange(1 - config.check_every, 1)[:, None]  # loops of each step before the last one
-        self._requests: dict[object, _Request] = {}
-        self._owners: list[tuple[_Request, int]] = []  # of each row: its request, and its place there
+        self._requests: dict[object, _Rows] = {}
+        self._owners: list[tuple[_Rows, int]] = []  # of each row: its request, and its place there
         self._count = 0  # loops of the session
         self._begins: Array = np.zeros(0, np.int64)  # the session's loops before each row's first one
         self._ends: Array = np.zeros(0, np.int64)  # and after the last one that its budget allows
@@ -139,9 +129,9 @@ class LoopSession(Session):
         device.add(state, embedded[config.prompt])
         self._device = device
         ends, tolerances = [self._ends], [self._tolerance]
-        for (key, _, options), rows in zip(requests, counts, strict=True):
+        for (key, _, options, _), rows in zip(requests, counts, strict=True):
             limits = options.limits or self._limits
-            request = self._requests[key] = _Request(key, rows)
+            request = self._requests[key] = _Rows(key, rows)
             self._owners += [(request, place) for place in range(rows)]
             ends.append(np.full(rows, self._count + limits.max_loops))
             tolerances.append(np.full(rows, min(limits.tolerance, _MOST_TOLERANCE), np.float32))
@@ -211,7 +201,6 @@ class LoopSession(Session):
         request.record(place, self._predictions[step, row], loops, self._residuals[step, row])
 
     def _leave(self, leaving: list[int]) -> None:
-        """Drop some rows, in ascending order; others from the end move into the gaps."""
         moves = close_gaps(self._owners, leaving)
         rows = len(self._owners)
         columns = [self._begins, self._ends, self._tolerance]
@@ -230,7 +219,7 @@ class LoopSession(Session):
             self._device = None
 
 
-class _Request:
+class _Rows:
     """The results of a request's rows."""
 
     def __init__(self, key: object, rows: int) -> None:

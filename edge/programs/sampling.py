@@ -44,13 +44,9 @@ class Sampling(NamedTuple):
 
 
 def sampling_of(config: GenerateProgram, model: str, given: Mapping[str, Any]) -> Sampling:
-    """Return how to generate the text of a request from the fields of :class:`Sampling` that it sets.
+    """Return how to generate the text of a request that sets some fields of :class:`Sampling`.
 
-    Args:
-        model: its name, for errors.
-
-    Raises:
-        InvalidRequest: a value is out of range.
+    Raise an InvalidRequest, which names the model, for a value out of range.
     """
     found = Sampling(**{"max_tokens": config.max_tokens, **given})
     _require(model, "max_tokens", found.max_tokens, 1, config.positions - 1)

@@ -25,11 +25,7 @@ from edge.runtimes.table import first_that_works
 class TierProgram:
     """The program of one tier: it computes requests one at a time, and chooses among no tiers.
 
-    Args:
-        files: the loaded file of each role.
-
-    Attributes:
-        loop: the loop's limits and names; None if the model is not looped.
+    ``files`` are those of each role; ``loop`` has the loop's limits and names, None if the model is not looped.
     """
 
     def __init__(self, bundle: Bundle, tier: str, files: Mapping[Role, Loaded]) -> None:
@@ -64,9 +60,7 @@ def load_tier(
 ) -> TierProgram:
     """Load the files of a tier, the full one if None, all with the same runtime.
 
-    Raises:
-        FewheadsError: as :func:`edge.runtimes.build.load_runner` and :func:`edge.programs.factory.program_of`. Nothing
-            stays loaded.
+    Raise a FewheadsError as :func:`edge.runtimes.build.load_runner` and :func:`program_of`; nothing stays loaded then.
     """
     name = bundle.tier(tier).name
     load = partial(_load_files, bundle=bundle, tier=name, cache=cache)

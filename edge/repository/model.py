@@ -19,8 +19,8 @@ from edge.bundles.steps import LabelPostprocess
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, Raw
 from edge.programs.factory import golden_options, program_of
-from edge.programs.generate import BY_TOKEN, Generate, token_limits
-from edge.programs.head import Head
+from edge.programs.generate import BY_TOKEN, Generate
+from edge.programs.head import LogitHead
 from edge.programs.loop import Loop, limits_of
 from edge.programs.program import AUTO, AppliedHead, IterativeProgram, Options
 from edge.programs.sampling import sampling_of
@@ -28,7 +28,7 @@ from edge.runtimes.build import Loaded
 from edge.scheduling.batching import BatchAssembler, nonfinite, within
 from edge.scheduling.job import UseCount
 from edge.scheduling.latency import LatencyModel
-from edge.scheduling.tier_executor import ServingOptions, TierExecutor
+from edge.scheduling.tier_executor import ServingOptions, TierExecutor, executor_class
 from edge.scheduling.tier_selection import DEADLINE, PINNED, ROUTER, TierSelector
 
 #: Runs of each tier after it is loaded, for a first estimate of its latency.
@@ -51,7 +51,7 @@ class Model:
         texts: those of them that are texts.
         on_request: those of them that are sent only to clients that ask for them.
         by_token: those of them that have a value for each token.
-        made: computes further outputs, such as a label, a score or probabilities, by name.
+        derived: computes further outputs, such as a label, a score or probabilities, by name.
         labels: the names of the classes by the outputs that have a column for each.
         largest: the limit of the numbers' size, by the inputs that have one.
         optional: the inputs of which a client chooses one or the other.
@@ -85,13 +85,13 @@ class Model:
         self.load_memory_bytes = 0
         self.loaded_at = int(time.time())
         self.step = preprocessor(bundle)
-        self.made = {made.output.name: made for made in postprocessors(bundle.manifest)}
+        self.derived = {derived.output.name: derived for derived in postprocessors(bundle.manifest)}
         label = bundle.manifest.postprocess
         self.labels: dict[str, tuple[str, ...]] = {}
         if isinstance(label, LabelPostprocess):
-            self.labels = {name: label.labels for name in (label.logits, *self.made) if name != label.output}
+            self.labels = {name: label.labels for name in (label.logits, *self.derived) if name != label.output}
         texts, computed = (self.step.inputs, self.step.graph_inputs) if self.step else ((), ())
-        made = [made.output for made in self.made.values()]
+        made = [made.output for made in self.derived.values()]
         self.inputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*texts, *bundle.manifest.inputs)}
         self.outputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*bundle.manifest.outputs, *made)}
         self.by_token: tuple[str, ...] = ()
@@ -111,7 +111,7 @@ class Model:
             self._vocabulary = next(spec.shape[1] for spec in logits if spec.name == program.logits)
         self.texts = frozenset(name for name, spec in self.outputs.items() if spec.datatype == "BYTES")
         self._texts = [spec.name for spec in texts]
-        self.on_request = (*self.by_token, *(name for name in self.made if name in self.labels))  # probabilities
+        self.on_request = (*self.by_token, *(name for name in self.derived if name in self.labels))  # probabilities
         self.executors = self._executors(options)
         default_policy = self._serving.policy or (ROUTER if self._cascade and self._cascade.default else PINNED)
         known = accuracies(bundle.manifest.measures, {tier: file.artifact.runtime for tier, file in self.tiers.items()})
@@ -122,7 +122,7 @@ class Model:
 
     def check_steps(self) -> None:
         """Raise a GoldenError if a loop of a fixed number of steps, a text or a head does not repeat the golden set."""
-        if not isinstance(self.program, (IterativeProgram, Head)):
+        if not isinstance(self.program, (IterativeProgram, LogitHead)):
             return
         for tier, loaded in self.tiers.items():
             golden = self._golden[tier]
@@ -154,21 +154,21 @@ class Model:
         delay_us, cascade = options.max_queue_delay_us, self._cascade
         if delay_us is None:
             delay_us = self._serving.max_queue_delay_us
-        executors = {}
+        executors: dict[str, TierExecutor] = {}
         for name in [*self.tiers, *([AUTO] if cascade else [])]:
             tiers = (cascade.lean, cascade.full) if name == AUTO and cascade else (name,)
             # A tier whose rows depend on one another gives every request its own run.
             joined = options.batching and all(self.tiers[tier].row_independent for tier in tiers)
             max_rows, latency = self.manifest.max_batch_size if joined else 0, LatencyModel()
             # The others run several files, or choose the shapes of their runs themselves.
-            is_one_run = len(tiers) == 1 and not isinstance(self.program, (IterativeProgram, Head))
+            is_one_run = len(tiers) == 1 and not isinstance(self.program, (IterativeProgram, LogitHead))
             assembler = BatchAssembler.of(
                 self.manifest,
                 few_shapes=self.runtime.few_shapes,
                 most_rows=max_rows if is_one_run else 0,
                 latency=latency if is_one_run else None,
             )
-            executors[name] = TierExecutor(
+            executors[name] = executor_class(self.program)(
                 name,
                 self.program,
                 assembler,
@@ -259,7 +259,7 @@ class Model:
         if not abs(alpha) <= _MOST_ALPHA:
             fix = f"{config.usual_alpha:g} is the default."
             raise self._invalid("parameter 'alpha'", alpha, f"-{_MOST_ALPHA} to {_MOST_ALPHA}", fix)
-        assert isinstance(head.program, Head)
+        assert isinstance(head.program, LogitHead)
         return options._replace(head=AppliedHead(head.program, alpha))
 
     def wrong_values(self, inputs: Mapping[str, Array]) -> InvalidRequest | None:
@@ -304,8 +304,7 @@ class Model:
         if isinstance(program, LoopProgram) and loop:
             return options._replace(limits=limits_of(program, self.name, **loop))
         if isinstance(program, GenerateProgram) and text:
-            sampling = sampling_of(program, self.name, text)
-            return options._replace(limits=token_limits(sampling), sampling=sampling)
+            return options._replace(sampling=sampling_of(program, self.name, text))
         return options
 
     def _superfluous(self, parameters: Mapping[str, Any], expected: str) -> InvalidRequest:

@@ -1,4 +1,4 @@
-"""OpenAI's completions: a request as messages of ModelInfer, and the answers to them as its documents."""
+"""OpenAI's completions: a request as requests to infer, and the responses to them as its documents."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from edge.bundles.preprocess import TokenizerPreprocessor
-from edge.datatypes import WIRE_TYPES, Array
+from edge.datatypes import Array
 from edge.errors import InvalidRequest, Raw
-from edge.pb import inference_pb2 as pb
 from edge.programs.generate import PROMPT_TOKENS
 from edge.programs.generated_text import Pieces
 from edge.programs.sampling import MOST_STOPS
-from edge.protocol import BY_STOP, FINAL_RESPONSE, LOGPROBS, STOPPED, STREAM_PARTIAL, TOKEN_IDS
-from edge.rest.json_messages import INT64, checked, encode, encode_parts, field, kind_of, set_parameters, whole
+from edge.protocol import BY_STOP, LOGPROBS, STOPPED, STREAM_PARTIAL, TOKEN_IDS
+from edge.rest.json_messages import INT64, checked, encode, encode_parts, field, kind_of, parameters_of, whole
+from edge.serving.call import InferResponse
 from edge.serving.metadata import TextModel
-from edge.serving.request import check_name
-from edge.serving.wire import from_raw
+from edge.serving.request import InferRequest, InputTensor, RequestedOutput, check_name
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -47,14 +46,10 @@ FIELDS: Final = ("model", "prompt", *_INTEGERS, *_NUMBERS, *_OTHERS, *_NEUTRAL)
 
 
 class Completion(NamedTuple):
-    """A request for the texts that follow some prompts.
+    """A request for the texts that follow some prompts, given as texts or as ids of tokens.
 
-    Attributes:
-        prompts: as texts, or as ids of tokens.
-        n: choices for each prompt.
-        parameters: of the request for each choice.
-        logprobs: whether choices have the tokens and their log-probabilities.
-        include_usage: in a stream, whether its last event has the numbers of tokens.
+    There are ``n`` choices for each prompt, with their tokens if ``logprobs``; the last event of a stream has the
+    numbers of tokens if ``include_usage``.
     """
 
     model: str
@@ -102,7 +97,6 @@ def completion_of(document: Mapping[str, Any]) -> Completion:
 
 
 def _choices(given: Mapping[str, Any], prompts: int) -> int:
-    """Return the number of choices for each prompt."""
     n = checked(given.get("n", 1), int, "n of body")
     most = MOST_CHOICES // prompts
     if not 1 <= n <= most:
@@ -159,8 +153,8 @@ def _prompts(value: object) -> list[str | list[int]]:
     return prompts
 
 
-class Answers:
-    """The answers to one completion: each choice is that of a request of its own."""
+class Choices:
+    """The choices of one completion: each is the response to a request of its own."""
 
     def __init__(self, completion: Completion, model: TextModel) -> None:
         self._completion, self._model = completion, model
@@ -169,32 +163,29 @@ class Answers:
         self._prompt_tokens = self._generated = 0
         self._spellings = [_Spelling(model.tokenizer) for _ in range(self._count)] if completion.logprobs else []
 
-    def requests(self) -> Iterator[pb.ModelInferRequest]:
+    def requests(self) -> Iterator[InferRequest]:
         """Yield a request for each choice, when it is needed; raise an InvalidRequest for a prompt that is too long."""
         completion = self._completion
         for number in range(self._count):
             prompt, choice = divmod(number, completion.n)
             if not choice:
                 common = self._common(completion.prompts[prompt])
-            request = pb.ModelInferRequest(id=f"{self._id}-{number}")
-            request.MergeFrom(common)
+            request = common._replace(id=f"{self._id}-{number}")
             if choice and "seed" in completion.parameters:  # draws of its own
-                request.parameters["seed"].int64_param = (completion.parameters["seed"] + choice) % 2**63
+                seed = (completion.parameters["seed"] + choice) % 2**63
+                request = request._replace(parameters={**request.parameters, "seed": seed})
             yield request
 
-    def choice(self, response: pb.ModelStreamInferResponse) -> dict[str, Any]:
-        """Return the choice that a response belongs to, with its text; count the tokens of a last response."""
-        answer, names = response.infer_response, self._model
-        tensors: dict[str, Array] = {
-            tensor.name: from_raw(raw, tensor.datatype, tuple(tensor.shape), tensor.name)
-            for tensor, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)
-        }
-        number, reason = int(answer.id.rpartition("-")[2]), None
-        if answer.parameters[FINAL_RESPONSE].bool_param:
+    def choice(self, response: InferResponse, final: bool) -> dict[str, Any]:
+        """Return the choice that a response belongs to, with its text; count the tokens of a final response."""
+        tensors, names = response.outputs, self._model
+        number, reason = int(response.id.rpartition("-")[2]), None
+        if final:
+            parameters = response.parameters()
             if number % self._completion.n == 0:  # once for all choices of a prompt
-                self._prompt_tokens += answer.parameters[PROMPT_TOKENS].int64_param
+                self._prompt_tokens += parameters[PROMPT_TOKENS]
             self._generated += tensors[names.generated].item()
-            reason = "stop" if answer.parameters[STOPPED].string_param == BY_STOP else "length"
+            reason = "stop" if parameters[STOPPED] == BY_STOP else "length"
         text = tensors[names.text].item().decode()
         spelt = self._spellings[number].spell(tensors) if self._spellings else None
         return {"text": text, "index": number, "logprobs": spelt, "finish_reason": reason}
@@ -219,29 +210,27 @@ class Answers:
         total = self._prompt_tokens + self._generated
         return {"prompt_tokens": self._prompt_tokens, "completion_tokens": self._generated, "total_tokens": total}
 
-    def _common(self, prompt: str | list[int]) -> pb.ModelInferRequest:
-        """Return what the requests for all choices of a prompt have in common."""
+    def _common(self, prompt: str | list[int]) -> InferRequest:
         completion, model = self._completion, self._model
-        message = pb.ModelInferRequest(model_name=completion.model)
         if isinstance(prompt, str):
             text = prompt.encode()
             assert isinstance(model.model.step, TokenizerPreprocessor)
             model.model.step.check_bytes(model.prompt, len(text))
-            message.inputs.add(name=model.prompt, datatype="BYTES", shape=(1, 1))
-            message.raw_input_contents.append(len(text).to_bytes(4, "little") + text)
+            contents = np.array([[text]], np.object_)
+            inputs = [InputTensor(model.prompt, "BYTES", (1, 1), {}, contents)]
         else:
             shape = (1, len(prompt))
             if prompt:
                 model.model.check_shapes({model.ids: shape, model.mask: shape})
-            ids = [whole(one, INT64, "an id of prompt of body") for one in prompt]
-            for name, values in ((model.ids, ids), (model.mask, [1] * len(prompt))):
-                message.inputs.add(name=name, datatype="INT64", shape=shape)
-                message.raw_input_contents.append(np.array(values, WIRE_TYPES["INT64"]).tobytes())
-        by_token = (LOGPROBS, TOKEN_IDS) if completion.logprobs else ()
-        for name in (model.text, model.generated, *by_token):
-            message.outputs.add(name=name)
-        set_parameters(message.parameters, completion.parameters, "the request")
-        return message
+            ids = np.array([[whole(token, INT64, "an id of prompt of body") for token in prompt]], np.int64)
+            inputs = [
+                InputTensor(name, "INT64", shape, {}, values)
+                for name, values in ((model.ids, ids), (model.mask, np.ones_like(ids)))
+            ]
+        names = (model.text, model.generated, *((LOGPROBS, TOKEN_IDS) if completion.logprobs else ()))
+        outputs = [RequestedOutput(name, {}) for name in names]
+        parameters = parameters_of(completion.parameters, "the request")
+        return InferRequest(completion.model, "", "", parameters, inputs, outputs)
 
 
 class _Spelling:

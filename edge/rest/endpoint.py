@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -15,6 +16,7 @@ from starlette.responses import Response
 
 from edge.errors import (
     INTERNAL,
+    FewheadsError,
     InvalidRequest,
     NotFound,
     Overloaded,
@@ -25,8 +27,8 @@ from edge.errors import (
 )
 from edge.http.asgi import accepted
 from edge.protocol import RETRY_AFTER_MS
+from edge.rest.completions import FIELDS
 from edge.rest.json_messages import encode
-from edge.rest.openai_errors import PREFIX, openai_error
 from edge.security.access import CALLER, Access
 from edge.security.hosts import Hosts
 from edge.security.rate import client_of
@@ -36,6 +38,23 @@ log = logging.getLogger(__name__)
 
 #: The status, from nginx, of a client that disconnected before the response; nobody receives it.
 _GONE: Final = 499
+
+#: Of the paths with errors in OpenAI's form.
+_OPENAI: Final = "/v1/"
+_REQUEST: Final = "invalid_request_error"
+#: HTTP status to the error's type and code.
+_TYPES: Final[dict[int, tuple[str, str]]] = {
+    400: (_REQUEST, "invalid_request"),
+    401: ("authentication_error", "invalid_api_key"),
+    403: ("permission_error", "permission_denied"),
+    404: (_REQUEST, "not_found"),
+    405: (_REQUEST, "method_not_allowed"),
+    413: (_REQUEST, "request_too_large"),
+    429: ("rate_limit_error", "rate_limit_exceeded"),
+    501: (_REQUEST, "not_supported"),
+    503: ("server_error", "not_ready"),
+    504: ("server_error", "deadline_exceeded"),
+}
 
 T = TypeVar("T")
 #: Returns, possibly as an awaitable, a response or the value for a response of JSON.
@@ -143,7 +162,7 @@ async def http_error(request: Request, error: Exception) -> Response:
     path, headers = request.url.path, dict(error.headers or {})
     if error.status_code == 404:
         expected, fix = "one of the protocol's", "GET /v2 is one of them."
-        if path.startswith(PREFIX):
+        if path.startswith(_OPENAI):
             expected = "POST /v1/completions or GET /v1/models, all that there is of OpenAI's"
             fix = "Send a prompt, not a chat; embeddings come from POST /v2/models/MODEL/infer."
         said = NotFound("path", given=path, expected=expected, fix=fix)
@@ -159,7 +178,7 @@ def json_response(content: object, status: int = 200, headers: dict[str, str] | 
 
 
 def _error_response(path: str, status: int, error: object, headers: dict[str, str] | None = None) -> Response:
-    content = openai_error(status, error) if path.startswith(PREFIX) else {"error": str(error)}
+    content = _openai_error(status, error) if path.startswith(_OPENAI) else {"error": str(error)}
     return json_response(content, status, headers)
 
 
@@ -171,3 +190,13 @@ def _headers(error: RequestError) -> dict[str, str]:
         seconds = math.ceil(error.retry_after_ms / 1000)
         return {"Retry-After": str(seconds), RETRY_AFTER_MS: str(error.retry_after_ms)}
     return {}
+
+
+def _openai_error(status: int, error: object) -> dict[str, Any]:
+    """Return the body for an error, or its text, with the field of the request that it names."""
+    kind, code = _TYPES.get(status, ("server_error", "internal_error"))
+    words = re.findall(r"\w+", error.subject) if isinstance(error, FewheadsError) else []
+    param = next((word for word in words if word in FIELDS), None)
+    if (status, param) == (404, "model"):
+        code = "model_not_found"
+    return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}

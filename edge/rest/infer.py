@@ -1,20 +1,24 @@
-"""Conversion between bodies of HTTP, with tensors as JSON or as binary data behind it, and messages of ModelInfer."""
+"""ModelInfer over HTTP: bodies with tensors as JSON, or as binary data behind it. What is large is read on threads."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from itertools import chain
 from math import prod
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
 
-from edge.datatypes import NUMPY_TYPES, Array
+from edge.datatypes import NUMPY_TYPES, Array, datatype_of
 from edge.errors import InvalidRequest, Raw
-from edge.pb import inference_pb2 as pb
+from edge.rest.endpoint import Endpoints, unless_gone
 from edge.rest.json_messages import (
+    INLINE_JSON_BYTES,
     INT64,
     MAX_JSON_BYTES,
     checked,
@@ -22,14 +26,18 @@ from edge.rest.json_messages import (
     encode_parts,
     field,
     kind_of,
+    parameters_of,
     parse,
-    set_parameters,
-    values_of,
     whole,
 )
-from edge.serving.request import MOST_TENSORS, check_number
+from edge.scheduling.job import JobResult
+from edge.serving.call import Encoder, InferResponse
+from edge.serving.forms import Form
+from edge.serving.inference import InferenceService
+from edge.serving.request import MOST_TENSORS, InferRequest, InputTensor, RequestedOutput, check_number
 from edge.serving.shared_memory import is_shared
-from edge.serving.wire import from_raw, to_raw
+from edge.serving.traces import carry
+from edge.serving.wire import to_raw
 
 #: The header with the number of bytes of JSON in a body; binary data follows them.
 JSON_LENGTH: Final = "Inference-Header-Content-Length"
@@ -49,104 +57,120 @@ _SHOWN_BYTES = 16  # of those that are not UTF-8
 _MAX_DIGITS = 10
 #: Elements that are written in two milliseconds or so.
 _PART: Final = 4096
+#: Tensors up to this size are written as JSON in two milliseconds.
+_INLINE_TENSOR_BYTES: Final = 16 * 1024
 
 
-class Wanted(NamedTuple):
-    """Outputs that a client wants as binary data: by name, and the default for others."""
+class InferEndpoint:
+    """Answers requests to infer."""
 
-    default: bool
-    outputs: dict[str, bool]
+    def __init__(self, service: InferenceService, endpoints: Endpoints) -> None:
+        self._service, self._endpoints = service, endpoints
 
-    def binary(self, name: str) -> bool:
-        """Return whether the client wants an output as binary data."""
-        return self.outputs.get(name, self.default)
+    async def infer(self, request: Request) -> Response:
+        """Answer a request."""
+        body = await self._endpoints.body(request)
+        return await unless_gone(request, self._answer(request, body))
+
+    async def _answer(self, request: Request, body: bytes) -> Response:
+        path, json_length = request.path_params, request.headers.get(JSON_LENGTH)
+        end = len(body) if json_length is None else _json_end(json_length, len(body))
+        read = partial(infer_request, path["model"], path.get("version", ""), body, end)
+        read_inline = end <= INLINE_JSON_BYTES
+        message, encoder = read() if read_inline else await self._service.threads.run(len(body), read)
+        del body, read  # the message has what it needs
+        if self._service.traced:
+            carry(request.headers.items())
+        content, length = await self._service.infer(message, None, encoder)
+        if length is None:
+            return Response(content, media_type="application/json")
+        return Response(content, headers={JSON_LENGTH: str(length)}, media_type="application/octet-stream")
 
 
-def infer_request(
-    model: str, version: str, body: bytes, json_length: str | None
-) -> tuple[pb.ModelInferRequest, Wanted]:
-    """Return the message of a body, its tensors raw, and the encoding of the outputs.
+class BodyEncoder(Encoder):
+    """Encodes responses as bodies; ``default`` says whether outputs are binary data, ``outputs`` the same by name."""
 
-    The inference service checks the message against the model's metadata. ``json_length`` is the value of the header
-    :data:`JSON_LENGTH`; None if the whole body is JSON.
-    """
-    end = len(body) if json_length is None else _json_end(json_length, len(body))
-    document = parse(body[:end])
-    request = pb.ModelInferRequest(model_name=model, model_version=version, id=field(document, "id", str, default=""))
+    def __init__(self, default: bool, outputs: Mapping[str, bool]) -> None:
+        self._default, self._outputs = default, outputs
+
+    def check(self, form: Form, regions: Collection[str]) -> None:
+        """Raise an InvalidRequest for an output that JSON cannot hold, and that is not sent in another way."""
+        for name in form.output_names:
+            datatype, elsewhere = form.model.outputs[name].datatype, name in regions or name in form.classes
+            if datatype not in _ELEMENTS and not elsewhere and not self._binary(name):
+                raise _binary_only(f"output {name!r}", datatype)
+
+    def slow(self, form: Form, answer: JobResult) -> bool:
+        """Return whether there is much to write as JSON."""
+        outputs = answer.outputs
+        size_bytes = sum(
+            outputs[name].nbytes for name in form.output_names if name in outputs and not self._binary(name)
+        )
+        return size_bytes > _INLINE_TENSOR_BYTES or super().slow(form, answer)
+
+    def encode(self, response: InferResponse) -> tuple[bytes, int | None]:
+        """Return the body, and the number of its bytes of JSON; None if all are."""
+        outputs: list[bytes] = []
+        binary: list[bytes] = []
+        for name, array in response.outputs.items():
+            datatype = datatype_of(array)
+            output: dict[str, Any] = {"name": name, "datatype": datatype, "shape": array.shape}
+            data = None
+            if region := response.regions.get(name):
+                region.write(to_raw(array, datatype))
+                # Without parameters, which the stock client in C++ takes for a sign of binary data.
+            elif self._binary(name):
+                binary.append(to_raw(array, datatype))
+                output["parameters"] = {_BINARY_SIZE: len(binary[-1])}
+            else:
+                data = _data(array, datatype, f"output {name!r}")
+            outputs.append(encode(output) if data is None else b'%b,"data":%b}' % (encode(output)[:-1], data))
+        document: dict[str, Any] = {"model_name": response.model.name, "model_version": response.model.version}
+        if response.id:
+            document["id"] = response.id
+        if parameters := response.parameters():
+            document["parameters"] = parameters
+        text = b'%b,"outputs":[%b]}' % (encode(document)[:-1], b",".join(outputs))
+        return (b"".join([text, *binary]), len(text)) if binary else (text, None)
+
+    def _binary(self, name: str) -> bool:
+        return self._outputs.get(name, self._default)
+
+
+def infer_request(model: str, version: str, body: bytes, end: int) -> tuple[InferRequest, BodyEncoder]:
+    """Return the unchecked request in a body, whose JSON ends at ``end``, and the encoding of its response."""
+    document, written = parse(body[:end]), body[:end]
     parameters = field(document, "parameters", dict, default={})
-    set_parameters(request.parameters, parameters, "the request")
+    values = parameters_of(parameters, "the request")
+    inputs = []
     for item in _tensors(document, "inputs"):
-        end = _add_input(request, checked(item, dict, "an input"), body, end)
+        tensor, end = _input(checked(item, dict, "an input"), body, end)
+        inputs.append(tensor)
     if end != len(body):
         given = Raw(f"{len(body) - end} bytes that belong to no input")
         expected = f"as many as the inputs' {_BINARY_SIZE} add up to"
         raise InvalidRequest("binary data", given=given, expected=expected, fix="Send each input's bytes, and no more.")
-    wanted = Wanted(parameters.get("binary_data_output") is True, {})
+    outputs, binary = [], {}
     for item in _tensors(document, "outputs"):
         name = field(checked(item, dict, "an output"), "name", str, "an output")
         subject = f"output {name!r}"
         own = dict(field(item, "parameters", dict, subject, {}))
         if _BINARY in own:
-            wanted.outputs[name] = checked(own.pop(_BINARY), bool, f"{_BINARY} of {subject}")
-        set_parameters(request.outputs.add(name=name).parameters, own, subject)
-    return request, wanted
+            binary[name] = checked(own.pop(_BINARY), bool, f"{_BINARY} of {subject}")
+        outputs.append(RequestedOutput(name, parameters_of(own, subject)))
+    request = InferRequest(model, version, field(document, "id", str, default=""), values, inputs, outputs)
+    raw = [tensor.contents for tensor in inputs if isinstance(tensor.contents, bytes)]
+    if len(raw) == len(inputs) and not request.id:  # no key of a message begins so
+        key = b"\xff%b\0%b\0%b" % (model.encode(), version.encode(), written)
+        inputs = [tensor._replace(contents=None) for tensor in inputs]
+        request = request._replace(inputs=inputs, contents=raw, key=key)
+    return request, BodyEncoder(parameters.get("binary_data_output") is True, binary)
 
 
 def _tensors(document: dict[str, Any], name: str) -> list[Any]:
     tensors: list[Any] = field(document, name, list, default=[])
     check_number(name, len(tensors), MOST_TENSORS, "body")
     return tensors
-
-
-def check_outputs(request: pb.ModelInferRequest, wanted: Wanted, metadata: pb.ModelMetadataResponse) -> None:
-    """Check before the inference that every output can be sent as the client wants it."""
-    requested = {output.name for output in request.outputs if not is_shared(output.parameters)}
-    for output in metadata.outputs:
-        named = output.name in requested if request.outputs else True
-        if named and output.datatype not in _ELEMENTS and not wanted.binary(output.name):
-            raise _binary_only(f"output {output.name!r}", output.datatype)
-
-
-def all_binary(request: pb.ModelInferRequest, wanted: Wanted) -> bool:
-    """Return whether the client wants every output as binary data."""
-    if not request.outputs:
-        return wanted.default
-    return all(wanted.binary(output.name) or is_shared(output.parameters) for output in request.outputs)
-
-
-def json_bytes(size: int, json_length: str | None) -> int:
-    """Return how many bytes of a body of this size are read as JSON."""
-    return size if json_length is None else _json_end(json_length, size)
-
-
-def text_bytes(response: pb.ModelInferResponse, wanted: Wanted) -> int:
-    """Return the bytes of the outputs that become JSON."""
-    named = zip(response.outputs, response.raw_output_contents, strict=True)
-    return sum(len(raw) for tensor, raw in named if not wanted.binary(tensor.name))
-
-
-def infer_response(response: pb.ModelInferResponse, wanted: Wanted) -> tuple[bytes, int | None]:
-    """Return the body of a response, and the number of its bytes of JSON; None if all are."""
-    outputs: list[bytes] = []
-    binary: list[bytes] = []
-    for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
-        output: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
-        data = None
-        if is_shared(tensor.parameters):
-            pass  # without parameters, which the stock client in C++ takes for a sign of binary data
-        elif wanted.binary(tensor.name):
-            output["parameters"] = {_BINARY_SIZE: len(raw)}
-            binary.append(raw)
-        else:
-            data = _data(raw, tensor.datatype, tuple(tensor.shape), f"output {tensor.name!r}")
-        outputs.append(encode(output) if data is None else b'%b,"data":%b}' % (encode(output)[:-1], data))
-    document: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
-    if response.id:
-        document["id"] = response.id
-    if response.parameters:
-        document["parameters"] = values_of(response.parameters)
-    text = b'%b,"outputs":[%b]}' % (encode(document)[:-1], b",".join(outputs))
-    return (b"".join([text, *binary]), len(text)) if binary else (text, None)
 
 
 def _json_end(json_length: str, size: int) -> int:
@@ -157,41 +181,40 @@ def _json_end(json_length: str, size: int) -> int:
     return int(json_length)
 
 
-def _add_input(request: pb.ModelInferRequest, item: dict[str, Any], body: bytes, start: int) -> int:
-    """Add an input to the request, and return the offset of the next input's binary data in the body."""
+def _input(item: dict[str, Any], body: bytes, start: int) -> tuple[InputTensor, int]:
+    """Return an input, and the offset of the next input's binary data in the body."""
     name = field(item, "name", str, "an input")
     subject = f"input {name!r}"
-    shape = [whole(size, INT64, f"shape of {subject}") for size in field(item, "shape", list, subject)]
-    tensor = request.inputs.add(name=name, datatype=field(item, "datatype", str, subject), shape=shape)
-    parameters = dict(field(item, "parameters", dict, subject, {}))
-    size = parameters.pop(_BINARY_SIZE, None)
-    set_parameters(tensor.parameters, parameters, subject)
-    shared = is_shared(tensor.parameters)
+    shape = tuple([whole(size, INT64, f"shape of {subject}") for size in field(item, "shape", list, subject)])
+    datatype = field(item, "datatype", str, subject)
+    own = dict(field(item, "parameters", dict, subject, {}))
+    size = own.pop(_BINARY_SIZE, None)
+    parameters = parameters_of(own, subject)
+    shared = is_shared(parameters)
     ways = {"data": "data" in item, _BINARY_SIZE: size is not None, "shared memory": shared}
-    found = [way for way, there in ways.items() if there]
-    if len(found) != 1:
-        given = Raw(" and ".join(found) or "no contents")
+    sent = [way for way, there in ways.items() if there]
+    if len(sent) != 1:
+        given = Raw(" and ".join(sent) or "no contents")
         fix = "Send it in one of these ways."
         raise InvalidRequest(subject, given=given, expected=f"one of {', '.join(ways)}", fix=fix)
-    if shared:
-        return start
-    if size is None:
-        data = field(item, "data", list, subject)
-        request.raw_input_contents.append(_raw(data, tensor.datatype, tuple(shape), subject))
-        return start
-    end = start + whole(size, INT64, f"{_BINARY_SIZE} of {subject}")
-    if not start <= end <= len(body):
-        expected = f"0 to the {len(body) - start} bytes that are left"
-        fix = f"Send the JSON's length in {JSON_LENGTH}, and each input's bytes behind it."
-        raise InvalidRequest(f"{_BINARY_SIZE} of {subject}", given=size, expected=expected, fix=fix)
-    request.raw_input_contents.append(body[start:end])
-    return end
+    contents: Array | bytes | None = None
+    end = start
+    if "data" in item:
+        contents = _array_of(field(item, "data", list, subject), datatype, shape, subject)
+    elif size is not None:
+        end = start + whole(size, INT64, f"{_BINARY_SIZE} of {subject}")
+        if not start <= end <= len(body):
+            expected = f"0 to the {len(body) - start} bytes that are left"
+            fix = f"Send the JSON's length in {JSON_LENGTH}, and each input's bytes behind it."
+            raise InvalidRequest(f"{_BINARY_SIZE} of {subject}", given=size, expected=expected, fix=fix)
+        contents = body[start:end]
+    return InputTensor(name, datatype, shape, parameters, contents), end
 
 
-def _raw(data: list[Any], datatype: str, shape: tuple[int, ...], subject: str) -> bytes:
-    """Return a tensor of JSON as raw contents; empty for an invalid datatype or shape, which the model reports."""
+def _array_of(data: list[Any], datatype: str, shape: tuple[int, ...], subject: str) -> Array | None:
+    """Return a tensor of JSON; None for an invalid datatype or shape, which the model reports."""
     if datatype not in NUMPY_TYPES or len(shape) > _MAX_RANK or any(size < 1 for size in shape):
-        return b""
+        return None
     if datatype not in _ELEMENTS:
         raise _binary_only(subject, datatype)
     elements = _flat(data, shape, subject)
@@ -203,7 +226,7 @@ def _raw(data: list[Any], datatype: str, shape: tuple[int, ...], subject: str) -
         expected = " or ".join(sorted(kind_of(kind()) for kind in _ELEMENTS[datatype]))
         fix = f"Send what {datatype} can hold."
         raise InvalidRequest(f"an element of {subject}", given=given, expected=expected, fix=fix)
-    return to_raw(_array(elements, datatype, subject), datatype)
+    return _array(elements, datatype, subject).reshape(shape)
 
 
 def _from_base64(element: dict[str, Any], subject: str) -> bytes:
@@ -254,6 +277,11 @@ def _array(elements: list[Any], datatype: str, subject: str) -> Array:
         if outside.size:
             raise _too_large(float(outside[0]), datatype, -largest, largest, subject)
         return doubles.astype(dtype)
+    elif datatype == "BYTES":
+        elements = [element.encode() if isinstance(element, str) else element for element in elements]
+        array = np.empty(len(elements), np.object_)
+        array[:] = elements
+        return array
     return np.array(elements, dtype)
 
 
@@ -262,18 +290,18 @@ def _too_large(given: float, datatype: str, least: float, most: float, subject: 
     return InvalidRequest(f"an element of {subject}", given=given, expected=expected, fix="Send values that fit.")
 
 
-def _data(raw: bytes, datatype: str, shape: tuple[int, ...], subject: str) -> bytes:
-    """Return a tensor as a flat list of JSON."""
+def _data(array: Array, datatype: str, subject: str) -> bytes:
     fix = f"Request it with {_BINARY} true."
-    if len(raw) > MAX_JSON_BYTES:
-        given, expected = Raw(f"{len(raw)} bytes as JSON"), f"at most {MAX_JSON_BYTES}"
+    size_bytes = array.nbytes if datatype != "BYTES" else sum(len(text) + 4 for text in array.ravel().tolist())
+    if size_bytes > MAX_JSON_BYTES:
+        given, expected = Raw(f"{size_bytes} bytes as JSON"), f"at most {MAX_JSON_BYTES}"
         raise InvalidRequest(subject, given=given, expected=expected, fix=fix)
-    elements = from_raw(raw, datatype, shape, subject).ravel()
+    elements = array.ravel()
     parts = (elements[start : start + _PART].tolist() for start in range(0, elements.size, _PART))
     if datatype != "BYTES":
         return encode_parts(parts)
     try:
-        return encode_parts([element.decode() for element in part] for part in parts)
+        return encode_parts([text if isinstance(text, str) else text.decode() for text in part] for part in parts)
     except UnicodeDecodeError as error:
         wrong = error.object[error.start : error.start + _SHOWN_BYTES]
         raise InvalidRequest(f"{subject} as JSON", given=wrong, expected="UTF-8", fix=fix) from None

@@ -1,4 +1,7 @@
-"""Parsing and encoding of JSON; everything of another form or type, or out of range, raises InvalidRequest."""
+"""Conversion between JSON and the protocol's small messages.
+
+Whatever is missing, of another form or type, or out of range raises InvalidRequest.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from typing import Any, Final, TypeVar
 from google.protobuf.message import Message
 
 from edge.errors import InvalidRequest, Raw
+from edge.pb import inference_pb2 as pb
+from edge.serving.request import MOST_PARAMETERS, check_number
 
 T = TypeVar("T")
 
@@ -33,6 +38,8 @@ _KINDS: Final[dict[type, str]] = {
     type(None): "null",
 }
 INT64: Final = (-(2**63), 2**63 - 1)
+_UINT64: Final = (0, 2**64 - 1)
+_UINT32: Final = (0, 2**32 - 1)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _NO_DEFAULT: Final = object()
@@ -153,6 +160,76 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _not_json(given: str) -> InvalidRequest:
     fix = "Send JSON, and tensors as binary data behind it only with Inference-Header-Content-Length."
     return InvalidRequest("JSON", given=Raw(given), expected="JSON in UTF-8", fix=fix)
+
+
+def parameters_of(document: Mapping[str, Any], subject: str) -> dict[str, Any]:
+    """Return the parameters of a request or a tensor: strings, numbers of up to 64 bits, and bools."""
+    check_number("parameters", len(document), MOST_PARAMETERS, subject)
+    for name, value in document.items():
+        own = f"parameter {name!r} of {subject}"
+        if type(value) is int:
+            whole(value, _UINT64 if value > INT64[1] else INT64, own)
+        elif type(value) not in (bool, str, float):
+            given, fix = Raw(kind_of(value)), "Leave it out, or give it a value."
+            raise InvalidRequest(own, given=given, expected="a string, a number, true or false", fix=fix)
+    return dict(document)
+
+
+def _set(parameter: Any, value: Any, integers: str, limits: tuple[int, int], subject: str) -> None:
+    """Set the field of a parameter for a bool, a string, or else a whole number within limits."""
+    if type(value) is bool:
+        parameter.bool_param = value
+    elif type(value) is str:
+        parameter.string_param = value
+    else:
+        setattr(parameter, integers, whole(value, limits, subject))
+
+
+def values_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters of a response or a tensor, or settings of the log, for JSON."""
+    return {name: getattr(value, str(value.WhichOneof("parameter_choice"))) for name, value in parameters.items()}
+
+
+def load_parameters(document: Mapping[str, Any]) -> dict[str, pb.ModelRepositoryParameter]:
+    """Return the parameters of a load or unload request."""
+    found: dict[str, pb.ModelRepositoryParameter] = {}
+    for name, value in field(document, "parameters", dict, default={}).items():
+        found[name] = pb.ModelRepositoryParameter()
+        _set(found[name], value, "int64_param", INT64, f"parameter {name!r}")
+    return found
+
+
+def region(name: str, document: Mapping[str, Any]) -> pb.SystemSharedMemoryRegisterRequest:
+    """Return the request to register a region of shared memory."""
+    return pb.SystemSharedMemoryRegisterRequest(
+        name=name,
+        key=field(document, "key", str),
+        offset=whole(document.get("offset", 0), _UINT64, "offset of body"),
+        byte_size=whole(field(document, "byte_size", int), _UINT64, "byte_size of body"),
+    )
+
+
+def log_settings(document: Mapping[str, Any]) -> pb.LogSettingsRequest:
+    """Return the request to change settings of the log."""
+    request = pb.LogSettingsRequest()
+    for name, value in document.items():
+        _set(request.settings[name], value, "uint32_param", _UINT32, f"log setting {name!r}")
+    return request
+
+
+def trace_setting(model: str, document: Mapping[str, Any]) -> pb.TraceSettingRequest:
+    """Return the request to change trace settings; null clears one."""
+    request = pb.TraceSettingRequest(model_name=model)
+    for name, value in document.items():
+        values = value if type(value) is list else [] if value is None else [value]
+        request.settings[name].value.extend(checked(one, str, f"trace setting {name!r}") for one in values)
+    return request
+
+
+def trace_of(response: pb.TraceSettingResponse) -> dict[str, Any]:
+    """Return the trace settings for JSON: the level is a list, because it can have several values."""
+    values = {name: list(setting.value) for name, setting in response.settings.items()}
+    return {name: value if name == "trace_level" else value[0] for name, value in values.items()}
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_object)

@@ -1,22 +1,69 @@
-"""OpenAI's completions and models, for clients of its API."""
+"""OpenAI's completions and models, for clients of its API, and server-sent events."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from edge.pb import inference_pb2 as pb
-from edge.rest.completions import Answers, completion_of
-from edge.rest.endpoint import Endpoints, unless_gone
-from edge.rest.events import EventStream, SendEvent
+from edge.rest.completions import Choices, completion_of
+from edge.rest.endpoint import Endpoints, failed, unless_gone
 from edge.rest.json_messages import INLINE_JSON_BYTES, parse
+from edge.serving.call import InferResponse
 from edge.serving.inference import InferenceService
 from edge.serving.metadata import Metadata, TextModel
 from edge.serving.streams import Streams
 from edge.serving.traces import carry
+
+#: Sends an event with a JSON document, and waits while the client cannot take more.
+SendEvent = Callable[[object], Awaitable[None]]
+
+
+class EventStream(Response):
+    """The events that ``work`` sends, and then ``[DONE]``; a client that disconnects cancels the work.
+
+    The response begins with the first event, so that an error before it has its own status; a later one is an event.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, request: Request, work: Callable[[SendEvent], Awaitable[None]]) -> None:
+        self.status_code = 200
+        self._request, self._work = request, work
+        self.init_headers({"Cache-Control": "no-cache"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Do the work, and send its events."""
+        begun = False
+
+        async def write(data: bytes, more: bool = True) -> None:
+            nonlocal begun
+            if not begun:
+                begun = True
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": more})
+
+        async def send_event(document: object) -> None:
+            # In ASCII: some clients take other characters of Unicode for the end of a line.
+            await write(json.dumps(document, separators=(",", ":")).encode())
+
+        try:
+            await unless_gone(self._request, self._work(send_event))
+            last = b"[DONE]"
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            failure = failed(self._request, error)
+            if not begun:
+                await failure(scope, receive, send)
+                return
+            last = bytes(failure.body)
+        await write(last, more=False)
 
 
 class OpenAiApi:
@@ -33,15 +80,15 @@ class OpenAiApi:
             completion = await unless_gone(request, reading)
         else:
             completion = completion_of(parse(body))
-        answers = Answers(completion, self._metadata.text_model(completion.model))
+        answers = Choices(completion, self._metadata.text_model(completion.model))
         if self._service.traced:
             carry(request.headers.items())
         if completion.stream:
             return EventStream(request, lambda send: self._stream(answers, completion.include_usage, send))
         choices: list[dict[str, Any]] = []
 
-        async def add(response: pb.ModelStreamInferResponse) -> None:
-            choices.append(answers.choice(response))
+        async def add(response: InferResponse, final: bool) -> None:
+            choices.append(answers.choice(response, final))
 
         await unless_gone(request, self._streams.answer_all(answers.requests(), add))
         choices.sort(key=lambda choice: choice["index"])
@@ -57,11 +104,11 @@ class OpenAiApi:
         """Return one model."""
         return _described(self._metadata.text_model(request.path_params["model"]))
 
-    async def _stream(self, answers: Answers, include_usage: bool, send: SendEvent) -> None:
+    async def _stream(self, answers: Choices, include_usage: bool, send: SendEvent) -> None:
         more = {"usage": None} if include_usage else {}
 
-        async def write(response: pb.ModelStreamInferResponse) -> None:
-            choice = answers.choice(response)
+        async def write(response: InferResponse, final: bool) -> None:
+            choice = answers.choice(response, final)
             if choice["text"] or choice["finish_reason"] or (choice["logprobs"] and choice["logprobs"]["tokens"]):
                 await send(answers.document([choice], **more))
 

@@ -65,7 +65,7 @@ class RestApi:
         self._metadata = metadata
         self._extensions = extensions
         self._endpoints = Endpoints(access, max_message_bytes, hosts)
-        self._infer = InferEndpoint(service, metadata, self._endpoints)
+        self._infer = InferEndpoint(service, self._endpoints)
         self._openai = OpenAiApi(service, streams, metadata, self._endpoints)
         self.application = Starlette(routes=list(self._routes()), exception_handlers={HTTPException: http_error})
         self.application.router.redirect_slashes = False
@@ -166,7 +166,6 @@ class RestApi:
 
 
 def _named(kind: type[_M], request: Request) -> _M:
-    """Return a message with the model and the version of a path."""
     return kind(name=request.path_params.get("model", ""), version=request.path_params.get("version", ""))
 
 

@@ -21,9 +21,7 @@ from edge.security.access import CALLER, Access
 class Endpoint:
     """All services. Without ``access``, every caller may do everything.
 
-    Args:
-        packed: whether the transport leaves messages compressed.
-        abort: how it ends calls.
+    ``packed`` says that the transport leaves messages compressed; ``abort`` ends calls.
     """
 
     def __init__(
@@ -51,8 +49,7 @@ class Endpoint:
     def find(self, path: str, metadata: Iterable[tuple[str, str | bytes]]) -> Method | None:
         """Return the method of a call, and name its caller, before its message is read; None for an unknown one.
 
-        Raises:
-            Refused: the caller may not use it.
+        Raise ``Refused`` if the caller may not use it.
         """
         method = self.methods.get(path)
         if method and self._access:

@@ -75,7 +75,7 @@ class InferenceServicer:
         await self._extensions.list_unloaded(request.repository_name)
         return self._metadata.repository_index(request)
 
-    async def ModelInfer(self, request: pb.ModelInferRequest, context: Any) -> pb.ModelInferResponse:
+    async def ModelInfer(self, request: pb.ModelInferRequest, context: Any) -> Any:
         self._introduce(context)
         return await self._service.infer(request, _deadline(context))
 

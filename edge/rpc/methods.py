@@ -30,12 +30,9 @@ _Answer = Callable[[Any, Any], Awaitable[Any]]
 class Method(NamedTuple):
     """One method of a service.
 
-    Attributes:
-        answer: takes the request, or anything where the client streams, and the context of the call, the part of
-            ``grpc.aio.ServicerContext`` that reads, writes and describes the call; returns the response, or None where
-            the server streams.
-        parse: returns the request of its bytes, or the Status that refuses them.
-        serialize: returns the bytes of a response.
+    ``answer`` takes the request, or anything where the client streams, and the part of ``grpc.aio.ServicerContext``
+    that reads, writes and describes the call; it returns the response, or None where the server streams. ``parse``
+    returns the request of its bytes, or the Status that refuses them.
     """
 
     answer: _Answer
@@ -121,10 +118,7 @@ def _with_status(answer: _Answer, name: str, abort: Abort) -> _Answer:
 
 
 def _parser(message: type[Message], max_bytes: int, packed: bool) -> Callable[[bytes], Any]:
-    """Return a function from a request's bytes to its message, or to the Status that refuses it.
-
-    An error in a deserializer would end the call as UNKNOWN.
-    """
+    """Return a function from a request's bytes to its message, or to the Status that refuses it, never an error."""
     has_tensors = message is pb.ModelInferRequest
 
     def parse(data: bytes) -> Any:

@@ -1,12 +1,13 @@
-"""Admission control: limits of the queue, and predicted deadline misses."""
+"""Admission control: limits of the queue, predicted deadline misses, and memory for keys and values."""
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from edge.errors import Overloaded, Raw
+from edge.errors import InvalidRequest, Overloaded, Raw
 from edge.scheduling.job import Job
 from edge.scheduling.latency import LatencyCorrection, LatencyEstimate, LatencyModel
 from edge.scheduling.queue import JobQueue
@@ -84,3 +85,47 @@ class Admission:
     def return_seconds(self) -> float:
         """Seconds from the end of a run to the client, on the safe side."""
         return _LEAST_RETURN_SECONDS + (self.returns.seconds(1, TAIL_DEVIATIONS) or 0.0)
+
+
+class CacheBudget:
+    """Bytes that all requests for text, of all models, may reserve together; any thread may give them back."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes, self.reserved_bytes = most_bytes, 0
+        self.lock = threading.Lock()
+
+    def reserve(self, model: str, size_bytes: int) -> Reservation | None:
+        """Reserve bytes for a request; None if others have too many, an InvalidRequest if it would not fit alone."""
+        if size_bytes > self.most_bytes:
+            given = Raw(f"{size_bytes} bytes of keys and values")
+            expected = f"at most {self.most_bytes}, all that the server has for them"
+            fix = "Shorten the prompt, lower max_tokens, or raise --cache-mib."
+            raise InvalidRequest(f"prompt and max_tokens of {model!r}", given=given, expected=expected, fix=fix)
+        with self.lock:
+            if self.reserved_bytes + size_bytes > self.most_bytes:
+                return None
+            self.reserved_bytes += size_bytes
+        return Reservation(self, size_bytes)
+
+    def refusal(self, size_bytes: int, seconds: float) -> Overloaded:
+        """Return the error of a request that gets no bytes, and would be answered in ``seconds`` with others before."""
+        return Overloaded(
+            "cache",
+            given=Raw(f"{size_bytes} bytes of keys and values for prompt and max_tokens"),
+            expected=f"at most {self.most_bytes - self.reserved_bytes}, which other requests leave",
+            fix="Send the request again later, or lower max_tokens.",
+            cause="cache",
+            retry_after_ms=max(round(seconds * 1e3), 1),
+        )
+
+
+class Reservation(NamedTuple):
+    """The bytes of one request, given back when it has ended."""
+
+    budget: CacheBudget
+    size_bytes: int
+
+    def give_back(self) -> None:
+        """Give the bytes back."""
+        with self.budget.lock:
+            self.budget.reserved_bytes -= self.size_bytes

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
+from queue import SimpleQueue
 from typing import NamedTuple
 
-from edge.programs.program import Computed, Finished, IterativeProgram, Joining, Session
+from edge.programs.program import Computed, Finished, Joining, Session
 from edge.protocol import BY_DEADLINE
 from edge.scheduling.batching import nonfinite, split
-from edge.scheduling.job import Answer, Job
+from edge.scheduling.job import MOST_PARTIAL_ANSWERS, Job, JobResult
 from edge.scheduling.runs import Run, Runs
-from edge.scheduling.tier_executor import TierExecutor
+from edge.scheduling.tier_executor import LoopExecutor
 
 log = logging.getLogger(__name__)
 
@@ -23,12 +25,11 @@ _TIMED_STEPS = 16
 class ContinuousRun:
     """The requests of one executor that a worker computes side by side, step by step.
 
-    :meth:`admit` and :meth:`step` return the jobs that they ended, to be delivered; cancelled ones are among them,
-    without an answer. ``return_seconds`` predicts the time from the end of a step to the client.
+    :meth:`admit` and :meth:`step` return the jobs that they ended, to be delivered; cancelled ones are without an
+    answer.
     """
 
-    def __init__(self, executor: TierExecutor, runs: Runs, worker: int, return_seconds: Callable[[], float]) -> None:
-        assert isinstance(executor.program, IterativeProgram)
+    def __init__(self, executor: LoopExecutor, runs: Runs, worker: int, return_seconds: Callable[[], float]) -> None:
         self.executor = executor
         self._program = executor.program
         self._runs, self._worker, self._return_seconds = runs, worker, return_seconds
@@ -112,7 +113,7 @@ class ContinuousRun:
             for job in ended:
                 if job.statistics and job.answer:  # no step will count it
                     job.statistics.ended_between_steps(self.executor.tier)
-            return [*ended, *self._tell(batch, [job for job in batch.streamed if job in jobs])]
+            return [*ended, *self._publish(batch, [job for job in batch.streamed if job in jobs])]
         finally:
             self._runs.now[self._worker] = None
         if len(jobs) == 1:
@@ -140,13 +141,19 @@ class ContinuousRun:
         if finished:
             self._learn_timed()
         ended = self._finished(finished, batch, now_ns, rows)
-        return [*ended, *self._tell(batch, batch.streamed)]
+        return [*ended, *self._publish(batch, batch.streamed)]
 
-    def _tell(self, batch: _Batch, streamed: Sequence[Job]) -> list[Job]:
-        """Give jobs with partial answers their outputs so far; return those that ended instead."""
+    def _publish(self, batch: _Batch, streamed: Sequence[Job]) -> list[Job]:
+        """Give jobs with partial answers their outputs so far, or their new text; return those that ended instead.
+
+        The latest outputs replace the oldest ones of a slow reader; new text waits until there is room.
+        """
         ended = []
         for job in streamed:
             if job not in batch.jobs:  # it began anew, because another one could not be dropped
+                continue
+            assert job.partials is not None
+            if self._program.generates and len(job.partials) == MOST_PARTIAL_ANSWERS:
                 continue
             try:
                 computed = batch.session.partial(job)
@@ -154,8 +161,10 @@ class ContinuousRun:
                 self._runs.fail(error, [job])
                 ended += [job, *self._drop(job, batch)]
                 continue
-            if computed and job.partials and job.partials.put(Answer(computed.outputs, computed.facts)):
-                job.tell(job)
+            if computed:
+                job.partials.append(JobResult(computed.outputs, computed.facts))
+                if len(job.partials) == 1:
+                    job.publish(job)
         return ended
 
     def _finished(self, finished: Sequence[Finished], batch: _Batch, now_ns: int, rows: int) -> list[Job]:
@@ -175,7 +184,6 @@ class ContinuousRun:
         return ended
 
     def _leaves(self, job: Job, batch: _Batch, now: float) -> bool:
-        """Return whether a job leaves before the next step."""
         if job.best_effort and job.deadline is not None and not job.cancelled:
             if now + self.executor.call_seconds(batch.size) + self._return_seconds() <= job.deadline:
                 return False
@@ -239,6 +247,22 @@ class ContinuousRun:
         return ended
 
 
+class Worker:
+    """A thread that computes. Its inbox takes runs and the server's own work; None ends it, [] makes it wake up."""
+
+    def __init__(self, index: int, main: Callable[[Worker], None]) -> None:
+        self.index = index
+        self.inbox: SimpleQueue[list[Job] | Callable[[], None] | None] = SimpleQueue()
+        self.run: Run | None = None  # the last one
+        self.replaced = False  # whether another thread computes in its place
+        self.continuous: tuple[ContinuousRun, ...] = ()  # its current ones, of different executors
+        self.jobs: list[Job] = []  # in its runs now
+        self.stepped: list[Job] = []  # in its continuous runs now
+        self.busy = False  # whether its last run was followed by another one without a pause
+        self.start_seconds = 0.0  # mean time that the start of a run takes
+        self.thread = threading.Thread(target=main, args=(self,), name=f"device-{index}", daemon=True)
+
+
 class _Joined(NamedTuple):
     """How a job joined a session."""
 
@@ -250,7 +274,7 @@ class _Joined(NamedTuple):
 class _Batch:
     """A session and its jobs."""
 
-    def __init__(self, session: Session, executor: TierExecutor) -> None:
+    def __init__(self, session: Session, executor: LoopExecutor) -> None:
         self.session, self._executor = session, executor
         self.steps = 0
         self.jobs: dict[Job, _Joined] = {}
@@ -270,18 +294,19 @@ class _Batch:
         if len(jobs) > 1 or assembler.pads_alone:
             together = assembler.join(inputs)  # all padded to one length
             size, inputs = assembler.size(together), list(split(together, [job.rows for job in jobs]))
-        finished = self.session.add([Joining(job, own, job.options) for job, own in zip(jobs, inputs, strict=True)])
+        joining = [Joining(job, own, job.options, job.handed_out) for job, own in zip(jobs, inputs, strict=True)]
+        finished = self.session.add(joining)
         joined = _Joined(self.steps, begun_ns, time.perf_counter_ns())
         for job in jobs:
             self.jobs[job] = joined
             self._row_size = max(self._row_size, job.size // job.rows)
-            if job.partials:
+            if job.partials is not None:
                 self.streamed.append(job)
         return size, finished
 
     def remove(self, job: Job) -> _Joined:
         joined = self.jobs.pop(job)
-        self.streamed = [other for other in self.jobs if other.partials]
+        self.streamed = [other for other in self.jobs if other.partials is not None]
         self._row_size = max((other.size // other.rows for other in self.jobs), default=0)
         return joined
 
@@ -295,4 +320,4 @@ def _finish(job: Job, joined: _Joined, computed: Computed, now_ns: int, rows: in
     job.timings.queue_ns = joined.begun_ns - job.queued_ns
     job.timings.compute_input_ns += joined.done_ns - joined.begun_ns
     job.timings.compute_infer_ns = now_ns - joined.done_ns
-    job.finish(Answer(computed.outputs, computed.facts, nonfinite(computed.outputs)), now_ns, rows)
+    job.finish(JobResult(computed.outputs, computed.facts, nonfinite(computed.outputs)), now_ns, rows)

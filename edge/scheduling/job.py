@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass, field
@@ -16,22 +17,28 @@ from edge.datatypes import Array
 from edge.errors import DeadlineExceeded, Raw
 from edge.instruments.snapshot import Timings
 from edge.instruments.statistics import ModelStatistics
-from edge.programs.program import Options
+from edge.programs.program import HandedOut, Options
 from edge.scheduling.batching import byte_size
-from edge.scheduling.job import Answer, PartialAnswers
 from edge.scheduling.latency import LatencyEstimate
 from edge.scheduling.tier_executor import TierExecutor
 
 #: Priority 1 is the highest; a request without a priority, or with 0, has the default.
 PRIORITY_LEVELS: Final = 10
 DEFAULT_PRIORITY: Final = 5
+#: Partial answers of a job that may wait for their reader, so that a slow one delays nobody.
+MOST_PARTIAL_ANSWERS: Final = 8
+
+
+class JobResult(NamedTuple):
+    """One job's rows of the graph's outputs and of the program's facts, by name."""
+
+    outputs: dict[str, Array]
+    facts: Mapping[str, Array]  # [rows] each
+    nonfinite: tuple[str, ...] = ()  # names of the outputs that contain a NaN or an infinity
 
 
 class UseCount:
-    """Counts the users of a model, on any thread, so that it is closed only after the last one has left.
-
-    To close it, call :meth:`end`, await :meth:`wait_unused`, and then close it on the thread that owns it.
-    """
+    """Counts the users of a model, on any thread, so that it is closed only after the last one has left."""
 
     def __init__(self) -> None:
         self.users = 0
@@ -70,35 +77,21 @@ class UseCount:
         await asyncio.wrap_future(self._unused)
 
 
-class Use(Protocol):
-    """What a request holds while it needs a model; see :class:`UseCount`."""
-
-    def take(self) -> bool:
-        """Become a user, if that is still possible."""
+class Hold(Protocol):
+    """What a request holds until it has ended: the use of a model, or memory."""
 
     def give_back(self) -> None:
-        """Stop being a user."""
+        """Release it."""
 
 
-class BothUses(NamedTuple):
-    """The use of two models at once."""
-
-    first: Use
-    second: Use
-
-    def take(self) -> bool:
-        """Become a user of both, or of none."""
-        if not self.first.take():
+def take_all(uses: Sequence[UseCount]) -> bool:
+    """Become a user of all models, or return False and become a user of none."""
+    for taken, use in enumerate(uses):
+        if not use.take():
+            for earlier in uses[:taken]:
+                earlier.give_back()
             return False
-        if not self.second.take():
-            self.first.give_back()
-            return False
-        return True
-
-    def give_back(self) -> None:
-        """Stop being a user of both."""
-        self.first.give_back()
-        self.second.give_back()
+    return True
 
 
 @dataclass(slots=True, eq=False)
@@ -108,7 +101,7 @@ class Job:
     A job ends with an ``answer`` or an ``error``, or is dropped because it was cancelled before its run began. In the
     first two cases ``deliver`` is called with it, once, on the thread that ended it, unless ``Scheduler.submit``
     returned that it had ended already. Jobs of one run with the same ``deliver`` are delivered together. A job with
-    ``partials`` is passed to ``tell``, on the worker's thread, when one waits and its reader has not been told yet.
+    ``partials`` is passed to ``publish``, on the worker's thread, when one is added to none; its reader takes them all.
     Deadlines are in seconds of ``time.monotonic()``, other times in ns of ``time.perf_counter_ns()``.
     """
 
@@ -117,12 +110,13 @@ class Job:
     rows: int
     _: KW_ONLY
     deliver: Callable[[Sequence[Job]], None] = lambda jobs: None
-    tell: Callable[[Job], None] = lambda job: None
+    publish: Callable[[Job], None] = lambda job: None
     options: Options = None  # type: ignore[assignment] # of the program; None takes the executor's
-    partials: PartialAnswers | None = None  # gets one after each step of an iterative program
+    partials: deque[JobResult] | None = None  # gets the outputs so far, or new text, after each step; None wants none
+    handed_out: list[HandedOut] = field(default_factory=list)  # what earlier answers had of each row's text
     priority: int = DEFAULT_PRIORITY
     deadline: float | None = None
-    use: Use | None = None  # of the model, held until the run has ended or is ruled out
+    holds: Sequence[Hold] = ()  # until the run has ended or is ruled out
     statistics: ModelStatistics | None = None
     size: int = 0  # elements that the time of the run grows with; 0 computes it
     size_bytes: int = -1  # of the inputs; -1 computes it
@@ -139,7 +133,7 @@ class Job:
     computed_ns: int = 0  # end of its run; 0 before
     nonfinite: int = 0  # 1 if the answer contains a NaN or an infinity
     estimate: LatencyEstimate | None = None  # None if it did not have to wait for a deadline
-    answer: Answer | None = None
+    answer: JobResult | None = None
     error: BaseException | None = None
 
     def __post_init__(self) -> None:
@@ -163,8 +157,8 @@ class Job:
         return self.answer is not None or self.error is not None or self.computed_ns > 0
 
     @property
-    def place(self) -> str:
-        """Its stage: ``queued``, ``running``, or ``answered`` after the end of its run."""
+    def stage(self) -> str:
+        """Return ``queued``, ``running``, or ``answered`` after the end of its run."""
         return "queued" if not self.started else "answered" if self.computed_ns else "running"
 
     def leaves(self, now: float) -> bool:
@@ -174,16 +168,14 @@ class Job:
         self.expire()
         return True
 
-    def finish(self, answer: Answer, computed_ns: int, batch_rows: int) -> None:
+    def finish(self, answer: JobResult, computed_ns: int, batch_rows: int) -> None:
         """End it with its answer from a run of so many rows, which ended at ``computed_ns``."""
         self.computed_ns, self.batch_rows, self.nonfinite = computed_ns, batch_rows, int(bool(answer.nonfinite))
         self.answer = answer
 
     def take_error(self) -> BaseException | None:
-        """Return the error and drop the reference to it.
-
-        The frames of its traceback refer to the job. The cycle would keep the request's tensors until Python's
-        collector runs.
+        """Return the error and drop the reference to it: its traceback refers to the job, a cycle that keeps the
+        tensors.
         """
         error, self.error = self.error, None
         return error

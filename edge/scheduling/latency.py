@@ -1,4 +1,4 @@
-"""Latency predictions: run times learnt by size, and a correction from observed deadline misses."""
+"""Latency predictions: run times by size, loops by tolerance, and a correction from observed deadline misses."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import time
 from bisect import bisect_left, insort
 from functools import lru_cache
 from typing import NamedTuple
+
+from edge.programs.program import LoopLimits
 
 #: Weights of a new sample in the mean and in the mean deviation, as TCP estimates round trips (RFC 6298).
 _MEAN_WEIGHT, _DEVIATION_WEIGHT = 1 / 8, 1 / 4
@@ -33,11 +35,10 @@ _SIGNIFICANT = 0.5
 _CLOCK_SECONDS = 0.005
 
 
-class LatencyTable:
+class LatencyModel:
     """Exponentially weighted means and mean deviations of run times, by size: rows, or rows times tokens.
 
-    The time of one repeat of a program and the number of its repeats are learnt separately, because they vary between
-    inputs of one size. Any thread may read and write; of two samples written at the same moment, one may be lost.
+    A program's step and its repeats are learnt apart. Any thread may read and write; a sample may be lost.
     """
 
     def __init__(self) -> None:
@@ -86,15 +87,14 @@ class LatencyTable:
             self._medians[bucket] = median * (1 + _MEDIAN_STEP if seconds > median else 1 - _MEDIAN_STEP)
 
     def seconds(self, size: int, deviations: float = 0.0) -> float | None:
-        """Predict a run, plus some mean deviations for a bound that is seldom exceeded; None without runs."""
+        """Predict a run's seconds; ``deviations`` widens it to an upper bound. None without runs."""
         step = self.step_seconds(size, deviations)
         return None if step is None else step * self._expected_repeats(deviations)
 
     def step_seconds(self, size: int, deviations: float = 0.0) -> float | None:
         """Predict the time of one step; as :meth:`seconds`.
 
-        Between two known sizes it is interpolated. Above all of them it grows in proportion, below all of them it
-        equals that of the smallest: both err towards slow.
+        It is interpolated between known sizes. Above all of them it grows in proportion, below it is the smallest's.
         """
         bucket = _bucket(size)
         if bucket in self._means:
@@ -144,6 +144,41 @@ class LatencyTable:
         return (1.0 if self._repeats is None else self._repeats) + deviations * self._repeats_deviation
 
 
+class LoopEstimate:
+    """Exponentially weighted means and mean deviations of the loops that requests take, by octaves of their tolerance.
+
+    Any thread may read and write; of two samples written at the same moment, one may be lost.
+    """
+
+    def __init__(self) -> None:
+        self._means: dict[int, float] = {}
+        self._deviations: dict[int, float] = {}
+
+    def observe(self, limits: LoopLimits, loops: float) -> None:
+        """Add a request. One that used up its budget shows only that it needs at least as many loops."""
+        bucket = _octave(limits)
+        mean = self._means.get(bucket)
+        if mean is None:
+            self._deviations[bucket] = loops / 8
+            self._means[bucket] = loops
+        elif loops > mean or loops < limits.max_loops:
+            error = loops - mean
+            self._means[bucket] = mean + _MEAN_WEIGHT * error
+            self._deviations[bucket] += _DEVIATION_WEIGHT * (abs(error) - self._deviations[bucket])
+
+    def loops(self, limits: LoopLimits, deviations: float = 0.0) -> float:
+        """Predict the loops of a request, plus some mean deviations, within its budget; without samples, the budget.
+
+        For a tolerance finer than known ones it grows with the octaves, as where each loop removes an equal share.
+        """
+        if not self._means:
+            return limits.max_loops
+        bucket = _octave(limits)
+        known = min(list(self._means), key=lambda other: abs(other - bucket))
+        loops = self._means[known] + deviations * self._deviations[known]
+        return min(loops * max(bucket, known, 1) / max(known, 1), limits.max_loops)
+
+
 class LatencyEstimate(NamedTuple):
     """The prediction that admitted a request."""
 
@@ -153,10 +188,10 @@ class LatencyEstimate(NamedTuple):
 
 
 class LatencyCorrection:
-    """Factor of at least 1 for latency predictions, learnt from deadlines that were met and missed.
+    """Factor of at least 1 for latency predictions, learnt from deadlines met and missed. The scheduler's lock guards
+    it.
 
-    Run times are averaged over many runs, so their predictions lag while the machine slows down, and later requests may
-    lengthen the runs before one that waits. A missed deadline shows both. The scheduler's lock guards it.
+    It covers a machine that slows down, which averages follow late, and requests that lengthen the runs before others.
     """
 
     def __init__(self) -> None:
@@ -199,3 +234,7 @@ def _bucket(size: int) -> int:
 
 def _size(bucket: int) -> float:
     return float(2 ** (bucket / _BUCKETS_PER_OCTAVE))
+
+
+def _octave(limits: LoopLimits) -> int:
+    return round(-math.log2(limits.tolerance))

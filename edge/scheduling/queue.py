@@ -13,11 +13,11 @@ from operator import attrgetter
 from types import MappingProxyType
 
 from edge.scheduling.job import Job
-from edge.scheduling.tier_executor import TierExecutor
+from edge.scheduling.tier_executor import Ahead, TierExecutor
 
 
 @dataclass(slots=True)
-class _Group:
+class _Alike:
     """Waiting requests that may share a run, in order."""
 
     executor: TierExecutor
@@ -45,13 +45,12 @@ class _Group:
         fitting, preferred = self._fitting()
         return self.jobs[: preferred if preferred and fitting == len(self.jobs) else fitting]
 
-    def ahead(self, priority: int) -> tuple[int, int, int, float]:
-        """Return how many jobs, rows, elements and loops of rows are before a new job of a priority."""
+    def ahead(self, priority: int) -> Ahead:
         if self.jobs[-1].priority <= priority:
-            return len(self.jobs), self.rows, self.size, self.loops
+            return Ahead(len(self.jobs), self.rows, self.size, self.loops)
         before = list(takewhile(lambda job: job.priority <= priority, self.jobs))
         loops = sum(job.rows * job.repeats for job in before)
-        return len(before), sum(job.rows for job in before), sum(job.size for job in before), loops
+        return Ahead(len(before), sum(job.rows for job in before), sum(job.size for job in before), loops)
 
     def _fitting(self) -> tuple[int, int]:
         """Return how many of the first jobs fit into a run, and how many make up the largest preferred size, or 0."""
@@ -74,7 +73,7 @@ class JobQueue:
         self.size_bytes = 0
         self.peak_jobs = 0
         self.peak_bytes = 0
-        self._groups: dict[Hashable, _Group] = {}
+        self._groups: dict[Hashable, _Alike] = {}
         self._jobs: dict[Job, Hashable] = {}
         self._pushed = 0
 
@@ -102,7 +101,7 @@ class JobQueue:
         self._jobs[job] = key = job.key
         group = self._groups.get(key)
         if not group:
-            group = self._groups[key] = _Group(job.executor)
+            group = self._groups[key] = _Alike(job.executor)
         insort(group.jobs, job, key=attrgetter("order"))
         if job.executor.iterative:
             job.repeats = job.executor.repeats(job.options)
@@ -157,25 +156,15 @@ class JobQueue:
 
     def seconds_until_done(self, job: Job) -> tuple[float, float]:
         """Predict the runs before that of a job that would be pushed now, and its own run, in seconds."""
-        key, executor = job.key, job.executor
-        before, ahead = 0.0, (0, 0, 0, 0.0)
+        key = job.key
+        before, ahead = 0.0, Ahead()
         for other, group in self._groups.items():
             if other == key:
                 ahead = group.ahead(job.priority)
             else:
                 before += group.executor.seconds(*group.ahead(job.priority))
-        if executor.iterative:  # the server is busy, perhaps with as many rows as there may be
-            beside = max(executor.max_rows - job.rows, 0)
-            return before + executor.seconds(*ahead), executor.run_seconds(
-                job.size, job.options, job.rows, beside=beside
-            )
-        if not executor.max_rows:
-            return before + executor.seconds(*ahead), executor.run_seconds(job.size, job.options)
-        rows, size = ahead[1] + job.rows, ahead[2] + job.size
-        earlier = (rows - 1) // executor.max_rows * executor.max_rows  # rows in runs before its own
-        each = size / rows
-        before += executor.seconds(earlier, earlier, round(earlier * each), earlier)
-        return before, executor.run_seconds(round((rows - earlier) * each), job.options)
+        unshared, own = job.executor.seconds_before_and_of(job.rows, job.size, job.options, ahead)
+        return before + unshared, own
 
     def _remove(self, key: Hashable, jobs: list[Job]) -> None:
         group = self._groups[key]

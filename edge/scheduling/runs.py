@@ -12,7 +12,7 @@ from edge.errors import ModelNotReady, Raw
 from edge.programs.program import Computed, Options
 from edge.runtimes.device_errors import fatal
 from edge.scheduling.batching import nonfinite, split
-from edge.scheduling.job import Answer, Job
+from edge.scheduling.job import Job, JobResult
 from edge.scheduling.tier_executor import TierExecutor
 
 log = logging.getLogger(__name__)
@@ -182,7 +182,7 @@ class Runs:
             job.timings.compute_infer_ns = infer_ns
             job.timings.compute_output_ns = split_ns
             own = nonfinite({name: part[name] for name in bad}) if bad else ()
-            job.finish(Answer(part, fact, own), computed_ns, total)
+            job.finish(JobResult(part, fact, own), computed_ns, total)
         seconds = (computed_ns - begun_ns) / 1e9
         self._samples[worker].append(partial(executor.latency.observe, flight.size, seconds, computed.repeats))
         if jobs[0].statistics:

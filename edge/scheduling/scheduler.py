@@ -1,8 +1,7 @@
 """Scheduler of requests on worker threads.
 
-A request that finds a worker idle is given to it at once, or computed on the submitting thread, in the worker's place,
-if its run ends sooner than the worker would wake up. Others wait in one bounded queue, from which a worker takes those
-that may share a run. A request that expires or is cancelled leaves the queue at once, even while all workers are busy.
+A request that finds a worker idle is given to it, or computed on the submitting thread in its place, if the run ends
+sooner than the worker would wake up. Others wait in one bounded queue; those that may share a run are taken together.
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from edge.scheduling.admission import Admission, Running
-from edge.scheduling.continuous import ContinuousRun
+from edge.scheduling.continuous import ContinuousRun, Worker
 from edge.scheduling.job import Job, deliver, expired
 from edge.scheduling.queue import JobQueue
 from edge.scheduling.runs import Flight, Run, Runs
-from edge.scheduling.tier_executor import TierExecutor
-from edge.scheduling.worker import Worker
+from edge.scheduling.tier_executor import LoopExecutor, TierExecutor
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +40,8 @@ _SHORTEST_SLEEP_SECONDS = 0.0005
 class Scheduler:
     """Runs jobs on worker threads, one for each of ``instances``; worker 0 owns a GPU.
 
-    With ``admission``, requests that are predicted to miss their deadline are rejected. With ``device_bound``, runners
-    belong to the thread that loads them, as those of a GPU do; otherwise the server's own work runs on the calling
-    thread, so loading a model delays no request. Others only read ``queue`` and ``runs``.
+    With ``admission``, requests that would miss their deadline are rejected. With ``device_bound``, runners belong to
+    the thread that loads them; otherwise the server's own work runs on the calling thread, and delays no request.
     """
 
     def __init__(
@@ -61,11 +58,9 @@ class Scheduler:
         self.runs.on_lost = self._refuse_all
         self.queue = JobQueue(max_queue_size, max_queue_bytes)
         self._admission = Admission(self.queue, instances, admission)
-        self._device_bound = device_bound
+        self._device_bound, self._closing = device_bound, False
         self._lock = threading.Lock()
-        self._alarm = threading.Condition(self._lock)
-        self._alarm_at = math.inf
-        self._closing = False
+        self._alarm, self._alarm_at = threading.Condition(self._lock), math.inf
         self._workers = [Worker(index, self._guard) for index in range(instances)]
         self._idle = self._workers[:]
         self._timer = threading.Thread(target=self._guard, name="expiry", daemon=True)
@@ -75,10 +70,8 @@ class Scheduler:
     def submit(self, job: Job) -> bool:
         """Run a job now if a worker is idle, otherwise queue it; return whether it has ended, and is not delivered.
 
-        Raises:
-            ModelNotReady: the device is lost.
-            DeadlineExceeded: its deadline has passed already.
-            Overloaded: too many requests or bytes wait already, or it is predicted to end after its deadline.
+        Raise a ModelNotReady if the device is lost, a DeadlineExceeded if it is late already, and an Overloaded if the
+        queue is full, or if it is predicted to be late.
         """
         now = time.monotonic()
         if job.deadline is not None and job.deadline <= now:
@@ -89,8 +82,8 @@ class Scheduler:
                 self._enqueue(job, now)
                 return False
             worker = self._idle.pop()
-            worker.lent = not self._device_bound and job.executor.is_brief(job.size, now)
-            if not worker.lent:
+            worker.replaced = not self._device_bound and job.executor.is_brief(job.size, now)
+            if not worker.replaced:
                 self._assign(worker, [job], now)
                 return False
         try:
@@ -148,10 +141,9 @@ class Scheduler:
 
     def forget(self, job: Job) -> None:
         """Release the inputs and the model of a job that will not run any more; repeating it has no effect."""
-        job.inputs = {}
-        use, job.use = job.use, None
-        if use:
-            use.give_back()
+        holds, job.inputs, job.holds = job.holds, {}, ()
+        for hold in holds:
+            hold.give_back()
 
     def close(self) -> None:
         """Finish the waiting jobs, then stop the threads."""
@@ -177,10 +169,8 @@ class Scheduler:
         self._wake()
 
     def _wake(self) -> None:
-        """Let an idle worker look at the queue, which it then does again when the next request may run.
-
-        Call it after each change of the queue, and when a worker that looked at it is idle no more. What a removal
-        leaves may be of a preferred size, and run earlier than before.
+        """Let an idle worker look at the queue. Call it after each change of the queue, and when such a worker is busy
+        again.
         """
         if self._idle and len(self.queue):
             self._idle[-1].inbox.put([])
@@ -269,6 +259,7 @@ class Scheduler:
             jobs = following or self._take(worker, rooms={run.executor: run.room for run in worker.continuous})
 
     def _continuous(self, executor: TierExecutor, worker: Worker) -> ContinuousRun:
+        assert isinstance(executor, LoopExecutor)
         for run in worker.continuous:
             if run.executor is executor:
                 return run
@@ -277,7 +268,6 @@ class Scheduler:
         return run
 
     def _do_own_work(self, worker: Worker) -> None:
-        """Do the server's own work, such as loading a model, between two steps."""
         while not worker.inbox.empty():
             item = worker.inbox.get()
             assert not isinstance(item, list) or not item, "a worker that is busy gets no run"
@@ -349,8 +339,8 @@ class Scheduler:
         now = time.monotonic()
         with self._lock:
             if returned:
-                worker.lent = False
-            if worker.lent or not worker.inbox.empty():
+                worker.replaced = False
+            if worker.replaced or not worker.inbox.empty():
                 return None
             if jobs := self.queue.take(now):
                 if worker in self._idle:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from edge.datatypes import Array
 from edge.errors import RequestError, RunnerError
-from edge.programs.program import IterativeProgram, Joining, LoopLimits, Options, Program
+from edge.programs.generate import Generate
+from edge.programs.program import IterativeProgram, Joining, Options, Program
 from edge.scheduling.batching import BatchAssembler
 from edge.scheduling.latency import LatencyModel, LoopEstimate
 
@@ -30,12 +32,20 @@ class ServingOptions(NamedTuple):
     policy: str | None = None
 
 
+class Ahead(NamedTuple):
+    """The waiting requests before another one."""
+
+    jobs: int = 0
+    rows: int = 0
+    size: int = 0
+    loops: float = 0.0  # of all rows
+
+
 @dataclass
 class FailureTracker:
     """Consecutive failures of one tier. Workers write, any thread may read.
 
-    A request can make a runtime fail, for example with a token that the model does not know, so failures alone prove
-    nothing: after :data:`SUSPECT_AFTER` in a row the tier is suspect, and it is broken when its golden row fails too.
+    A request alone can make a runtime fail: after :data:`SUSPECT_AFTER` in a row the tier runs its golden row.
     """
 
     count: int = 0  # since the last success; of workers that fail at the same moment, one may be lost
@@ -62,7 +72,11 @@ class FailureTracker:
 
 @dataclass(eq=False)
 class TierExecutor:
-    """Computes the requests of one tier. Requests with different executors never share a run."""
+    """Computes the requests of one tier, each in one run, and predicts how long that takes.
+
+    Requests with different executors never share a run. Predictions are in seconds, 0 while no run is known, and of
+    ``size`` elements. :class:`LoopExecutor` and :class:`TextExecutor` are for programs that go on step by step.
+    """
 
     tier: str
     program: Program
@@ -74,27 +88,91 @@ class TierExecutor:
     model: str = ""  # as ``name:version``
     on_gpu: bool = False  # whether an error can mean that the process has lost its device
     latency: LatencyModel = field(default_factory=LatencyModel)
+    iterative: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not self.max_rows:
             self.max_delay_seconds = 0.0
         self.options = Options(self.tier)
-        self.iterative = isinstance(self.program, IterativeProgram)
-        # The run of a prompt gives the first token of a text, so its steps are one fewer than its tokens.
-        self._joining_loops = int(isinstance(self.program, IterativeProgram) and self.program.generates)
-        self.joins = LatencyModel()  # of the runs in which requests join an iterative program
-        self.loops = LoopEstimate()
         self.failures = FailureTracker()
 
     def measure(self, inputs: Mapping[str, Array]) -> None:
         """Compute a request alone, and learn from it; raise as :meth:`Program.compute`."""
-        if self.assembler.pads_alone and not self.iterative:
+        if self.assembler.pads_alone:
             inputs = self.assembler.join([inputs])  # the shape of a request, whose graph is captured
+        begun = time.perf_counter()
+        computed = self.program.compute(inputs, self.options)
+        self.latency.observe(self.assembler.size(inputs), time.perf_counter() - begun, computed.repeats)
+
+    def is_brief(self, size: int, now: float) -> bool:
+        """Return whether the submitting thread may compute a run; see :meth:`LatencyModel.is_brief`."""
+        return self.latency.is_brief(size, now)
+
+    def repeats(self, options: Options) -> float:
+        """Predict how often the step of an iterative program is repeated for a request; 1 for other programs."""
+        return 1.0
+
+    def call_size(self, rows: int, size: float) -> int:
+        """Return the elements that the time of a run, or of a step, grows with; ``size`` is that of the inputs."""
+        return round(size)
+
+    def call_seconds(self, size: int, deviations: float = TAIL_DEVIATIONS) -> float:
+        """Predict one run, or one step of an iterative program."""
+        return self.latency.seconds(size, deviations) or 0.0
+
+    def join_seconds(self, size: int, deviations: float = TAIL_DEVIATIONS) -> float:
+        """Predict the run in which inputs join an iterative program; 0 for other programs."""
+        return 0.0
+
+    def first_seconds(self, rows: int, size: int) -> float:
+        """Predict the time until a request has its first loop or token, or its answer."""
+        return self.call_seconds(size)
+
+    def run_seconds(self, size: int, options: Options | None = None, rows: int = 1, *, beside: int = 0) -> float:
+        """Predict a request's run, on the safe side; in an iterative program with ``beside`` rows of others in its
+        steps.
+        """
+        return self.call_seconds(size)
+
+    def seconds(self, jobs: int, rows: int, size: int, loops: float = 0.0) -> float:
+        """Predict the runs of so many waiting requests, rows and elements.
+
+        ``loops`` is the sum of the rows' repeats; those of an iterative program go on side by side.
+        """
+        if not jobs:
+            return 0.0
+        if not self.max_rows:
+            return jobs * self.call_seconds(round(size / jobs), _WAITING_DEVIATIONS)
+        each = size / rows
+        runs, rest = divmod(rows, self.max_rows)
+        seconds = runs * self.call_seconds(round(self.max_rows * each), _WAITING_DEVIATIONS)
+        return seconds + (self.call_seconds(round(rest * each), _WAITING_DEVIATIONS) if rest else 0.0)
+
+    def seconds_before_and_of(self, job_rows: int, size: int, options: Options, ahead: Ahead) -> tuple[float, float]:
+        """Predict the runs of requests ``ahead`` that a new one does not share, and its own run."""
+        if not self.max_rows:
+            return self.seconds(*ahead), self.run_seconds(size, options)
+        rows, total = ahead.rows + job_rows, ahead.size + size
+        earlier = (rows - 1) // self.max_rows * self.max_rows  # rows in runs before its own
+        each = total / rows
+        before = self.seconds(earlier, earlier, round(earlier * each))
+        return before, self.run_seconds(round((rows - earlier) * each), options)
+
+
+class LoopExecutor(TierExecutor):
+    """Computes the requests to a loop, side by side: joining and steps are timed apart, and loops are predicted."""
+
+    iterative = True
+    program: IterativeProgram
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.joins = LatencyModel()  # of the runs in which requests join
+        self.loops = LoopEstimate()
+
+    def measure(self, inputs: Mapping[str, Array]) -> None:
+        """Compute a request alone, and learn from it; raise as :meth:`Program.compute`."""
         size, begun = self.assembler.size(inputs), time.perf_counter()
-        if not isinstance(self.program, IterativeProgram):
-            computed = self.program.compute(inputs, self.options)
-            self.latency.observe(size, time.perf_counter() - begun, computed.repeats)
-            return
         session = self.program.session(self.options)
         ended = session.add([Joining(None, inputs, self.options)])
         joined = time.perf_counter()
@@ -112,82 +190,92 @@ class TierExecutor:
         self.learn(self.options, finished.computed.repeats)
 
     def is_brief(self, size: int, now: float) -> bool:
-        """Return whether the submitting thread may compute a run; see :meth:`LatencyModel.is_brief`."""
-        return not self.iterative and self.latency.is_brief(size, now)
-
-    def limits(self, options: Options) -> LoopLimits:
-        """Return the limits of a request to an iterative program."""
-        assert isinstance(self.program, IterativeProgram)
-        return options.limits or self.program.limits
+        """Return False: the event loop computes no steps."""
+        return False
 
     def learn(self, options: Options, loops: float) -> None:
-        """Learn how many loops a request to an iterative program took; its steps are learnt one by one."""
-        self.latency.observe_repeats(loops - self._joining_loops)
-        self.loops.observe(self.limits(options), loops)
+        """Learn how many loops a request took; its steps are learnt one by one."""
+        self.latency.observe_repeats(loops)
+        self.loops.observe(options.limits or self.program.limits, loops)
 
     def repeats(self, options: Options, deviations: float = _WAITING_DEVIATIONS) -> float:
-        """Predict how often the step of an iterative program is repeated for a request; 1 for other programs."""
-        return self.loops.loops(self.limits(options), deviations) - self._joining_loops if self.iterative else 1.0
+        """Predict how often the step is repeated for a request."""
+        return self.loops.loops(options.limits or self.program.limits, deviations)
+
+    def most_repeats(self, options: Options) -> int:
+        """Return how often the step may be repeated for a request."""
+        return (options.limits or self.program.limits).max_loops
 
     def repeats_left(self, options: Options, done: int) -> float:
         """Predict the repeats left after ``done``; a request that took longer than expected takes as many again."""
-        expected, most = self.repeats(options), self.limits(options).max_loops - self._joining_loops
+        expected, most = self.repeats(options), self.most_repeats(options)
         return expected - done if done < expected else min(done, most - done)
 
-    def call_size(self, rows: int, size: float) -> int:
-        """Return the elements that the time of a run, or of a step of an iterative program, grows with.
-
-        Args:
-            size: elements of the inputs of all rows.
-        """
-        return rows if isinstance(self.program, IterativeProgram) and self.program.generates else round(size)
-
     def call_seconds(self, size: int, deviations: float = TAIL_DEVIATIONS) -> float:
-        """Predict one run, or one step of an iterative program, of ``size`` elements; 0 while none is known."""
-        if self.iterative:
-            assert isinstance(self.program, IterativeProgram)
-            return (self.latency.step_seconds(size, deviations) or 0.0) * self.program.loops_per_step
-        return self.latency.seconds(size, deviations) or 0.0
+        """Predict one step."""
+        return (self.latency.step_seconds(size, deviations) or 0.0) * self.program.loops_per_step
 
     def join_seconds(self, size: int, deviations: float = TAIL_DEVIATIONS) -> float:
-        """Predict the run in which inputs of ``size`` elements join an iterative program; 0 while none is known."""
+        """Predict the run in which inputs join."""
         return self.joins.step_seconds(size, deviations) or 0.0
 
     def first_seconds(self, rows: int, size: int) -> float:
-        """Predict the time until a request to an iterative program has joined and has its first loop or token."""
-        joined = self.join_seconds(size)
-        return joined if self._joining_loops else joined + self.call_seconds(self.call_size(rows, size))
+        """Predict the time until a request has joined and has its first loop or token."""
+        return self.join_seconds(size) + self.call_seconds(self.call_size(rows, size))
 
     def run_seconds(self, size: int, options: Options | None = None, rows: int = 1, *, beside: int = 0) -> float:
-        """Predict a request's run, on the safe side; 0 while no run is known.
-
-        Args:
-            size: elements of its inputs.
-            options, rows: of a request to an iterative program.
-            beside: rows of others, of the same size, in its steps.
-        """
-        if not self.iterative:
-            return self.latency.seconds(size, TAIL_DEVIATIONS) or 0.0
+        """Predict joining and all steps of a request; see :meth:`TierExecutor.run_seconds`."""
         step = self.latency.step_seconds(self.call_size(rows + beside, size / rows * (rows + beside)), TAIL_DEVIATIONS)
         return self.join_seconds(size) + (step or 0.0) * self.repeats(options or self.options, TAIL_DEVIATIONS)
 
     def seconds(self, jobs: int, rows: int, size: int, loops: float = 0.0) -> float:
-        """Predict the runs of so many waiting requests, rows and elements; 0 while no run is known.
-
-        ``loops`` is the sum of the rows' repeats; those of an iterative program go on side by side.
-        """
+        """Predict the joining and the steps of waiting requests; see :meth:`TierExecutor.seconds`."""
         if not jobs:
             return 0.0
-        if not self.max_rows and not self.iterative:
-            return jobs * self._waiting_seconds(size / jobs)
-        each = size / rows
-        if self.iterative:
-            limit = max(self.max_rows, 1)
-            step = self.latency.step_seconds(self.call_size(limit, limit * each), _WAITING_DEVIATIONS) or 0.0
-            return self.join_seconds(size, _WAITING_DEVIATIONS) + loops / limit * step
-        runs, rest = divmod(rows, self.max_rows)
-        seconds = runs * self._waiting_seconds(self.max_rows * each)
-        return seconds + (self._waiting_seconds(rest * each) if rest else 0.0)
+        limit = max(self.max_rows, 1)
+        step = self.latency.step_seconds(self.call_size(limit, limit * size / rows), _WAITING_DEVIATIONS) or 0.0
+        return self.join_seconds(size, _WAITING_DEVIATIONS) + loops / limit * step
 
-    def _waiting_seconds(self, size: float) -> float:
-        return self.latency.seconds(round(size), _WAITING_DEVIATIONS) or 0.0
+    def seconds_before_and_of(self, job_rows: int, size: int, options: Options, ahead: Ahead) -> tuple[float, float]:
+        """Predict requests ``ahead``, and a new one beside as many rows as there may be: the server is busy."""
+        beside = max(self.max_rows - job_rows, 0)
+        return self.seconds(*ahead), self.run_seconds(size, options, job_rows, beside=beside)
+
+
+class TextExecutor(LoopExecutor):
+    """Generates texts: the run of a prompt gives the first token, and the time of a step grows with the rows alone."""
+
+    program: Generate
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.tokens = LatencyModel()  # of texts by ``max_tokens``, instead of seconds by size
+
+    def learn(self, options: Options, loops: float) -> None:
+        """Learn how many tokens the text of a request has."""
+        self.latency.observe_repeats(loops - 1)
+        self.tokens.observe_step(self.most_repeats(options) + 1, loops)
+
+    def repeats(self, options: Options, deviations: float = _WAITING_DEVIATIONS) -> float:
+        """Predict the tokens after the first one: the known share of ``max_tokens`` above all known numbers."""
+        most = self.most_repeats(options) + 1
+        return min(self.tokens.step_seconds(most, deviations) or math.inf, most) - 1
+
+    def most_repeats(self, options: Options) -> int:
+        """Return the most tokens after the first one."""
+        return (options.sampling or self.program.sampling).max_tokens - 1
+
+    def call_size(self, rows: int, size: float) -> int:
+        """Return the rows; see :meth:`TierExecutor.call_size`."""
+        return rows
+
+    def first_seconds(self, rows: int, size: int) -> float:
+        """Predict the time until a request has joined, and so its first token."""
+        return self.join_seconds(size)
+
+
+def executor_class(program: Program) -> type[TierExecutor]:
+    """Return the class of executors for a program."""
+    if not isinstance(program, IterativeProgram):
+        return TierExecutor
+    return TextExecutor if isinstance(program, Generate) else LoopExecutor

@@ -45,10 +45,8 @@ class Demand(NamedTuple):
 class LoadLevel:
     """Number of tiers that a model steps down under load: down at once, up only when that will last.
 
-    It steps down at a pressure above :attr:`HIGH`, to the first tier that can keep up with the arrivals, and further
-    only if the pressure has not fallen once the requests that waited then are done. It steps up after :attr:`HOLD`
-    seconds without pressure in which the fuller tier would have been busy for less than :attr:`HEADROOM` of the time.
-    Under a constant load it therefore settles, because the tier above cannot keep up.
+    It steps down at a pressure above :attr:`HIGH`, to the first tier that keeps up with the arrivals, and up after
+    :attr:`HOLD` seconds in which the fuller tier would have been busy for less than :attr:`HEADROOM` of the time.
     """
 
     HIGH, LOW = 0.5, 0.25
@@ -69,8 +67,8 @@ class LoadLevel:
     def update(self, now: float, pressure: float, waiting_seconds: float, costs: Sequence[float]) -> int:
         """Return the level for a request that arrives now.
 
-        ``pressure`` is 0 if no request waits, 1 if requests are about to be rejected; ``waiting_seconds`` the time
-        until those that wait are done; ``costs`` the device seconds per element of each tier, the fullest first.
+        ``pressure`` is 0 if no request waits, 1 if requests are about to be rejected; ``waiting_seconds`` is the time
+        of those that wait; ``costs`` are device seconds per element of each tier, the fullest first.
         """
         level = min(self.level, len(costs) - 1)
         if pressure > self.HIGH:
@@ -100,8 +98,7 @@ class LoadLevel:
 class TierSelector:
     """Selects the tier of each request to one model; ``policy`` is for those that name neither a tier nor a policy.
 
-    ``executors`` are of its tiers, the full one first, and of the router under :data:`AUTO` if it has one. ``known``
-    has what is known of the accuracy of tiers.
+    ``executors`` begin with the full tier; the router's is under :data:`AUTO`. ``known`` are accuracies of tiers.
     """
 
     def __init__(
@@ -170,11 +167,10 @@ class TierSelector:
         return Choice(executor, reason, best_effort=policy == DEADLINE and executor.iterative)
 
     def _ladder(self, size: int, policy: str) -> list[TierExecutor]:
-        """Return the full tier and those that were measured to be faster, the slowest first, whatever their names.
+        """Return the full tier and those measured to be faster, the slowest first, without those that another one
+        beats.
 
-        One is left out if another is faster and known to be as accurate; for the policy ``load``, the other must not
-        take longer for an element of a batch either. Times are compared at a size that all of them were measured up
-        to, because predictions beyond that err towards slow.
+        Times are compared at a size that all were measured up to, because predictions beyond that err towards slow.
         """
         tiers = [each for name, each in self._executors.items() if name != AUTO and each.latency.largest]
         size = min([size, *(each.latency.largest for each in tiers)])

@@ -1,32 +1,37 @@
-"""The path of an inference request to the queue, the same for all transports; :mod:`replies` has that back."""
+"""The path of an inference request to the queue and back, the same for all transports."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from edge.datatypes import Array
-from edge.errors import InvalidRequest
+from edge.errors import DeadlineExceeded, Overloaded
 from edge.instruments.logs import ABOUT, About
+from edge.instruments.snapshot import TextEnd
 from edge.pb import inference_pb2 as pb
-from edge.protocol import STREAM_PARTIAL
+from edge.programs.generate import PROMPT_TOKENS
+from edge.protocol import STOPPED
+from edge.repository.entry import Entry
 from edge.repository.repository import Repository
 from edge.scheduling.admission import CacheBudget
-from edge.scheduling.job import BothUses, PartialAnswers, Use
+from edge.scheduling.job import Job, JobResult, UseCount, expired, take_all
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import TierExecutor
-from edge.scheduling.tier_selection import PINNED, Demand
+from edge.scheduling.tier_selection import Demand
 from edge.security.access import CALLER
 from edge.security.rate import RateLimit
-from edge.serving.call import Call, Reply, Told
+from edge.serving.call import MESSAGE, Arrival, Call, Encoder, ResponseBuilder, outcome_of
 from edge.serving.forms import Draft, Form, Forms, Prepared, take, take_apart
-from edge.serving.replies import Replies, fail
-from edge.serving.request import MOST_NAME_CHARS, check_names
-from edge.serving.shared_memory import SharedMemory, Window
+from edge.serving.parameters import TIER, TIER_REASON
+from edge.serving.request import MOST_NAME_CHARS, InferRequest, check_names
+from edge.serving.shared_memory import SharedMemory, TensorRegion
 from edge.serving.threads import Threads
 from edge.serving.traces import CARRIER, Traces
 
@@ -34,20 +39,21 @@ log = logging.getLogger(__name__)
 
 #: A best-effort answer is made in time, and one that is late by less than this factor is better than none.
 _LATE_ANSWER: Final = 1.25
+#: A transport's timer may fire this much too early.
+_CLOCK_SECONDS: Final = 0.005
+_STAGES: Final = ("queue_ns", "compute_input_ns", "compute_infer_ns", "compute_output_ns", "request_ns")
 
 
 class InferenceService:
     """Answers inference requests. It belongs to the event loop in which it is created.
 
     Args:
-        default_timeout_seconds: the limit for requests without a deadline; None sets none.
-        shared_memory: the registered regions; None if the server does not allow shared memory.
-        cache: the memory for keys and values that requests may reserve; None sets no limit.
+        default_timeout_seconds: the limit for requests without a deadline.
+        shared_memory, cache: the regions, and the memory for keys and values; None allows none, or sets no limit.
 
     Attributes:
-        limited: whether callers have a rate limit, so that transports must name them.
+        limited, traced: whether transports must name callers, and pass their trace context.
         threads: for what takes milliseconds, here and in transports.
-        traced: whether requests are traced, so that transports must pass their trace context.
     """
 
     def __init__(
@@ -61,185 +67,132 @@ class InferenceService:
         traces: Traces | None = None,
         cache: CacheBudget | None = None,
     ) -> None:
-        self._repository = repository
-        self._scheduler = scheduler
+        self._repository, self._scheduler = repository, scheduler
         self._default_timeout = default_timeout_seconds
-        self._limit = limit
-        self.limited = limit is not None
-        self._traces = traces
+        self._limit, self.limited = limit, limit is not None
+        self._traces, self.traced = traces, traces is not None
         self._cache = cache
-        self.traced = traces is not None
         self._forms = Forms(repository, shared_memory)
+        self._responses = ResponseBuilder()
         self._loop = asyncio.get_running_loop()
         self.threads = Threads(scheduler.queue)
-        self._replies = Replies(scheduler, self.threads, traces)
-        self._deliver = self._replies.deliver  # one object, so that the jobs of a run are delivered together
+        # One object each, so that the jobs of a run are delivered together.
+        self._deliver, self._publish = self._accept_ended, self._accept_partial
+        self._ended: deque[Call] = deque()
+        self._with_partials: deque[Call] = deque()  # with partial answers that their readers do not know of
+        self._waking = False
 
     async def infer(
-        self, request: pb.ModelInferRequest, deadline: float | None, told: Told | None = None
-    ) -> pb.ModelInferResponse:
-        """Answer one request; the arguments are those of :meth:`start`. Cancelling this cancels the request."""
-        outcome: asyncio.Future[pb.ModelInferResponse | Exception] = self._loop.create_future()
-
-        def reply(end: pb.ModelInferResponse | Exception) -> None:
-            if not outcome.done():  # it is when the task was cancelled in this turn of the loop
-                outcome.set_result(end)
-
+        self, request: pb.ModelInferRequest | InferRequest, deadline: float | None, encoder: Encoder = MESSAGE
+    ) -> Any:
+        """Return the encoded response to :meth:`start`, or raise its error. Cancelling this cancels the request."""
         about = About(request.model_name[:MOST_NAME_CHARS], request.id[:MOST_NAME_CHARS])
         ABOUT.set(about)  # of the task, in which the transport logs
-        call = self.start(request, deadline, reply, told)
-        try:
-            response = await outcome
-        except asyncio.CancelledError:
-            if call:
-                self.cancel(call)
-            raise
-        finally:
-            del call
-        if isinstance(response, Exception):
-            try:
-                raise response
-            finally:
-                # The error's traceback refers to this frame. If the frame also referred to the error, the cycle would
-                # keep the request's tensors until the garbage collector runs.
-                del response, outcome, reply
-        return response
+        return await outcome_of(lambda reply: self.start(request, deadline, reply, encoder), self.cancel)
 
     def start(
-        self, request: pb.ModelInferRequest, deadline: float | None, reply: Reply, told: Told | None = None
+        self,
+        request: pb.ModelInferRequest | InferRequest,
+        deadline: float | None,
+        reply: Callable[[Any], None],
+        encoder: Encoder = MESSAGE,
+        on_partial: Callable[[], None] | None = None,
     ) -> Call | None:
         """Check, preprocess and queue a request; return the argument for :meth:`cancel`, None after the reply.
 
         Args:
-            request: the client's message; this removes parts of it.
+            request: the client's; this removes parts of a message.
             deadline: the client's deadline, in ``time.monotonic()`` seconds; None without one.
-            reply: receives the response or the error, once, on the event loop, possibly before this returns.
-            told: receives the call of a request for partial answers whenever :meth:`partial` has a first one; None on
-                an RPC with one response.
+            reply, on_partial: of an :class:`Arrival`; both may be called before this returns.
         """
-        request_id = request.id
+        request_id, call, carrier = request.id, None, CARRIER.get() if self._traces else None
+        arrival = Arrival(request_id, reply, encoder, on_partial, time.perf_counter_ns(), carrier)
         try:
             if self._limit:
                 self._limit.take(CALLER.get())
             if len(request_id) + len(request.model_name) + len(request.model_version) > MOST_NAME_CHARS:
                 request_id = ""  # which would be quoted in logs
                 check_names(request)
-            call, draft = self._call(request)
-            call.reply, call.told = reply, None
-            limit_seconds = self._set_deadline(call, deadline)
-            try:
-                if call.form.parameters.stream_partial:
-                    self._stream(call, told)
-                ended = False
-                if draft:
-                    work = partial(_prepared, call, draft)
-                    self.threads.submit(call.size_bytes, work, partial(self._resume, call))
-                else:
-                    ended = self._submit(call)
-            except BaseException as error:
-                self._scheduler.forget(call)
-                self._replies.refused(call.form.entry, error, request.model_name, request_id, call.started_ns)
-                raise
+            call, limit_seconds, draft = self._call(request, deadline, arrival)
+            encoder.check(call.form, call.regions)
+            if call.partials is not None:
+                call.check_stream()
+            if draft:
+                self.threads.submit(call.size_bytes, partial(_prepared, call, draft), partial(self._resume, call))
+            elif self._submit(call):
+                self._finish(call)
+                return None
         except Exception as error:
-            fail(reply, error, request.model_name[:MOST_NAME_CHARS], request_id)
+            if call:
+                self._end(call, error, refused=True)
+            else:
+                _send_error(arrival, error, request.model_name[:MOST_NAME_CHARS], request_id)
             return None
         finally:
-            del reply  # it may hold an error, whose traceback refers to this frame
-        if ended:
-            self._replies.finish(call)
-            return None
+            del reply, arrival  # they may hold an error, whose traceback refers to this frame
         if limit_seconds is not None:
             limit_seconds *= _LATE_ANSWER if call.best_effort else 1.0
-            call.timer = self._loop.call_later(limit_seconds, self._replies.timed_out, call)
+            call.timer = self._loop.call_later(limit_seconds, self._time_out, call)
         return call
 
-    def cancel(self, call: Call) -> None:
-        """Cancel a call; it gets no reply."""
-        if call.reply is not None:
-            self._replies.end(call, "Cancelled")
+    def cancel(self, call: Call | None) -> None:
+        """Cancel a call, unless it is over; it gets no reply."""
+        if call:
+            self._end(call, None)
 
-    def partial(self, call: Call) -> pb.ModelInferResponse | None:
-        """Return the next partial answer of a call, also after its reply; None if none waits."""
-        return self._replies.partial(call)
+    def partial(self, call: Call) -> Any:
+        """Return the next partial answer of a call, encoded, also after its reply; None if none waits."""
+        if not call.partials:
+            return None
+        arrival = call.arrival
+        response = self._responses.build(call.form, call.partials.popleft(), arrival.request_id, call.executor.tier)
+        return arrival.encoder.encode(response)
 
-    def _call(self, request: pb.ModelInferRequest) -> tuple[Call, Draft | None]:
+    def _call(
+        self, request: pb.ModelInferRequest | InferRequest, deadline: float | None, arrival: Arrival
+    ) -> tuple[Call, float | None, Draft | None]:
         """Return the call of a request that passes all checks; count one that does not.
 
-        One whose values take long to prepare comes with its draft, and without its inputs.
+        With it comes the server's time limit, if it is earlier than the client's deadline, and, of a request whose
+        values take long to prepare, the draft in place of its inputs.
         """
-        started_ns = time.perf_counter_ns()
-        request_id, contents, key = take_apart(request)
+        contents, key = take_apart(request)
         draft: Draft | None = None
-        windows: Mapping[str, Window] = {}
+        regions: Mapping[str, TensorRegion] = {}
         form = self._forms.find(key, self._repository.generation) if key else None
         inputs: Mapping[str, Array] | None = form.inputs(contents) if form else None
-        if form is None or inputs is None or not form.use.take():
-            draft, form, inputs = self._checked(request, request_id, contents, key, started_ns)
-            windows, draft = draft.windows, draft if draft.slow else None
-        model = form.model
-        call = Call(
-            model.executors[model.full_tier],
-            inputs,
-            form.rows,
-            deliver=self._deliver,
-            priority=form.parameters.priority,
-            use=form.use,
-            statistics=form.entry.statistics,
-            size=form.size,
-            size_bytes=form.size_bytes + len(request_id),
-            shapes=form.shapes,
-        )
-        call.request_id, call.form, call.windows, call.started_ns = request_id, form, windows, started_ns
-        call.tier_reason, call.timer, call.end = PINNED, None, None
-        options = form.options
-        call.options, call.sent = options.of_one_request() if options.sampling else options, {}
-        call.trace_context = CARRIER.get() if self._traces else None
-        return call, draft
+        if form is None or inputs is None or not take_all(form.uses):
+            draft, form, inputs = self._checked(request, contents, key, arrival)
+            regions, draft = draft.regions, draft if draft.slow else None
+        limit = form.parameters.timeout_seconds or self._default_timeout
+        if limit is not None:
+            at = time.monotonic() + limit
+            deadline, limit = (at, limit) if deadline is None or at < deadline else (deadline, None)
+        deliver, publish = self._deliver, self._publish
+        call = Call(form, inputs, arrival, deadline=deadline, regions=regions, deliver=deliver, publish=publish)
+        return call, limit, draft
 
     def _checked(
-        self, request: pb.ModelInferRequest, request_id: str, contents: Sequence[bytes], key: bytes, started_ns: int
+        self, request: pb.ModelInferRequest | InferRequest, contents: Sequence[bytes], key: bytes, arrival: Arrival
     ) -> tuple[Draft, Form, Mapping[str, Array]]:
         """Check a request, and its values unless that is slow, and take its uses; count one that does not pass."""
         entry, model = self._repository.ready(request.model_name, request.model_version)
-        take(model.use, model.name)
-        use: Use = model.use
+        take(model)
+        uses: Sequence[UseCount] = (model.use,)
         try:
             draft = self._forms.check(request, contents, key, entry, model)
-            use = draft.use
+            uses = draft.form.uses
             if draft.slow:
                 return draft, draft.unprepared(), {}
             form, inputs = draft.prepare()
         except BaseException as error:
-            use.give_back()
-            self._replies.refused(entry, error, request.model_name, request_id, started_ns)
+            for use in uses:
+                use.give_back()
+            self._count_failure(entry, request.model_name, arrival, type(error).__name__, _refused_by(error))
             raise
         if key:
             self._forms.remember(key, form)
         return draft, form, inputs
-
-    def _set_deadline(self, call: Call, deadline: float | None) -> float | None:
-        """Set a call's deadline to the client's or the server's, and return the server's limit if that is earlier."""
-        call.deadline = deadline
-        limit = call.form.parameters.timeout_seconds or self._default_timeout
-        if limit is not None:
-            at = time.monotonic() + limit
-            if deadline is None or at < deadline:
-                call.deadline = at
-                return limit
-        return None
-
-    def _stream(self, call: Call, told: Told | None) -> None:
-        """Make a call give partial answers; raise an InvalidRequest if its model or its RPC cannot."""
-        expected = ""
-        if told is None:
-            expected, fix = "a request in a stream", "Use ModelStreamInfer."
-        elif not call.executor.iterative:
-            expected, fix = f"no such parameter: {call.form.model.name!r} has one step", "Leave it out."
-        elif call.windows:
-            expected, fix = "no outputs in shared memory beside it", "Take the outputs by message."
-        if expected:
-            raise InvalidRequest(f"parameter {STREAM_PARTIAL!r}", expected=expected, fix=fix)
-        call.partials, call.told, call.tell = PartialAnswers(), told, self._replies.tell
 
     def _submit(self, call: Call) -> bool:
         """Choose the tier of a call and submit it to the scheduler; return whether it has ended."""
@@ -248,22 +201,14 @@ class InferenceService:
             choice = model.selector.choose(parameters.tier, parameters.policy, lambda: self._demand(call))
             call.executor, call.tier_reason, call.best_effort = choice
             call.options = call.options._replace(tier=choice.executor.tier)
-        if self._cache:
-            self._reserve(call, self._cache)
+        if self._cache and (size_bytes := call.executor.program.most_cache_bytes(call.inputs, call.options)):
+            reservation = self._cache.reserve(model.name, size_bytes)
+            if not reservation:
+                raise self._cache.refusal(size_bytes, self._scheduler.finish_seconds(call))
+            call.holds = (*call.holds, reservation)
         call.queued_ns = time.perf_counter_ns()
-        call.timings.compute_input_ns = call.queued_ns - call.started_ns
+        call.timings.compute_input_ns = call.queued_ns - call.arrival.started_ns
         return self._scheduler.submit(call)
-
-    def _reserve(self, call: Call, cache: CacheBudget) -> None:
-        """Reserve the memory of a call's keys and values until it has ended, or raise an Overloaded."""
-        size_bytes = call.executor.program.most_cache_bytes(call.inputs, call.options)
-        if not size_bytes:
-            return
-        reservation = cache.reserve(call.form.model.name, size_bytes)
-        if not reservation:
-            raise cache.refusal(size_bytes, self._scheduler.finish_seconds(call))
-        assert call.use
-        call.use = BothUses(call.use, reservation)
 
     def _demand(self, call: Call) -> Demand:
         now = time.monotonic()
@@ -277,33 +222,164 @@ class InferenceService:
         return Demand(now, size, left, finish, self._scheduler.queue.fullness, self._scheduler.instances)
 
     def _resume(self, call: Call, prepared: Prepared | Exception | None) -> None:
-        """Queue a call with its inputs, or reply with the error of their preparation."""
-        reply = call.reply
-        if reply is None:  # it was cancelled or late meanwhile
-            self._scheduler.forget(call)
-            return
+        """Queue a call with its inputs, or end it with the error of their preparation."""
         error = prepared if isinstance(prepared, Exception) else call.take_error()
         try:
+            if call.over:  # it was cancelled or late meanwhile
+                self._scheduler.forget(call)
+                return
             if error is not None:
                 raise error
             assert isinstance(prepared, Prepared)  # else it was cancelled
             call.form, call.inputs = prepared
             call.size, call.shapes = call.form.size, call.form.shapes
-            call.size_bytes = call.form.size_bytes + len(call.request_id)
-            ended = self._submit(call)
+            call.size_bytes = call.form.size_bytes + len(call.arrival.request_id)
+            if self._submit(call):
+                self._finish(call)
         except Exception as failed:
-            call.reply = call.told = None
-            if call.timer:
-                call.timer.cancel()
-            self._scheduler.forget(call)
-            form = call.form
-            self._replies.refused(form.entry, failed, form.model.name, call.request_id, call.started_ns)
-            fail(reply, failed, form.model.name, call.request_id)
-            return
+            self._end(call, failed, refused=True)
         finally:
-            del reply, prepared, error  # an error's traceback may refer to this frame
-        if ended:
-            self._replies.finish(call)
+            del prepared, error  # an error's traceback may refer to this frame
+
+    # The way back. The first three are called on the threads that compute, and wake the event loop once for all calls.
+
+    def _accept_ended(self, calls: Sequence[Job]) -> None:
+        self._ended.extend(calls)  # type: ignore[arg-type]  # this service makes no other jobs
+        self._wake()
+
+    def _accept_partial(self, call: Job) -> None:
+        self._with_partials.append(call)  # type: ignore[arg-type]  # as above
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._waking:
+            self._waking = True
+            try:
+                self._loop.call_soon_threadsafe(self._finish_all)
+            except RuntimeError:
+                log.debug("answers came after the end of the event loop")
+
+    def _finish_all(self) -> None:
+        self._waking = False  # first, so that a later call wakes the loop again
+        while self._with_partials:
+            call = self._with_partials.popleft()
+            if not call.over and call.arrival.on_partial:
+                call.arrival.on_partial()
+        last = None
+        while self._ended:
+            last = self._ended.popleft()
+            try:
+                self._finish(last)
+            except Exception:  # must not affect other calls
+                log.exception("a response cannot be built or sent")
+        if last and last.computed_ns:  # the last call waited longest
+            self._scheduler.returned((time.perf_counter_ns() - last.computed_ns) / 1e9)
+
+    def _finish(self, call: Call) -> None:
+        """Reply to a call that has ended; what takes milliseconds to encode is encoded on a thread."""
+        answer = call.answer
+        if call.over or answer is None:
+            self._end(call, call.take_error())  # the error refers to the call, so it is taken in any case
+            return
+        build = partial(self._response, call, answer)
+        if call.partials is None and call.arrival.encoder.slow(call.form, answer):
+            size_bytes = sum(array.nbytes for array in answer.outputs.values())
+            self.threads.submit(size_bytes, build, partial(self._end, call), accepted=True)
+            return
+        outcome: Any = None
+        try:
+            outcome = build()
+        except Exception as error:
+            outcome = error
+        try:
+            self._end(call, outcome)
+        finally:
+            del outcome  # the error's traceback refers to this frame
+
+    def _response(self, call: Call, answer: JobResult) -> Any:
+        """Return the encoded response to a call, with the tier and the timings that it requests; on any thread."""
+        form, timings, begun_ns = call.form, call.timings, time.perf_counter_ns()
+        tier = call.answering_tiers(answer) if len(form.model.tiers) > 1 else ""
+
+        def parameters() -> dict[str, Any]:
+            values: dict[str, Any] = {TIER: tier, TIER_REASON: call.tier_reason} if tier else {}
+            if STOPPED in answer.facts:
+                call.end = call.end_of(answer)
+                values[STOPPED] = call.end.stopped
+                if isinstance(call.end, TextEnd):
+                    values[PROMPT_TOKENS] = call.end.prompt_tokens
+            now_ns = time.perf_counter_ns()
+            timings.compute_output_ns += now_ns - begun_ns
+            timings.request_ns = now_ns - call.arrival.started_ns
+            if form.parameters.timings:
+                values |= {stage: getattr(timings, stage) for stage in _STAGES}
+            return values
+
+        tier_name, request_id = tier or call.executor.tier, call.arrival.request_id
+        response = self._responses.build(form, answer, request_id, tier_name, call.regions, parameters)
+        return call.arrival.encoder.encode(response)
+
+    def _time_out(self, call: Call) -> None:
+        self._end(call, expired(time.perf_counter_ns() - call.arrival.started_ns))
+
+    def _end(self, call: Call, outcome: Any, *, refused: bool = False) -> None:
+        """End a call, unless it is over: reply, count and trace it, and release what it holds.
+
+        ``outcome`` is the encoded response or an error, None if the client has gone. A ``refused`` call was not
+        submitted.
+        """
+        if call.over:
+            return
+        call.over = True
+        if call.timer:
+            call.timer.cancel()
+        form, traces = call.form, self._traces
+        if outcome is not None and not isinstance(outcome, BaseException):
+            try:
+                call.arrival.reply(outcome)
+            finally:
+                tier = call.answering_tiers(call.answer) if call.answer and len(form.model.tiers) > 1 else ""
+                form.entry.statistics.succeeded(call, tier)  # readers of these numbers run later on this thread
+                if traces:
+                    traces.answered(call, tier)
+            return
+        reason = "Cancelled" if outcome is None else type(outcome).__name__
+        if refused:
+            self._scheduler.forget(call)
+            stage = _refused_by(outcome)
+        else:
+            if not call.ended:
+                self._scheduler.cancel(call)
+            if outcome is None and call.deadline is not None and time.monotonic() > call.deadline - _CLOCK_SECONDS:
+                reason = DeadlineExceeded.__name__  # transports also cancel calls at their deadline
+            stage = call.stage if reason in ("Cancelled", DeadlineExceeded.__name__) else ""
+            if call.computed_ns and reason == DeadlineExceeded.__name__:
+                self._scheduler.returned((time.perf_counter_ns() - call.computed_ns) / 1e9)  # at least
+        self._count_failure(form.entry, form.model.name, call.arrival, reason, stage)
+        if outcome is not None:
+            if not isinstance(outcome, Exception):  # a KeyboardInterrupt in a runtime must not end the event loop
+                outcome = RuntimeError(f"{reason} in a run")
+            _send_error(call.arrival, outcome, form.model.name, call.arrival.request_id)
+        del outcome  # the error's traceback may refer to this frame
+
+    def _count_failure(self, entry: Entry, model: str, arrival: Arrival, reason: str, stage: str) -> None:
+        entry.statistics.failed(reason, time.perf_counter_ns() - arrival.started_ns, stage)
+        if self._traces:
+            self._traces.failed(model, arrival, reason)
+
+
+def _refused_by(error: Any) -> str:
+    if isinstance(error, Overloaded):
+        return error.cause
+    return "refused" if isinstance(error, DeadlineExceeded) else ""
+
+
+def _send_error(arrival: Arrival, error: Exception, model: str, request_id: str) -> None:
+    token = ABOUT.set(About(model, request_id))
+    try:
+        arrival.reply(error)
+    finally:
+        ABOUT.reset(token)
 
 
 class _Gone(Exception):
@@ -317,8 +393,7 @@ def _prepared(call: Call, draft: Draft) -> Prepared | None:
         if call.leaves(time.monotonic()):
             raise _Gone
 
-    try:
+    with suppress(_Gone):
         go_on()
         return draft.prepare(go_on)
-    except _Gone:
-        return None
+    return None

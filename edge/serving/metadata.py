@@ -43,9 +43,7 @@ EXTENSIONS = (
 class Metadata:
     """Answers the RPCs that describe the server and its models; to describe one that is not ready is a RequestError.
 
-    Args:
-        default_timeout_seconds: the limit for requests without a deadline; None sets none.
-        extensions: names of enabled protocol extensions, in addition to :data:`EXTENSIONS`.
+    ``extensions`` are enabled beside :data:`EXTENSIONS`.
     """
 
     def __init__(

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from edge.errors import InvalidRequest, Raw
-from edge.pb import inference_pb2 as pb
 from edge.programs.sampling import LONGEST_STOP, MOST_STOPS
 from edge.protocol import LOGPROBS, STREAM_PARTIAL
 from edge.scheduling.job import DEFAULT_PRIORITY, PRIORITY_LEVELS
-from edge.serving.request import MOST_PARAMETERS, check_name, check_number
+from edge.serving.request import Values, check_name, parameter_kind
 
 #: Also the parameters of the response that name the tier that answered, and the reason for its choice.
 TIER, TIER_REASON = "tier", "tier_reason"
@@ -80,29 +79,28 @@ class Parameters(NamedTuple):
     alpha: float | None = None
 
 
-def parse(request: pb.ModelInferRequest) -> Parameters:
+def parse(given: Values) -> Parameters:
     """Return a request's parameters; none may be misspelt, mistyped, out of range, reserved or of a sequence."""
-    if not request.parameters:
+    if not given:
         return Parameters()
-    check_number("parameters", len(request.parameters), MOST_PARAMETERS, "the request")
     values: dict[str, Any] = {}
-    for name, parameter in request.parameters.items():
+    for name, value in given.items():
         if name not in _KINDS:
             _check_unknown(name)
             continue
-        kind = parameter.WhichOneof("parameter_choice")
+        kind = parameter_kind(value)
         if kind not in _KINDS[name]:
             expected = " or ".join(_KINDS[name])
             raise InvalidRequest(f"parameter {name!r}", given=kind, expected=expected, fix="Send it with that type.")
-        values[name] = getattr(parameter, kind)
+        values[name] = value
     for name in ("timeout", "priority"):
         if values.get(name, 0) < 0:
-            given = values[name]
-            raise InvalidRequest(f"parameter {name!r}", given=given, expected="0 or more", fix="0 is the default.")
+            subject, expected = f"parameter {name!r}", "0 or more"
+            raise InvalidRequest(subject, given=values[name], expected=expected, fix="0 is the default.")
     for name in ("sequence_id", "sequence_start", "sequence_end"):
-        if given := values.get(name):
+        if values.get(name):
             expected, fix = "none: no model keeps state", "Leave the sequence parameters out."
-            raise InvalidRequest(f"parameter {name!r}", given=given, expected=expected, fix=fix)
+            raise InvalidRequest(f"parameter {name!r}", given=values[name], expected=expected, fix=fix)
     priority = values.get("priority") or DEFAULT_PRIORITY
     if priority > PRIORITY_LEVELS:
         expected = f"1, the highest, to {PRIORITY_LEVELS}, or 0"
@@ -155,7 +153,6 @@ def _stops(given: str) -> tuple[str, ...]:
 
 
 def _check_unknown(name: str) -> None:
-    """Raise an error for a name that is reserved, misspelt or too long."""
     check_name("parameter name", name)
     if name.startswith("triton_"):
         fix = "Names that start with triton_ are the protocol's; choose another one."

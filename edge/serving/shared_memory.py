@@ -1,8 +1,7 @@
 """Tensors in POSIX shared memory: a client on this host registers a region once, and its requests refer to it.
 
-The server reads and writes regions through their file and does not map them. A client that shrinks a mapped object
-would end the server with SIGBUS, and one that changes an input after its check could make the runtime read unchecked
-data. A read is a copy, which costs no more than the copy of a raw tensor in a message.
+The server copies through the object's file. Were it mapped, a client that shrinks the object would end the server with
+SIGBUS, and one that changes an input after its check could make the runtime read unchecked data.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import Any
 
 from edge.errors import AlreadyThere, InvalidRequest, NotFound, Overloaded, Raw, Unsupported
 from edge.pb import inference_pb2 as pb
+from edge.serving.request import parameter_kind
 
 #: Where Linux keeps POSIX shared memory objects.
 DIRECTORY = Path("/dev/shm")
@@ -27,13 +27,17 @@ _MAX_NAME_BYTES = 255
 #: Semaphores are in the same directory, and so are the objects of Triton's Python backend.
 _RESERVED = ("sem.", "triton_python_backend_shm_region")
 _REGION, _BYTE_SIZE, _OFFSET = "shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"
-_INTEGERS = ("int64_param", "uint64_param")
-_KINDS: dict[str, tuple[str, ...]] = {_REGION: ("string_param",), _BYTE_SIZE: _INTEGERS, _OFFSET: _INTEGERS}
+_INTEGERS = (int, ("int64_param", "uint64_param"))
+_KINDS: dict[str, tuple[type, tuple[str, ...]]] = {
+    _REGION: (str, ("string_param",)),
+    _BYTE_SIZE: _INTEGERS,
+    _OFFSET: _INTEGERS,
+}
 
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """A part of a shared memory object. Its file is closed once neither the registry nor a window refers to it."""
+    """A part of a shared memory object. Its file is closed once neither the registry nor a tensor refers to it."""
 
     name: str
     key: str  # the name of the object
@@ -47,7 +51,7 @@ class Region:
 
 
 @dataclass(frozen=True)
-class Window:
+class TensorRegion:
     """The part of a region that holds one tensor; it keeps an unregistered region open until the request ends."""
 
     region: Region
@@ -139,7 +143,7 @@ class SharedMemory:
         """Return a region, or all of them without a name."""
         return [self._region(name)] if name else list(self._regions.values())
 
-    def window(self, name: str, offset: int, byte_size: int, subject: str, *, write: bool) -> Window:
+    def part(self, name: str, offset: int, byte_size: int, subject: str, *, write: bool) -> TensorRegion:
         """Return the part of a region for one tensor, ``subject``; ``write`` says whether it is an output."""
         region = self._region(name)
         if write and not region.writable:
@@ -155,7 +159,7 @@ class SharedMemory:
             given, expected = Raw(f"{byte_size} bytes"), f"at most {self._max_tensor_bytes}"
             fix = "Split the request, or start the server with a larger --max-message-bytes."
             raise InvalidRequest(subject_there, given=given, expected=expected, fix=fix)
-        return Window(region, offset, byte_size, subject)
+        return TensorRegion(region, offset, byte_size, subject)
 
     def _region(self, name: str) -> Region:
         if name not in self._regions:
@@ -190,44 +194,35 @@ class SharedMemory:
             raise kind(subject, given=given, expected=expected, fix=fix) from None
 
 
-def is_shared(parameters: Mapping[str, pb.InferParameter]) -> bool:
+def is_shared(parameters: Mapping[str, Any]) -> bool:
     """Return whether the parameters of a tensor refer to shared memory."""
     return bool(parameters) and any(name in parameters for name in _KINDS)  # most tensors have no parameters
 
 
-def window_of(
-    parameters: Mapping[str, pb.InferParameter], shared_memory: SharedMemory | None, subject: str, *, write: bool
-) -> Window:
+def tensor_region(
+    parameters: Mapping[str, Any], shared_memory: SharedMemory | None, subject: str, *, write: bool
+) -> TensorRegion:
     """Return the part of a region that the parameters of a tensor refer to."""
     if shared_memory is None:
         raise no_shared_memory(subject)
     values: dict[str, Any] = {_OFFSET: 0}
-    for name, allowed in _KINDS.items():
-        kind = parameters[name].WhichOneof("parameter_choice") if name in parameters else None
-        if kind in allowed:
-            values[name] = getattr(parameters[name], kind)
+    for name, (kind, fields) in _KINDS.items():
+        value = parameters.get(name)
+        if type(value) is kind:
+            values[name] = value
         elif name in parameters or name != _OFFSET:
-            given, expected = Raw(f"{name} as {kind or 'nothing'}"), " or ".join(allowed)
+            given, expected = Raw(f"{name} as {parameter_kind(value) or 'nothing'}"), " or ".join(fields)
             fix = f"Send {_REGION} and {_BYTE_SIZE}, and {_OFFSET} unless it is 0."
             raise InvalidRequest(f"{subject} in shared memory", given=given, expected=expected, fix=fix)
-    return shared_memory.window(values[_REGION], values[_OFFSET], values[_BYTE_SIZE], subject, write=write)
+    return shared_memory.part(values[_REGION], values[_OFFSET], values[_BYTE_SIZE], subject, write=write)
 
 
-def output_windows(request: pb.ModelInferRequest, shared_memory: SharedMemory | None) -> dict[str, Window]:
-    """Return the shared memory of the outputs that a request sends there, by output name."""
-    return {
-        output.name: window_of(output.parameters, shared_memory, f"output {output.name!r}", write=True)
-        for output in request.outputs
-        if is_shared(output.parameters)
-    }
-
-
-def describe(tensor: pb.ModelInferResponse.InferOutputTensor, window: Window, byte_size: int) -> None:
+def describe(tensor: pb.ModelInferResponse.InferOutputTensor, part: TensorRegion, byte_size: int) -> None:
     """Add the region, the offset and the size of an output in shared memory to its parameters."""
-    tensor.parameters[_REGION].string_param = window.region.name
+    tensor.parameters[_REGION].string_param = part.region.name
     tensor.parameters[_BYTE_SIZE].int64_param = byte_size
-    if window.offset:
-        tensor.parameters[_OFFSET].int64_param = window.offset
+    if part.offset:
+        tensor.parameters[_OFFSET].int64_param = part.offset
 
 
 def no_shared_memory(subject: str) -> Unsupported:

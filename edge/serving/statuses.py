@@ -30,23 +30,23 @@ class Code(IntEnum):
     UNAUTHENTICATED = 16
 
 
-class Status(NamedTuple):
+class ErrorStatus(NamedTuple):
     """gRPC's status code, and the HTTP status: Triton's where Triton has a similar error."""
 
     grpc: Code
     http: int
 
 
-STATUSES: Final[dict[type[errors.RequestError], Status]] = {
-    errors.InvalidRequest: Status(Code.INVALID_ARGUMENT, 400),
-    errors.NotFound: Status(Code.NOT_FOUND, 404),
-    errors.AlreadyThere: Status(Code.ALREADY_EXISTS, 409),
-    errors.Unauthenticated: Status(Code.UNAUTHENTICATED, 401),
-    errors.PermissionDenied: Status(Code.PERMISSION_DENIED, 403),
-    errors.LoadFailed: Status(Code.FAILED_PRECONDITION, 400),
-    errors.ModelNotReady: Status(Code.UNAVAILABLE, 503),
-    errors.Overloaded: Status(Code.RESOURCE_EXHAUSTED, 429),
-    errors.DeadlineExceeded: Status(Code.DEADLINE_EXCEEDED, 504),
-    errors.Unsupported: Status(Code.UNIMPLEMENTED, 501),
-    errors.RunnerError: Status(Code.INTERNAL, 500),
+STATUSES: Final[dict[type[errors.RequestError], ErrorStatus]] = {
+    errors.InvalidRequest: ErrorStatus(Code.INVALID_ARGUMENT, 400),
+    errors.NotFound: ErrorStatus(Code.NOT_FOUND, 404),
+    errors.AlreadyThere: ErrorStatus(Code.ALREADY_EXISTS, 409),
+    errors.Unauthenticated: ErrorStatus(Code.UNAUTHENTICATED, 401),
+    errors.PermissionDenied: ErrorStatus(Code.PERMISSION_DENIED, 403),
+    errors.LoadFailed: ErrorStatus(Code.FAILED_PRECONDITION, 400),
+    errors.ModelNotReady: ErrorStatus(Code.UNAVAILABLE, 503),
+    errors.Overloaded: ErrorStatus(Code.RESOURCE_EXHAUSTED, 429),
+    errors.DeadlineExceeded: ErrorStatus(Code.DEADLINE_EXCEEDED, 504),
+    errors.Unsupported: ErrorStatus(Code.UNIMPLEMENTED, 501),
+    errors.RunnerError: ErrorStatus(Code.INTERNAL, 500),
 }

@@ -15,9 +15,9 @@ from typing import Any, Final, TypeVar
 from edge.errors import INTERNAL, Overloaded, RequestError
 from edge.pb import inference_pb2 as pb
 from edge.protocol import FINAL_RESPONSE, STREAM_PARTIAL, STREAM_RETRY_AFTER_MS
-from edge.serving.call import Call
+from edge.serving.call import Call, Encoder, InferResponse, MessageEncoder
 from edge.serving.inference import InferenceService
-from edge.serving.request import MOST_NAME_CHARS
+from edge.serving.request import MOST_NAME_CHARS, InferRequest
 
 log = logging.getLogger(__name__)
 
@@ -31,50 +31,41 @@ DRAINING: Final = "the server is going down and takes no further request"
 
 #: Returns the next request, or None at the end. May raise an error that ends the stream.
 Read = Callable[[], Awaitable[pb.ModelInferRequest | None]]
-#: Sends a response, and waits while the client cannot take more.
-Write = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
+#: Sends a message, and waits while the client cannot take more.
+WriteMessage = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
+#: Sends a response, and whether it is the last one to its request, and waits while the client cannot take more.
+WriteResponse = Callable[[InferResponse, bool], Awaitable[None]]
 
 
 class Draining(Exception):
     """The server is shutting down and reads no further request."""
 
 
-class _Exchange:
+class _StreamedRequest:
     """One request of a stream, and its responses."""
 
     def __init__(self, at_once: bool) -> None:
         self.at_once = at_once  # whether to send responses as they come, as for partial answers, or in their order
-        self.call: Call | None = None  # once it has had a partial answer
-        self.final: pb.ModelStreamInferResponse | Exception | None = None  # an error is raised
-        self.task: asyncio.Task[None]
+        self.call: Call | None = None  # while it is in progress
+        self.final: Any = None  # the last response; an error is raised
 
 
 class _Outbox:
-    """The exchanges of one stream, and those that have something to send, in turns.
+    """The exchanges of one stream, and those that have something to send, in turns."""
 
-    Args:
-        together: whether the first error is raised, or each one sent in place of its response.
-    """
-
-    def __init__(self, *, together: bool = False) -> None:
-        self.together = together
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder = encoder
         self.room = asyncio.Semaphore(MAX_IN_FLIGHT)
-        self.running: set[_Exchange] = set()
-        self.ready: asyncio.Queue[_Exchange | None] = asyncio.Queue()  # None after the last request
-        self._order: deque[_Exchange] = deque()  # without partial answers, and not ready
+        self.running: set[_StreamedRequest] = set()
+        self.ready: asyncio.Queue[_StreamedRequest | None] = asyncio.Queue()  # None after the last request
+        self._order: deque[_StreamedRequest] = deque()  # without partial answers, and not ready
 
-    def add(self, exchange: _Exchange) -> None:
-        """Add the exchange of the next request."""
+    def add(self, exchange: _StreamedRequest) -> None:
         self.running.add(exchange)
         if not exchange.at_once:
             self._order.append(exchange)
 
-    def progressed(self, exchange: _Exchange, call: Call) -> None:
-        """Send the partial answers of an exchange."""
-        exchange.call = call
-        self.ready.put_nowait(exchange)
-
-    def answered(self, exchange: _Exchange, final: pb.ModelStreamInferResponse | Exception) -> None:
+    def answered(self, exchange: _StreamedRequest, final: Any) -> None:
         """Send the last response of an exchange, or raise its error: at once, or in the order of the requests."""
         exchange.final = final
         if exchange.at_once:
@@ -92,25 +83,32 @@ class Streams:
         self._service = service
         self._draining = draining
 
-    async def answer(self, read: Read, write: Write, deadline: float | None) -> None:
-        """Answer one stream. Cancelling this cancels all of its requests.
+    async def answer(self, read: Read, write: WriteMessage, deadline: float | None) -> None:
+        """Answer one stream. Cancelling this cancels all of its requests. ``deadline`` is in ``time.monotonic()``
+        seconds.
 
-        An error affects only its own request and is returned in the response to it. ``deadline`` is the stream's, in
-        ``time.monotonic()`` seconds. Draining, and an error of ``read``, are raised once the requests so far are
-        answered.
+        An error is returned in the response to its own request. Draining, and an error of ``read``, are raised once the
+        requests so far are answered.
         """
-        outbox = _Outbox()
-        await self._answer(self._read(read, deadline, outbox), write, outbox)
 
-    async def answer_all(self, requests: Iterable[pb.ModelInferRequest], write: Write) -> None:
+        async def write_message(message: pb.ModelStreamInferResponse, final: bool) -> None:
+            message.infer_response.parameters[FINAL_RESPONSE].bool_param = final
+            await write(message)
+
+        outbox = _Outbox(MessageEncoder(stream=True))
+        await self._answer(self._read(read, deadline, outbox), write_message, outbox)
+
+    async def answer_all(self, requests: Iterable[InferRequest], write: WriteResponse) -> None:
         """Answer requests that belong together, as the answers come. Cancelling this cancels all of them.
 
         The first error is raised, and cancels the other requests. A shutdown does not stop this.
         """
-        outbox = _Outbox(together=True)
+        outbox = _Outbox(Encoder())
         await self._answer(self._begin_all(requests, outbox), write, outbox)
 
-    async def _answer(self, reading: Coroutine[Any, Any, None], write: Write, outbox: _Outbox) -> None:
+    async def _answer(
+        self, reading: Coroutine[Any, Any, None], write: Callable[[Any, bool], Awaitable[None]], outbox: _Outbox
+    ) -> None:
         reader, ended = asyncio.create_task(reading), False
         self.open += 1
         try:
@@ -123,18 +121,19 @@ class Streams:
             await reader  # raises the reason for the end, unless the client ended the stream
         finally:
             self.in_flight -= len(outbox.running)
+            for exchange in outbox.running:
+                self._service.cancel(exchange.call)
             try:
-                await _cancel([reader, *(exchange.task for exchange in outbox.running)])
+                await _cancel(reader)
             finally:
                 self.open -= 1
 
-    async def _send(self, exchange: _Exchange, outbox: _Outbox, write: Write) -> None:
+    async def _send(
+        self, exchange: _StreamedRequest, outbox: _Outbox, write: Callable[[Any, bool], Awaitable[None]]
+    ) -> None:
         """Send the next partial answer of an exchange that has one, or else its last response."""
-        so_far = self._service.partial(exchange.call) if exchange.call else None
-        if so_far:
-            response = pb.ModelStreamInferResponse(infer_response=so_far)
-            response.infer_response.parameters[FINAL_RESPONSE].bool_param = False
-            await write(response)
+        if exchange.call and (response := self._service.partial(exchange.call)):
+            await write(response, False)
             outbox.ready.put_nowait(exchange)  # the others first
             await asyncio.sleep(0)  # more answers may come all the time, and other streams have to go on
         elif isinstance(exchange.final, Exception):
@@ -144,7 +143,7 @@ class Streams:
             finally:
                 del error
         elif exchange.final:
-            await write(exchange.final)
+            await write(exchange.final, True)
             outbox.running.discard(exchange)
             self.in_flight -= 1
             outbox.room.release()
@@ -154,59 +153,53 @@ class Streams:
         try:
             while await outbox.room.acquire() and (request := await _until(draining, read)) is not None:
                 streams = STREAM_PARTIAL in request.parameters and request.parameters[STREAM_PARTIAL].bool_param
-                self._begin(request, deadline, _Exchange(streams), outbox)
+                names = [name[:MOST_NAME_CHARS] for name in (request.id, request.model_name, request.model_version)]
+                exchange = _StreamedRequest(streams)
+                self._begin(request, deadline, exchange, outbox, partial(_answer_with_message, outbox, exchange, names))
         finally:
             draining.cancel()
             outbox.ready.put_nowait(None)
 
-    async def _begin_all(self, requests: Iterable[pb.ModelInferRequest], outbox: _Outbox) -> None:
+    async def _begin_all(self, requests: Iterable[InferRequest], outbox: _Outbox) -> None:
         try:
             for request in requests:
                 await outbox.room.acquire()
-                self._begin(request, None, _Exchange(at_once=True), outbox)
+                exchange = _StreamedRequest(at_once=True)
+                self._begin(request, None, exchange, outbox, partial(outbox.answered, exchange))
                 await asyncio.sleep(0)  # so that one which is refused at once ends this
         finally:
             outbox.ready.put_nowait(None)
 
     def _begin(
-        self, request: pb.ModelInferRequest, deadline: float | None, exchange: _Exchange, outbox: _Outbox
+        self,
+        request: pb.ModelInferRequest | InferRequest,
+        deadline: float | None,
+        exchange: _StreamedRequest,
+        outbox: _Outbox,
+        reply: Callable[[Any], None],
     ) -> None:
-        exchange.task = asyncio.create_task(self._infer(request, deadline, exchange, outbox))
         outbox.add(exchange)
         self.in_flight += 1
-
-    async def _infer(
-        self, request: pb.ModelInferRequest, deadline: float | None, exchange: _Exchange, outbox: _Outbox
-    ) -> None:
-        response = pb.ModelStreamInferResponse()
-        request_id = request.id[:MOST_NAME_CHARS]
-        try:
-            told = partial(outbox.progressed, exchange)
-            response.infer_response.CopyFrom(await self._service.infer(request, deadline, told))
-        except Exception as error:
-            if outbox.together:
-                outbox.answered(exchange, error)
-                return
-            _describe(error, response, request, request_id)
-        response.infer_response.parameters[FINAL_RESPONSE].bool_param = True
-        outbox.answered(exchange, response)
+        on_partial = partial(outbox.ready.put_nowait, exchange)
+        exchange.call = self._service.start(request, deadline, reply, outbox.encoder, on_partial)
 
 
-def _describe(
-    error: Exception, response: pb.ModelStreamInferResponse, request: pb.ModelInferRequest, request_id: str
-) -> None:
-    """Make a response tell of an error; one that is not expected goes to the log."""
-    answer = response.infer_response
-    name, version = request.model_name[:MOST_NAME_CHARS], request.model_version[:MOST_NAME_CHARS]
-    answer.id, answer.model_name, answer.model_version = request_id, name, version
-    if not isinstance(error, RequestError):
-        log.error("a request of a stream failed", exc_info=error)
-        response.error_message = INTERNAL
-        return
-    log.debug("request %r of a stream to %r: %s", request_id, name, error)
-    response.error_message = str(error)
-    if isinstance(error, Overloaded) and error.retry_after_ms:
-        answer.parameters[STREAM_RETRY_AFTER_MS].int64_param = error.retry_after_ms
+def _answer_with_message(outbox: _Outbox, exchange: _StreamedRequest, names: list[str], outcome: Any) -> None:
+    """Answer a request of a client with a message, also if it failed; an unexpected error goes to the log."""
+    if isinstance(outcome, Exception):
+        error, outcome = outcome, pb.ModelStreamInferResponse()
+        answer = outcome.infer_response
+        answer.id, answer.model_name, answer.model_version = names
+        if not isinstance(error, RequestError):
+            log.error("a request of a stream failed", exc_info=error)
+            outcome.error_message = INTERNAL
+        else:
+            log.debug("request %r of a stream to %r: %s", names[0], names[1], error)
+            outcome.error_message = str(error)
+            if isinstance(error, Overloaded) and error.retry_after_ms:
+                answer.parameters[STREAM_RETRY_AFTER_MS].int64_param = error.retry_after_ms
+        del error  # its traceback may refer to this frame
+    outbox.answered(exchange, outcome)
 
 
 async def _until(draining: asyncio.Future[Any], read: Callable[[], Awaitable[T]]) -> T:
@@ -220,11 +213,9 @@ async def _until(draining: asyncio.Future[Any], read: Callable[[], Awaitable[T]]
         return reading.result()
     finally:
         if not reading.done():
-            await _cancel([reading])
+            await _cancel(reading)
 
 
-async def _cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:
-    tasks = list(tasks)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+async def _cancel(task: asyncio.Future[Any]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

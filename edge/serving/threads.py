@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from edge.errors import Overloaded, Raw
 from edge.scheduling.queue import JobQueue
+from edge.serving.call import outcome_of
 
 log = logging.getLogger(__name__)
 
@@ -20,10 +22,7 @@ _MOST_THREADS: Final = 4
 
 
 class Threads:
-    """Runs work in the order of its arrival; for the event loop in which it is created.
-
-    ``queue`` has the limits that count the requests that wait here, and their bytes, too.
-    """
+    """Runs work in the order of its arrival, within the limits of the queue; for the event loop that creates it."""
 
     def __init__(self, queue: JobQueue) -> None:
         self._queue = queue
@@ -36,8 +35,7 @@ class Threads:
     ) -> None:
         """Run work that holds so many bytes; ``done`` gets its result or its error, on the event loop.
 
-        Raises:
-            Overloaded: too many requests, or bytes, wait, and this request is not ``accepted`` already.
+        Raise an Overloaded if too many requests, or bytes, wait, and this request is not ``accepted`` already.
         """
         if not accepted:
             self._check(size_bytes)
@@ -46,25 +44,14 @@ class Threads:
         self._threads.submit(self._run, size_bytes, work, done)
 
     async def run(self, size_bytes: int, work: Callable[[], T], *, accepted: bool = False) -> T:
-        """Return the result of work that holds so many bytes; it does not begin after a cancellation of this.
+        """Return the result of work, as :meth:`submit`; it does not begin after a cancellation of this."""
+        gone = threading.Event()
 
-        Raises:
-            Overloaded: as in :meth:`submit`.
-        """
-        outcome: asyncio.Future[T | Exception] = self._loop.create_future()
+        def start(done: Callable[[Any], None]) -> None:
+            self.submit(size_bytes, lambda: None if gone.is_set() else work(), done, accepted=accepted)
 
-        def done(end: T | Exception) -> None:
-            if not outcome.done():
-                outcome.set_result(end)
-
-        self.submit(size_bytes, lambda: None if outcome.cancelled() else work(), done, accepted=accepted)
-        end = await outcome
-        if isinstance(end, Exception):
-            try:
-                raise end
-            finally:
-                del end, outcome, done  # the error's traceback refers to this frame
-        return end
+        result: T = await outcome_of(start, lambda _: gone.set())
+        return result
 
     def _check(self, size_bytes: int) -> None:
         queue, cause = self._queue, ""

@@ -1,7 +1,6 @@
-"""OpenTelemetry traces: a span for each request, and child spans for its stages.
+"""OpenTelemetry traces: a span for each request, and child spans for its stages, made at its end from measured times.
 
-A request with a W3C trace context (``traceparent``) continues the caller's trace and follows its sampling decision; a
-share of the others is sampled. Spans are created at the end of a request, from times that the server takes anyway.
+A request with a W3C trace context (``traceparent``) follows its sampling decision; a share of the others is sampled.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, Final
 from edge import __version__
 from edge.errors import Raw, UsageError
 from edge.protocol import INFERENCE
-from edge.serving.call import Call
+from edge.serving.call import Arrival, Call
 
 #: The trace context headers of a call. A transport sets it, and the tasks of the call inherit it.
 Carrier = dict[str, str]
@@ -33,14 +32,10 @@ def carry(metadata: Iterable[tuple[str, str | bytes]]) -> None:
 
 
 class Traces:
-    """Sends spans to a collector in the background, and drops those that it cannot take; requests never wait for it.
+    """Sends spans to a collector in the background, and drops those that it cannot take.
 
-    Args:
-        endpoint: a collector for OTLP over gRPC, ``http://host:port`` or ``https://host:port``.
-        ratio: the sampled share of requests without a trace context, 0 to 1.
-
-    Raises:
-        UsageError: the OpenTelemetry SDK is not installed.
+    ``endpoint`` takes OTLP over gRPC, as ``http://host:port`` or ``https://host:port``; ``ratio`` is the sampled share
+    of requests without a trace context. Without the OpenTelemetry SDK this raises a UsageError.
     """
 
     def __init__(self, endpoint: str, ratio: float) -> None:
@@ -75,14 +70,14 @@ class Traces:
         """Trace a request that was just answered; ``tier`` is empty for a model with one tier."""
         timings = call.timings
         end_ns = time.perf_counter_ns()
-        span = self._begin(call.form.model.name, call.request_id, call.started_ns, call.trace_context)
+        span = self._begin(call.form.model.name, call.arrival)
         if span.is_recording():
             span.set_attributes({"fewheads.rows": call.rows, "fewheads.batch_rows": call.batch_rows})
             if tier:
                 span.set_attributes({"fewheads.tier": tier, "fewheads.tier_reason": call.tier_reason})
             inside = self._inside(span)
             for stage, begun_ns, length_ns in (
-                ("compute_input", call.started_ns, timings.compute_input_ns),
+                ("compute_input", call.arrival.started_ns, timings.compute_input_ns),
                 ("queue", call.queued_ns, timings.queue_ns),
                 ("compute_infer", call.computed_ns - timings.compute_infer_ns, timings.compute_infer_ns),
                 ("compute_output", end_ns - timings.compute_output_ns, timings.compute_output_ns),
@@ -91,9 +86,9 @@ class Traces:
                 self._tracer.start_span(stage, inside, start_time=begun_ns).end(begun_ns + length_ns)
         span.end(self._epoch_ns + end_ns)
 
-    def failed(self, model: str, request_id: str, started_ns: int, reason: str, carrier: Carrier | None) -> None:
+    def failed(self, model: str, arrival: Arrival, reason: str) -> None:
         """Trace a request that just failed; ``reason`` is the class of its error."""
-        span = self._begin(model, request_id, started_ns, carrier)
+        span = self._begin(model, arrival)
         span.set_status(self._error(reason))
         span.end(self._epoch_ns + time.perf_counter_ns())
 
@@ -101,16 +96,16 @@ class Traces:
         """Send the remaining spans."""
         self._provider.shutdown()
 
-    def _begin(self, model: str, request_id: str, started_ns: int, carrier: Carrier | None) -> Any:
+    def _begin(self, model: str, arrival: Arrival) -> Any:
         return self._tracer.start_span(
             "ModelInfer",
-            self._extract(carrier) if carrier else None,
+            self._extract(arrival.trace_context) if arrival.trace_context else None,
             self._server,
             {
                 "rpc.service": INFERENCE,
                 "rpc.method": "ModelInfer",
                 "fewheads.model": model,
-                "fewheads.request_id": request_id,
+                "fewheads.request_id": arrival.request_id,
             },
-            start_time=self._epoch_ns + started_ns,
+            start_time=self._epoch_ns + arrival.started_ns,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import prod
@@ -12,8 +13,9 @@ import numpy as np
 from edge.datatypes import NUMPY_TYPES, WIRE_TYPES, Array, TensorSpec, byte_size
 from edge.errors import InvalidRequest, Raw
 from edge.pb import inference_pb2 as pb
-from edge.serving.request import MOST_PARAMETERS, check_name, check_number
-from edge.serving.shared_memory import SharedMemory, Window, is_shared, no_shared_memory, window_of
+from edge.scheduling.batching import byte_size as byte_size_of
+from edge.serving.request import InputTensor, RequestedOutput, check_name, parameter_kind
+from edge.serving.shared_memory import SharedMemory, TensorRegion, is_shared, no_shared_memory, tensor_region
 
 #: Datatype to its field of InferTensorContents. FP16 and BF16 are raw only.
 CONTENTS_FIELDS: dict[str, str] = {
@@ -40,16 +42,14 @@ _CHUNK: Final = 16 * 1024
 class Sent(NamedTuple):
     """A tensor that a request declares; its contents have the declared size, and are not decoded yet.
 
-    Attributes:
-        contents: raw, in shared memory, or typed.
-        size_bytes: of the contents; of BYTES, without the objects that they become.
-        elements: how many of them are converted one by one, numbers counted by the time of a text.
+    ``size_bytes`` are those of the contents, of BYTES without the objects that they become. ``elements`` are converted
+    one by one, numbers counted by the time of a text.
     """
 
     datatype: str
     shape: tuple[int, ...]
     subject: str
-    contents: bytes | Window | pb.InferTensorContents
+    contents: bytes | TensorRegion | pb.InferTensorContents | Array
     size_bytes: int
     elements: int
 
@@ -61,6 +61,8 @@ class Sent(NamedTuple):
     @property
     def copied(self) -> bool:
         """Whether :meth:`decode` copies it."""
+        if isinstance(self.contents, np.ndarray):
+            return False
         return self.datatype == "BOOL" or not isinstance(self.contents, bytes)
 
     def again(self, data: bytes) -> Sent:
@@ -71,6 +73,8 @@ class Sent(NamedTuple):
     def decode(self) -> Array:
         """Return the tensor; on any thread. Raise an InvalidRequest for elements that cannot be read."""
         contents = self.contents
+        if isinstance(contents, np.ndarray):
+            return contents
         if isinstance(contents, pb.InferTensorContents):
             return from_typed(contents, self.datatype, self.shape, self.subject)
         raw = contents if isinstance(contents, bytes) else contents.read()
@@ -78,28 +82,27 @@ class Sent(NamedTuple):
 
 
 def sent_inputs(
-    request: pb.ModelInferRequest,
+    inputs: Iterable[InputTensor],
     raw: Sequence[bytes],
     specs: Mapping[str, TensorSpec],
     shared_memory: SharedMemory | None = None,
 ) -> dict[str, Sent]:
-    """Return the request's tensors by name, after checks of names, datatypes, ranks, fixed dimensions and sizes.
+    """Return a request's tensors by name, after checks of names, datatypes, ranks, fixed dimensions and sizes.
 
-    No element is decoded, so the time does not grow with their number. The model checks which inputs are required, and
-    the limits of batch and profile. ``shared_memory`` is None if the server does not allow it.
+    No element is decoded, so the time does not grow with their number; the model checks the rest. ``raw`` are a
+    message's raw contents, one for each input that is not in shared memory, which is None if the server does not allow
+    it.
     """
-    named: dict[str, pb.ModelInferRequest.InferInputTensor] = {}
+    named: dict[str, InputTensor] = {}
     in_regions = 0
-    for tensor in request.inputs:  # ends at the first superfluous one, however many there are
-        name, parameters = tensor.name, tensor.parameters
+    for tensor in inputs:  # ends at the first superfluous one, however many there are
+        name = tensor.name
         if name not in specs:
             check_name("input name", name)
             raise InvalidRequest("input name", given=name, expected=f"one of {sorted(specs)}", fix=_METADATA_FIX)
         if name in named:
             raise _repeated(f"input {name!r}")
-        if parameters:
-            check_number("parameters", len(parameters), MOST_PARAMETERS, f"input {name!r}")
-            in_regions += is_shared(parameters)
+        in_regions += is_shared(tensor.parameters)
         named[name] = tensor
     in_messages = len(named) - in_regions
     if in_regions and shared_memory is None:
@@ -115,42 +118,38 @@ def sent_inputs(
 
 
 def _sent(
-    tensor: pb.ModelInferRequest.InferInputTensor,
+    tensor: InputTensor,
     contents: Iterator[bytes] | None,
     spec: TensorSpec,
     shared_memory: SharedMemory | None,
 ) -> Sent:
-    """Check what a tensor declares; ``contents`` are the raw ones that are left, None if they are typed."""
-    subject, datatype = f"input {tensor.name!r}", spec.datatype
+    """Check what a tensor declares; ``contents`` are the message's raw ones that are left, None without any."""
+    subject, datatype, shape = f"input {tensor.name!r}", spec.datatype, tensor.shape
     if tensor.datatype != datatype:
         raise InvalidRequest(f"{subject} datatype", given=tensor.datatype, expected=datatype, fix=_METADATA_FIX)
-    shape = tuple(tensor.shape)
     if min(shape, default=1) < 1 or not spec.accepts(shape):
         expected = f"{list(spec.shape)}, where -1 is any size above 0"
         raise InvalidRequest(f"{subject} shape", given=list(shape), expected=expected, fix=_METADATA_FIX)
     shared = is_shared(tensor.parameters)
-    if (contents or shared) and tensor.HasField("contents"):
+    if (contents or shared) and tensor.contents is not None:
         fix = "Send either contents, or raw_input_contents, or a region of shared memory."
         given = Raw(f"{'shared memory' if shared else 'raw'} and typed contents")
         raise InvalidRequest(subject, given=given, expected="one of them", fix=fix)
     if shared:
-        window = window_of(tensor.parameters, shared_memory, subject, write=False)
-        _check_size(window.byte_size, datatype, shape, subject)
-        return Sent(datatype, shape, subject, window, window.byte_size, prod(shape) if datatype == "BYTES" else 0)
-    if contents is not None:
-        data = next(contents)
-        _check_size(len(data), datatype, shape, subject)
-        return Sent(datatype, shape, subject, data, len(data), prod(shape) if datatype == "BYTES" else 0)
-    typed = tensor.contents
+        region = tensor_region(tensor.parameters, shared_memory, subject, write=False)
+        _check_size(region.byte_size, datatype, shape, subject)
+        return Sent(datatype, shape, subject, region, region.byte_size, prod(shape) if datatype == "BYTES" else 0)
+    typed = tensor.contents if contents is None else next(contents)
+    if isinstance(typed, bytes):
+        _check_size(len(typed), datatype, shape, subject)
+        return Sent(datatype, shape, subject, typed, len(typed), prod(shape) if datatype == "BYTES" else 0)
+    if isinstance(typed, np.ndarray):
+        return Sent(datatype, shape, subject, typed, byte_size_of({"": typed}), 0)
+    typed = typed or pb.InferTensorContents()
     count = check_typed(typed, datatype, shape, subject)
     if datatype == "BYTES":
         return Sent(datatype, shape, subject, typed, sum(map(len, typed.bytes_contents)), count)
     return Sent(datatype, shape, subject, typed, count * NUMPY_TYPES[datatype].itemsize, count // _NUMBERS_PER_TEXT)
-
-
-def decode_inputs(sent: Mapping[str, Sent]) -> dict[str, Array]:
-    """Return the tensors of :func:`sent_inputs`; on any thread."""
-    return {name: tensor.decode() for name, tensor in sent.items()}
 
 
 def from_raw(data: bytes, datatype: str, shape: tuple[int, ...], subject: str) -> Array:
@@ -237,42 +236,42 @@ def _bytes_array(elements: Iterable[bytes], shape: tuple[int, ...]) -> Array:
 
 
 def requested_outputs(
-    request: pb.ModelInferRequest, specs: Mapping[str, TensorSpec], on_request: Collection[str] = ()
+    outputs: Sequence[RequestedOutput], specs: Mapping[str, TensorSpec], on_request: Collection[str] = ()
 ) -> list[str]:
     """Return the names of the outputs to send, in the request's order; without any, all but those ``on_request``."""
     names: list[str] = []
-    for output in request.outputs:
+    for output in outputs:
         if output.name not in specs:
             check_name("output name", output.name)
             expected = f"one of {sorted(specs)}"
             raise InvalidRequest("output name", given=output.name, expected=expected, fix=_METADATA_FIX)
         if output.name in names:
             raise _repeated(f"output {output.name!r}")
-        if output.parameters:
-            check_number("parameters", len(output.parameters), MOST_PARAMETERS, f"output {output.name!r}")
         names.append(output.name)
     return names or [name for name in specs if name not in on_request]
 
 
-def requested_classes(request: pb.ModelInferRequest, specs: Mapping[str, TensorSpec]) -> dict[str, int]:
+def requested_classes(outputs: Sequence[RequestedOutput], specs: Mapping[str, TensorSpec]) -> dict[str, int]:
     """Return how many of the largest values a request wants, by output; raise an InvalidRequest if that is no number.
 
     ``specs`` contains the outputs that the request names.
     """
     classes: dict[str, int] = {}
-    for output in request.outputs:
+    for output in outputs:
         if _CLASSIFICATION not in output.parameters:
             continue
         subject = f"parameter {_CLASSIFICATION!r} of output {output.name!r}"
-        parameter = output.parameters[_CLASSIFICATION]
-        if parameter.WhichOneof("parameter_choice") != "int64_param" or parameter.int64_param < 1:
-            given, fix = Raw(f"{parameter}".strip() or "nothing"), "Send the number of values to return."
+        count = output.parameters[_CLASSIFICATION]
+        if type(count) is not int or count < 1:
+            kind = parameter_kind(count)
+            given = Raw(f"{kind}: {json.dumps(count)}" if kind else "nothing")
+            fix = "Send the number of values to return."
             raise InvalidRequest(subject, given=given, expected="an integer of 1 or more", fix=fix)
         datatype = specs[output.name].datatype
         if NUMPY_TYPES[datatype].kind not in "fiu":
             fix = "Rank an output of numbers, such as the logits."
             raise InvalidRequest(subject, given=datatype, expected="a datatype of numbers", fix=fix)
-        classes[output.name] = parameter.int64_param
+        classes[output.name] = count
     return classes
 
 

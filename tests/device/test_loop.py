@@ -27,7 +27,7 @@ from edge.scheduling.batching import BatchAssembler
 from edge.scheduling.continuous import ContinuousRun
 from edge.scheduling.job import Job
 from edge.scheduling.runs import Runs
-from edge.scheduling.tier_executor import TierExecutor
+from edge.scheduling.tier_executor import LoopExecutor
 from tests.device.software import LAUNCH, SoftwareDriver
 from tests.support.commands import answer, fewheads
 from tests.support.in_process import running_here
@@ -220,7 +220,7 @@ def test_rows_beside_one_that_cannot_be_dropped_begin_anew(
     bundle: Bundle, device_runners: LoopRunners, software: SoftwareDriver
 ) -> None:
     loop = loop_of(bundle, device_runners)
-    executor = TierExecutor("full", loop, BatchAssembler(bundle.manifest.inputs, {}), max_rows=4, on_gpu=True)
+    executor = LoopExecutor("full", loop, BatchAssembler(bundle.manifest.inputs, {}), max_rows=4, on_gpu=True)
     run = ContinuousRun(executor, Runs(1), 0, lambda: 0.0)
     values = (ENDLESS, 2, 1)
     dropped, *others = (Job(executor, {"xs": prompt(value)}, 1, options=limited(9)) for value in values)

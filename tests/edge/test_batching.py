@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -17,15 +19,16 @@ from edge.bundles.manifest import Serving
 from edge.bundles.steps import TokenizerPreprocess
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, RunnerError
+from edge.instruments.nonfinite import NonfiniteWarnings
 from edge.instruments.statistics import ModelStatistics
-from edge.pb import inference_pb2 as pb
 from edge.programs.program import Options
 from edge.repository.model import Model
 from edge.runtimes.build import load_runner
 from edge.runtimes.onnxruntime import OnnxRuntimeCpu
-from edge.scheduling.batching import BatchAssembler, Buckets, byte_size, split
-from edge.scheduling.job import Answer
+from edge.scheduling.batching import BatchAssembler, Buckets, byte_size, next_length, split
+from edge.scheduling.job import JobResult
 from edge.scheduling.latency import LatencyModel
+from edge.scheduling.runs import nonfinite
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import ServingOptions
 from edge.serving.call import ResponseBuilder
@@ -138,17 +141,17 @@ def test_only_the_culprit_of_a_run_fails(
 
 
 def test_no_label_is_made_from_nonfinite_logits(text_model: Model) -> None:
-    def build(names: list[str], logits: list[float]) -> pb.ModelInferResponse:
+    def build(names: list[str], logits: list[float]) -> Mapping[str, Array]:
         bad = () if np.isfinite(logits).all() else ("logits",)
-        answer = Answer({"logits": np.array([logits], np.float32)}, {}, bad)
-        return ResponseBuilder().build(text_model, answer, names, request_id="", tier="full", windows={})
+        answer = JobResult({"logits": np.array([logits], np.float32)}, {}, bad)
+        form: Any = SimpleNamespace(model=text_model, output_names=names, classes={})
+        return ResponseBuilder().build(form, answer, "", "full").outputs
 
-    assert build(["label"], [0.0, 1.0]).raw_output_contents[0].endswith(b"positive")
+    assert build(["label"], [0.0, 1.0])["label"].tolist() == [[b"positive"]]
     for wrong in (np.nan, np.inf):
         with pytest.raises(RunnerError, match=r"output 'label' .*: got a NaN or an infinity in 'logits', expected"):
             build(["logits", "label"], [0.0, wrong])
-        sent = np.frombuffer(build(["logits"], [0.0, wrong]).raw_output_contents[0], np.float32)
-        np.testing.assert_array_equal(sent, np.array([0.0, wrong], np.float32))
+        np.testing.assert_array_equal(build(["logits"], [0.0, wrong])["logits"], np.array([[0.0, wrong]], np.float32))
 
 
 def test_requests_with_equal_keys_may_share_a_run() -> None:
@@ -255,3 +258,128 @@ def test_tiers_join_rows_only_if_these_are_independent(tmp_path: Path, text_mode
     assert set(limits(loaded(bundle, tmp_path / "cache", batching=False)).values()) == {0}
     delayed = loaded(bundle, tmp_path / "cache", max_queue_delay_us=7)
     assert delayed.executors["full"].max_delay_seconds == 7e-6
+
+
+LONGEST, MOST_ROWS = 100, 6
+SIZES = [rows * tokens for rows in range(1, MOST_ROWS + 1) for tokens in (1, 8, 12, 16, 24, 32, 48, 64, 96, LONGEST)]
+
+
+def learnt(seconds: Callable[[int], float], runs: int = 32) -> LatencyModel:
+    """Return the table after some runs of every size."""
+    table = LatencyModel()
+    learn(table, seconds, runs)
+    return table
+
+
+def learn(table: LatencyModel, seconds: Callable[[int], float], runs: int) -> None:
+    for size in sorted({*SIZES}) * runs:
+        table.observe(size, seconds(size))
+
+
+def kernel_bound(size: int) -> float:
+    """Return the time of a device that needs a millisecond for the launches of a run."""
+    return max(1e-3, 2e-5 * size)
+
+
+@pytest.mark.parametrize(
+    "table", [None, LatencyModel(), learnt(kernel_bound, runs=31)], ids=["none", "new", "few runs"]
+)
+def test_lengths_double_and_rows_stay_without_measured_times(table: LatencyModel | None) -> None:
+    buckets = Buckets(LONGEST, MOST_ROWS, table)
+    shapes = [buckets.shape(3, tokens) for tokens in (1, 8, 9, 13, 17, 33, 97, LONGEST)]
+    assert shapes == [(3, 8), (3, 8), (3, 12), (3, 16), (3, 24), (3, 48), (3, LONGEST), (3, LONGEST)]
+
+
+def test_lengths_and_rows_that_take_the_same_time_share_a_bucket() -> None:
+    buckets = Buckets(LONGEST, MOST_ROWS, learnt(kernel_bound))
+    # 1 ms for up to 50 elements; one more bucket would cost more than a tenth.
+    assert [buckets.shape(1, tokens)[1] for tokens in (1, 9, 48, 49, 65, 96)] == [48, 48, 48, 64, 100, 100]
+    assert [buckets.shape(rows, 8) for rows in range(1, MOST_ROWS + 1)] == [
+        (1, 48), (2, 24), (4, 12), (4, 12), (6, 8), (6, 8)
+    ]  # fmt: skip
+    whole = Buckets(0, MOST_ROWS, learnt(kernel_bound))  # rows of a fixed length
+    assert [whole.shape(rows, 1) for rows in (1, 3, 5)] == [(1, 1), (4, 1), (6, 1)]
+
+
+def test_padding_costs_at_most_a_tenth_of_the_time() -> None:
+    def seconds(size: int) -> float:
+        return 1e-3 + 5e-6 * size
+
+    buckets = Buckets(LONGEST, MOST_ROWS, learnt(seconds))
+    used = set()
+    for rows in range(1, MOST_ROWS + 1):
+        for tokens in range(1, LONGEST + 1):
+            padded = buckets.shape(rows, tokens)
+            assert padded[0] >= rows
+            assert padded[1] >= tokens
+            least = rows * min(next_length(tokens), LONGEST)
+            # Sizes within a fourth root of two are timed as one.
+            assert seconds(padded[0] * padded[1]) <= 1.15 * seconds(least)
+            used.add(padded)
+    assert len(used) - MOST_ROWS * LONGEST // 64 < 0.6 * MOST_ROWS * 9  # without the runs that show their own times
+
+
+def test_buckets_follow_times_that_change() -> None:
+    table = learnt(kernel_bound)
+    buckets = Buckets(LONGEST, MOST_ROWS, table)
+    assert buckets.shape(1, 8) == (1, 48)
+    learn(table, lambda size: 1e-4 * size, runs=200)
+    assert [buckets.shape(1, 8) for _ in range(64)][-1] == buckets.shape(1, 8) == (1, 8)
+
+
+def test_padding_ends_when_only_shorter_runs_become_faster() -> None:
+    """A padded size is not run any more, so some runs stay as they are and show its time."""
+    buckets = Buckets(LONGEST, MOST_ROWS, table := learnt(lambda size: 1e-3))
+    for _ in range(64 * 20):
+        rows, tokens = buckets.shape(1, 8)
+        table.observe(rows * tokens, 1e-5 * rows * tokens)
+    assert buckets.shape(1, 8) == (1, 8)
+
+
+def test_slow_first_runs_do_not_make_a_size_share_a_bucket() -> None:
+    table = LatencyModel()
+    for run in range(32):
+        table.observe(8, 1e-3 if run else 0.1)  # the first one loads the device's code
+        table.observe(12, 1.5e-3)
+    assert Buckets(12, latency=table).shape(1, 8) == (1, 8)
+
+
+FLOATS = ("float16", "float32", "float64")
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("position", [0, 500, 999])
+def test_bad_number_is_found_anywhere(dtype: str, position: int) -> None:
+    for bad in (np.nan, np.inf, -np.inf):
+        array = np.zeros((1, 1000), dtype)
+        array[0, position] = bad
+        assert nonfinite({"good": np.zeros(3, dtype), "y": array}) == nonfinite({"y": array[::-1, ::-1]}) == ("y",)
+
+
+def test_extreme_numbers_and_other_types_are_no_bad_numbers() -> None:
+    limits = [np.finfo(dtype) for dtype in FLOATS]
+    for array in (
+        *(np.array([it.max, it.min, it.smallest_subnormal, -0.0], it.dtype) for it in limits),
+        *(np.array([b"nan", b"inf"], np.object_), np.array([2**63 - 1]), np.array([True])),
+        *(np.zeros(shape, np.float32) for shape in ((0, 4), ())),
+    ):
+        assert nonfinite({"y": array}) == ()
+
+
+def test_one_warning_per_model_and_period(caplog: pytest.LogCaptureFixture) -> None:
+    def logged() -> list[str]:
+        messages = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return messages
+
+    caplog.set_level(logging.WARNING, "edge.instruments.nonfinite")
+    warnings = NonfiniteWarnings(seconds=3600)
+    for _ in range(4):
+        warnings.found("m", "half", ["logits", "value"])
+    assert logged() == ["NaN or infinity in logits, value of model 'm', tier 'half'"]
+    warnings.found("other", "full", ["y"])
+    assert logged() == ["NaN or infinity in y of model 'other', tier 'full'"]
+    warnings._warned_at["m"] = 0.0  # an hour later
+    for _ in range(2):
+        warnings.found("m", "full", ["y"])
+    assert logged() == ["NaN or infinity in y of model 'm', tier 'full', and in 3 responses before"]

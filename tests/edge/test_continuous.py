@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,10 +15,10 @@ from edge.instruments.snapshot import Timings
 from edge.programs.loop import Loop, LoopSession
 from edge.programs.program import Computed, Finished, LoopLimits, Options, Program
 from edge.scheduling.batching import BatchAssembler
-from edge.scheduling.job import Job, PartialAnswers
+from edge.scheduling.job import Job
 from edge.scheduling.queue import JobQueue
 from edge.scheduling.scheduler import Scheduler
-from edge.scheduling.tier_executor import TierExecutor
+from edge.scheduling.tier_executor import LoopExecutor, TierExecutor
 from tests.support.jobs import VALUES, Awaited, occupied, submitted
 from tests.support.jobs import job_of as run_of
 from tests.support.loop_model import ENDLESS, MAX_BATCH_SIZE, XS, prompt
@@ -25,7 +26,7 @@ from tests.support.loop_model import ENDLESS, MAX_BATCH_SIZE, XS, prompt
 
 @pytest.fixture
 def executor(loop: Loop) -> TierExecutor:
-    return TierExecutor("full", loop, BatchAssembler(XS, {}), max_rows=MAX_BATCH_SIZE)
+    return LoopExecutor("full", loop, BatchAssembler(XS, {}), max_rows=MAX_BATCH_SIZE)
 
 
 @pytest.fixture
@@ -83,14 +84,14 @@ def test_runs_on_the_device_and_steps_of_a_loop_take_turns(scheduler: Scheduler,
 
 
 def test_end_of_a_thread_ends_all_requests_of_a_step(scheduler: Scheduler, executor: TierExecutor) -> None:
-    def tell(_: Job) -> None:
+    def publish(_: Job) -> None:
         raise ZeroDivisionError
 
     with occupied(scheduler):
         answered = submitted(scheduler, job_of(executor, ENDLESS, max_loops=1))
-        told = submitted(scheduler, job_of(executor, ENDLESS, max_loops=9, partials=PartialAnswers(), tell=tell))
+        streamed = submitted(scheduler, job_of(executor, ENDLESS, max_loops=9, partials=deque(), publish=publish))
     assert answered.result(5).outputs["loops"].tolist() == [[1]]
-    assert isinstance(told.exception(5), ModelNotReady)
+    assert isinstance(streamed.exception(5), ModelNotReady)
 
 
 class Unplugged(Loop):
@@ -108,7 +109,7 @@ class Unplugged(Loop):
 
 def test_loss_of_the_device_refuses_the_requests_of_a_step(scheduler: Scheduler, loop: Loop) -> None:
     program = Unplugged(loop.config, loop._runners)
-    executor = TierExecutor("full", program, BatchAssembler(XS, {}), max_rows=MAX_BATCH_SIZE, on_gpu=True)
+    executor = LoopExecutor("full", program, BatchAssembler(XS, {}), max_rows=MAX_BATCH_SIZE, on_gpu=True)
     with occupied(scheduler):
         jobs = [submitted(scheduler, job_of(executor, ENDLESS)) for _ in range(3)]
     assert [type(job.exception(5)) for job in jobs] == [ModelNotReady] * 3

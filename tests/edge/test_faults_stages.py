@@ -102,7 +102,7 @@ async def test_abandoned_call_leaves_nothing(model: Busy, stage: str, how: str) 
     before, answered = model.dropped(place or ""), model.reading().success_count
     async with at_stage(model, stage, how) as client:
         if stage == "queued" and how != "deadline":
-            held = 8 + len(take_apart(busy(1))[2])  # the tensor, and the message around it
+            held = 8 + len(take_apart(busy(1))[1])  # the tensor, and the message around it
             assert wait_until(lambda: gauges(model.ready, "queue_depth", "queue_bytes") == [1, held])
         if stage == "running":
             await asyncio.sleep(0.2)

@@ -15,10 +15,13 @@ import numpy as np
 import pytest
 
 from edge.bundles.expression import tokenize
+from edge.datatypes import TensorSpec
 from edge.errors import DeadlineExceeded, InvalidRequest, ModelNotReady, NotFound, RequestError
 from edge.pb import inference_pb2 as pb
 from edge.serving import forms
+from edge.serving.request import request_of
 from edge.serving.shared_memory import DIRECTORY, SharedMemory
+from edge.serving.wire import Sent, sent_inputs
 from tests.support.inference_service import Running, running_service
 from tests.support.jobs import occupied
 from tests.support.models import ORACLE, write_oracle_bundle
@@ -35,8 +38,8 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> Mock:
 
 @pytest.fixture
 def decodes(monkeypatch: pytest.MonkeyPatch) -> Mock:
-    spy = Mock(wraps=forms.decode_inputs)
-    monkeypatch.setattr(forms, "decode_inputs", spy)
+    spy = Mock(side_effect=Sent.decode)
+    monkeypatch.setattr(Sent, "decode", lambda tensor: spy(tensor))
     return spy
 
 
@@ -59,11 +62,17 @@ def value(response: pb.ModelInferResponse) -> float:
 
 
 def test_only_raw_contents_of_the_graphs_own_inputs_are_a_form() -> None:
-    request, inputs = good(), {"x": tokenize(["1 + 2"])}
-    contents = list(request.raw_input_contents)
-    assert forms.tensors_of(request, contents, inputs, {})
-    assert forms.tensors_of(request, [], inputs, {}) is None  # typed
-    assert forms.tensors_of(request, contents, {"tokens": inputs["x"]}, {}) is None  # preprocessed
+    def tensors(request: pb.ModelInferRequest, inputs: set[str]) -> object:
+        specs = {
+            name: TensorSpec(name, datatype, (-1, -1)) for name, datatype in (("x", "FP32"), ("expression", "BYTES"))
+        }
+        sent = sent_inputs(request_of(request).inputs, request.raw_input_contents, specs)
+        return forms._tensors_of(sent, inputs, {})
+
+    assert tensors(good(), {"x"})
+    assert tensors(good(), {"y"}) is None  # another input
+    assert tensors(typed(), {"x"}) is None
+    assert tensors(expression(b"1 + 2"), {"expression"}) is None
 
 
 @pytest.mark.parametrize("rows", [1, 2, 64])
@@ -260,9 +269,9 @@ async def test_number_of_forms_is_limited(running: Running, checks: Mock) -> Non
 async def test_size_of_a_form_is_limited(running: Running, checks: Mock) -> None:
     def of_bytes(count: int) -> pb.ModelInferRequest:
         request = parameter("note", string_param="")
-        key = len(forms.take_apart(parameter("note", string_param="x" * 3000))[2]) - 3000
+        key = len(forms.take_apart(parameter("note", string_param="x" * 3000))[1]) - 3000
         request.parameters["note"].string_param = "x" * (count - key)
-        assert len(forms.take_apart(pb.ModelInferRequest.FromString(request.SerializeToString()))[2]) == count
+        assert len(forms.take_apart(pb.ModelInferRequest.FromString(request.SerializeToString()))[1]) == count
         return request
 
     for count, checked in ((4096, 1), (4097, 2)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,16 @@ from edge.bundles.bundle import Bundle
 from edge.datatypes import Array
 from edge.errors import DeadlineExceeded, InvalidRequest, RunnerError
 from edge.programs import generate
-from edge.programs.generate import PROMPT_TOKENS, Generate, GenerationSession, token_limits
+from edge.programs.generate import PROMPT_TOKENS, Generate, GenerationSession
 from edge.programs.loop import Loop
 from edge.programs.program import AppliedHead, Computed, Finished, Joining, Options
 from edge.programs.sampling import Sampling
 from edge.protocol import STOPPED
 from edge.scheduling.batching import BatchAssembler
 from edge.scheduling.continuous import ContinuousRun
-from edge.scheduling.job import Job, PartialAnswers
+from edge.scheduling.job import Job
 from edge.scheduling.runs import Runs
-from edge.scheduling.tier_executor import TierExecutor
+from edge.scheduling.tier_executor import LoopExecutor, TextExecutor
 from tests.support.letters_model import (
     BYTES,
     FAILING,
@@ -44,7 +45,7 @@ GOES_ON, FAILS_LATER = "abc", "m"
 
 def options(max_tokens: int = 12, **how: Any) -> Options:
     sampling = Sampling(max_tokens, **how)
-    return Options("full", token_limits(sampling), sampling)
+    return Options("full", sampling=sampling)
 
 
 def texts(computed: Computed) -> list[str]:
@@ -186,15 +187,13 @@ def test_partial_texts_contain_no_part_of_a_stop_text(letters: Generate, stops: 
     cut = min([whole[: min(ends)].find(stop) for stop in stops if stop in whole[: min(ends)]], default=len(whole))
     session = letters.session(options())
     ended = session.add([Joining("", inputs_of(GOES_ON), options(stop=tuple(stops)))])
-    seen = []
+    seen = [""]
     while not ended:
-        seen += texts(session.partial("") or pytest.fail("no partial answer"))
+        seen.append(seen[-1] + texts(session.partial("") or pytest.fail("no partial answer"))[0])
         ended = session.step()
-    assert texts(ended[0].computed) == [whole[:cut]]
+    assert [seen[-1] + text for text in texts(ended[0].computed)] == [whole[:cut]]
     assert ended[0].computed.facts[STOPPED] == ["stop" if cut < len(whole) else "length"]
-    assert all(whole[:cut].startswith(text) for text in seen)
-    assert seen == sorted(seen, key=len)
-    for tokens, text in enumerate(seen, 1):
+    for tokens, text in enumerate(seen[1:], 1):
         ends = [whole[place:tokens] for place in range(tokens)]
         held = [len(end) for end in ends if any(stop.startswith(end) for stop in stops)]
         assert len(text) == tokens - max(held, default=0)
@@ -239,14 +238,13 @@ def test_characters_of_several_bytes_are_never_cut(bytes_model: Generate, start:
     for tokens in range(1, 12):
         session = bytes_model.session(options())
         ended = session.add([Joining("", inputs_of(start), options(tokens))])
-        seen = []
+        text = ""
         while not ended:
-            seen += texts(session.partial("") or pytest.fail("no partial answer"))
+            text += texts(session.partial("") or pytest.fail("no partial answer"))[0]
             ended = session.step()
-        (text,) = texts(ended[0].computed)
+        text += texts(ended[0].computed)[0]
         whole = spelt(continued(start, tokens), BYTES).decode(errors="replace")
         assert text == whole.rstrip("\ufffd")
-        assert all(text.startswith(part) for part in seen)
         assert bytes_model.compute(inputs_of(start), options(tokens)).outputs["text"].item().decode() == text
 
 
@@ -260,7 +258,7 @@ def run(letters: Generate, letters_bundle: Bundle) -> ContinuousRun:
 
 def run_of(letters: Generate, bundle: Bundle) -> ContinuousRun:
     assembler = BatchAssembler.of(bundle.manifest)
-    executor = TierExecutor("full", letters, assembler, max_rows=MAX_BATCH_SIZE, model=bundle.manifest.name)
+    executor = TextExecutor("full", letters, assembler, max_rows=MAX_BATCH_SIZE, model=bundle.manifest.name)
     return ContinuousRun(executor, Runs(1), 0, lambda: 0.0)
 
 
@@ -274,29 +272,24 @@ def answer_of(job: Job) -> tuple[Any, ...]:
 
 
 def test_first_token_is_sent_before_the_next_step(run: ContinuousRun) -> None:
-    told: list[Job] = []
-    job = job_of(run, GOES_ON, partials=PartialAnswers(), tell=told.append)
-    single = job_of(run, "ab", how=options(1), partials=PartialAnswers(), tell=told.append)
+    published: list[Job] = []
+    job = job_of(run, GOES_ON, partials=deque(), publish=published.append)
+    single = job_of(run, "ab", how=options(1), partials=deque(), publish=published.append)
     assert run.admit([job, single]) == [single]  # which needs no step
-    assert (told, answer_of(single)) == ([job], (["c"], [[1]], ["length"]))
+    assert (published, answer_of(single)) == ([job], (["c"], [[1]], ["length"]))
     assert job.partials
-    first = job.partials.take()
-    assert first
-    assert first.outputs["text"].tolist() == [[b"f"]]
-    assert job.partials.take() is None
+    assert job.partials.popleft().outputs["text"].tolist() == [[b"f"]]
     run.step()
-    second = job.partials.take()
-    assert second
-    assert second.outputs["text"].tolist() == [[b"fl"]]
+    assert [answer.outputs["text"].tolist() for answer in job.partials] == [[[b"l"]]]  # what is new
+    assert published == [job, job]  # when there was none
 
 
 def test_first_partial_answer_of_a_loop_follows_a_step(loop: Loop) -> None:
-    run = ContinuousRun(TierExecutor("full", loop, BatchAssembler(XS, {}), max_rows=4), Runs(1), 0, lambda: 0.0)
-    job = Job(run.executor, {"xs": prompt(1)}, 1, partials=PartialAnswers(), deadline=time.monotonic() + 60)
+    run = ContinuousRun(LoopExecutor("full", loop, BatchAssembler(XS, {}), max_rows=4), Runs(1), 0, lambda: 0.0)
+    job = Job(run.executor, {"xs": prompt(1)}, 1, partials=deque(), deadline=time.monotonic() + 60)
     job.best_effort = True
     run.admit([job])
-    assert job.partials
-    assert job.partials.take() is None
+    assert not job.partials
     job.deadline = time.monotonic() - 1
     assert run.step() == [job]
     assert isinstance(job.error, DeadlineExceeded)
@@ -325,16 +318,18 @@ def test_failing_text_fails_alone(run: ContinuousRun, caplog: pytest.LogCaptureF
 
 
 def test_stream_that_fails_between_two_steps_fails_alone(run: ContinuousRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    good, bad = (job_of(run, GOES_ON, partials=PartialAnswers()) for _ in range(2))
+    good, bad = (job_of(run, GOES_ON, partials=deque()) for _ in range(2))
     run.admit([good, bad])
     session = run._batch.session
     assert isinstance(session, GenerationSession)
-    monkeypatch.setattr(session._requests[bad][0], "shown", lambda: 1 / 0)
+    monkeypatch.setattr(session._requests[bad][0], "new_text", lambda: 1 / 0)
     assert run.step() == [bad]
     assert isinstance(bad.error, ZeroDivisionError)
     while run.jobs:
         run.step()
-    assert answer_of(good)[0] == [continued(GOES_ON)]
+    assert "".join([*(part.outputs["text"].item().decode() for part in good.partials or ()), *answer_of(good)[0]]) == (
+        continued(GOES_ON)
+    )
 
 
 def test_cancelled_text_frees_its_place_at_once(run: ContinuousRun) -> None:

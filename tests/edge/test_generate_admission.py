@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 
 from edge.bundles.bundle import Bundle
-from edge.programs.generate import Generate, token_limits
+from edge.programs.generate import Generate
 from edge.programs.program import Options
 from edge.programs.sampling import Sampling
 from edge.scheduling.admission import Admission
 from edge.scheduling.batching import BatchAssembler
 from edge.scheduling.continuous import ContinuousRun
 from edge.scheduling.job import Job
-from edge.scheduling.latency import LoopEstimate
 from edge.scheduling.queue import JobQueue
 from edge.scheduling.runs import Run, Runs
-from edge.scheduling.tier_executor import TierExecutor
+from edge.scheduling.tier_executor import TextExecutor
 from tests.support.inference_service import running_service
 from tests.support.jobs import occupied
 from tests.support.letters_model import (
@@ -38,17 +37,17 @@ NOW, STEP_SECONDS, TOKEN_SECONDS = 100.0, 0.01, 0.001
 
 
 @pytest.fixture
-def executor(letters: Generate, letters_bundle: Bundle) -> TierExecutor:
-    return TierExecutor("full", letters, BatchAssembler.of(letters_bundle.manifest), max_rows=MAX_BATCH_SIZE)
+def executor(letters: Generate, letters_bundle: Bundle) -> TextExecutor:
+    return TextExecutor("full", letters, BatchAssembler.of(letters_bundle.manifest), max_rows=MAX_BATCH_SIZE)
 
 
-def job_of(executor: TierExecutor, *prompts: str, max_tokens: int = 12) -> Job:
+def job_of(executor: TextExecutor, *prompts: str, max_tokens: int = 12) -> Job:
     sampling = Sampling(max_tokens)
-    options = Options("full", token_limits(sampling), sampling)
+    options = Options("full", sampling=sampling)
     return Job(executor, inputs_of(*prompts), len(prompts), options=options)
 
 
-def test_steps_are_learnt_by_rows_and_prompts_by_their_size(executor: TierExecutor) -> None:
+def test_steps_are_learnt_by_rows_and_prompts_by_their_size(executor: TextExecutor) -> None:
     run = ContinuousRun(executor, Runs(1), 0, lambda: 0.0)
     # The first two share a run, in which three rows have 30 tokens.
     prompts = [[PROMPT * 10], ["a" * 28, "ab"], [PROMPT]]
@@ -61,7 +60,7 @@ def test_steps_are_learnt_by_rows_and_prompts_by_their_size(executor: TierExecut
     assert known == [3, *range(83, 99)]
 
 
-def learnt(executor: TierExecutor) -> None:
+def learnt(executor: TextExecutor) -> None:
     for _ in range(200):
         for rows in range(1, MAX_BATCH_SIZE + 1):
             executor.latency.observe_step(rows, STEP_SECONDS)
@@ -69,7 +68,7 @@ def learnt(executor: TierExecutor) -> None:
             executor.joins.observe_step(size, TOKEN_SECONDS * size)
 
 
-def test_predicted_finish_has_each_prompt_once(executor: TierExecutor) -> None:
+def test_predicted_finish_has_each_prompt_once(executor: TextExecutor) -> None:
     learnt(executor)
     queue = JobQueue(100, 10**6)
     admission = Admission(queue, 1, True)
@@ -90,7 +89,7 @@ def test_predicted_finish_has_each_prompt_once(executor: TierExecutor) -> None:
     assert [call.call_seconds(0) for call in calls] == pytest.approx([128 * TOKEN_SECONDS, STEP_SECONDS])
 
 
-def test_steps_left_of_a_text_are_one_fewer_than_its_tokens(executor: TierExecutor) -> None:
+def test_steps_left_of_a_text_are_one_fewer_than_its_tokens(executor: TextExecutor) -> None:
     options = job_of(executor, PROMPT, max_tokens=9).options
     assert [executor.repeats_left(options, done) for done in (0, 3, 8)] == [8, 5, 0]
     for _ in range(200):
@@ -101,18 +100,22 @@ def test_steps_left_of_a_text_are_one_fewer_than_its_tokens(executor: TierExecut
     assert executor.latency.seconds(1) == pytest.approx(3 * STEP_SECONDS)
 
 
-def test_tokens_of_a_text_are_learnt_by_the_most_that_it_may_have() -> None:
-    learnt, limits = LoopEstimate(), [token_limits(Sampling(most)) for most in (8, 64, 256)]
-    assert [learnt.loops(one) for one in limits] == [8, 64, 256]
+def test_tokens_of_a_text_are_learnt_by_the_most_that_it_may_have(executor: TextExecutor) -> None:
+    texts = [Options("full", sampling=Sampling(most)) for most in (8, 64, 256)]
+
+    def tokens() -> list[float]:
+        return [executor.repeats(text, 0.0) + 1 for text in texts]
+
+    assert tokens() == [8, 64, 256]
     for _ in range(200):
-        learnt.observe(limits[0], 8)
-    assert [learnt.loops(one) for one in limits] == pytest.approx([8, 64, 256])  # they used up all that they had
+        executor.learn(texts[0], 8)
+    assert tokens() == pytest.approx([8, 64, 256])  # they used up all that they had
     for _ in range(200):
-        learnt.observe(limits[1], 16)
-    assert [learnt.loops(one) for one in limits] == pytest.approx([8, 16, 64])
-    learnt.observe(limits[1], 24)
-    assert learnt.loops(limits[1]) == pytest.approx(17)
-    assert learnt.loops(limits[1], 2) == pytest.approx(17 + 2 * 8 / 4)
+        executor.learn(texts[1], 16)
+    assert tokens() == pytest.approx([8, 16, 64])
+    executor.learn(texts[1], 24)
+    assert tokens()[1] == pytest.approx(17)
+    assert executor.repeats(texts[1], 2) + 1 == pytest.approx(17 + 2 * 8 / 4)
 
 
 async def test_request_that_a_run_can_meet_is_admitted_whatever_its_prompt(tmp_path: Path) -> None:

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from queue import Queue
 from typing import Any
 
 import grpc
 import pytest
 import tritonclient.grpc as triton
-from tritonclient.utils import InferenceServerException
 
 from edge.bundles.bundle import Bundle
 from edge.launch import running_server
 from edge.pb import inference_pb2_grpc
 from edge.server import Ready
-from tests.support.http_requests import Heard, ask, tensor
 from tests.support.letters_model import (
     BYTES,
-    FAILING,
-    LETTERS,
     MAX_BATCH_SIZE,
     NAME,
     POSITIONS,
@@ -29,7 +24,7 @@ from tests.support.letters_model import (
     text_request,
     write_letters_bundle,
 )
-from tests.support.metrics import is_at_rest, page_of, wait_until
+from tests.support.metrics import is_at_rest, wait_until
 from tests.support.open_stream import Sender
 from tests.support.sample_requests import column, triton_input
 
@@ -102,28 +97,6 @@ def test_stock_client_gets_texts(client: triton.InferenceServerClient) -> None:
     assert {output.name: output.datatype for output in metadata.outputs} == outputs
 
 
-def test_stock_client_gets_log_probabilities(client: triton.InferenceServerClient) -> None:
-    names = ("token_ids", "logprobs")
-    outputs = [triton.InferRequestedOutput(name) for name in names]
-    for asked in ({"outputs": outputs}, {"parameters": {"logprobs": True}}):
-        result = client.infer(NAME, inputs("abc", "yb"), client_timeout=20, **asked)
-        ids, logprobs = (result.as_numpy(name) for name in names)
-        assert [LETTERS[token] for token in ids[0]] == [*continued("abc")]
-        assert (ids[1].tolist(), logprobs[1, 1:].any()) == ([0, *[-1] * (len(ids[0]) - 1)], False)
-        assert ((logprobs[0] < -0.3) & (logprobs[0] > -1.2)).all()
-    answers: Queue[Any] = Queue()
-    client.start_stream(lambda result, error: answers.put(error or result))
-    client.async_stream_infer(NAME, inputs("abc"), parameters={"stream_partial": True, "logprobs": True})
-    found: list[int] = []
-    while True:
-        result = answers.get(timeout=20)
-        found += result.as_numpy("token_ids")[0].tolist()
-        if result.get_response().parameters["triton_final_response"].bool_param:
-            break
-    client.stop_stream()
-    assert found == ids[0].tolist()
-
-
 def test_streams_add_up_to_the_texts_of_single_requests(client: triton.InferenceServerClient) -> None:
     requests: list[dict[str, Any]] = [
         {"prompt": "abc", "parameters": {"max_tokens": 50}},
@@ -145,41 +118,6 @@ def test_streams_add_up_to_the_texts_of_single_requests(client: triton.Inference
     assert text(client, "abc", model=SPELT, max_tokens=50) == [whole]
 
 
-def test_many_clients_at_once_get_the_texts_that_they_get_alone(client: triton.InferenceServerClient) -> None:
-    requests: list[tuple[list[str], dict[str, Any]]] = [
-        (["abc" * (number % 9 + 1), "f" * (number % 5 + 1)][: number % 2 + 1], {"max_tokens": number % 23 + 1})
-        for number in range(48)
-    ]
-    seeds = [{"temperature": 0.7, "seed": number, "top_p": 0.5} if number % 3 else {} for number in range(48)]
-
-    def ask_for(number: int) -> list[str] | str:
-        prompts, parameters = requests[number]
-        try:
-            return text(client, *prompts, **parameters, **seeds[number])
-        except InferenceServerException as error:
-            return str(error)
-
-    alone = [ask_for(number) for number in range(48)]
-    assert sum(isinstance(one, list) for one in alone) > 16
-    assert [alone[number] for number in range(0, 48, 3)] == [
-        [continued(prompt, requests[number][1]["max_tokens"]) for prompt in requests[number][0]]
-        for number in range(0, 48, 3)
-    ]
-    with ThreadPoolExecutor(16) as pool:
-        assert list(pool.map(ask_for, range(48))) == alone
-
-
-def test_a_text_that_fails_ends_its_own_stream_only(server: Ready, client: triton.InferenceServerClient) -> None:
-    good = [{"prompt": "abc", "parameters": {"max_tokens": 60}}, {"prompt": "ab"}]
-    parts = streamed(client, [*good, {"prompt": "m"}])  # it fails after two tokens
-    assert "decoder: got logits that are not finite" in parts[2][-1][0]
-    assert "mz".startswith("".join(part for part, _, _ in parts[2][:-1]))
-    assert ["".join(part for part, _, _ in own) for own in parts[:2]] == [continued("abc", 60), continued("ab")]
-    with pytest.raises(InferenceServerException, match="logits that are not finite"):
-        text(client, "ab", FAILING)
-    assert wait_until(lambda: is_at_rest(server))
-
-
 def test_cancelled_stream_leaves_room(server: Ready) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -193,38 +131,3 @@ def test_cancelled_stream_leaves_room(server: Ready) -> None:
         full = text_request(*["ab"] * MAX_BATCH_SIZE)
         assert continued("ab").encode() in stub.ModelInfer(full, timeout=20).raw_output_contents[0]
     assert wait_until(lambda: is_at_rest(server))
-
-
-def test_over_http(server: Ready) -> None:
-    def infer(*prompts: str, **parameters: Any) -> Heard:
-        body = {"inputs": [tensor("prompt", "BYTES", [len(prompts), 1], list(prompts))], "parameters": parameters}
-        return ask(f"127.0.0.1:{server.http_port}", f"/v2/models/{NAME}/infer", body)
-
-    heard = infer("abc", "ab", max_tokens=4).json
-    assert {one["name"]: one["data"] for one in heard["outputs"]} == {
-        "text": [continued("abc", 4), continued("ab", 4)],
-        "generated": [4, 4],
-    }
-    assert heard["parameters"]["stopped"] == "length"
-    drawn = [infer("abc", temperature=1, seed=3, top_k=2, max_tokens=3) for _ in range(2)]
-    assert drawn[0].json["outputs"] == drawn[1].json["outputs"]
-    for answer, message in (
-        (infer("abc", max_tokens=0), "parameter 'max_tokens' of 'letters': got 0, expected 1 to 99"),
-        (infer("abc", temperature="warm"), "parameter 'temperature': got 'string_param', expected double_param or"),
-        (infer("abc", top_k=0.5), "parameter 'top_k': got 'double_param', expected int64_param or uint64_param"),
-        (infer("a" * POSITIONS), "text in input 'prompt': got 100 tokens, expected 1 to 99. Shorten the text."),
-        (
-            infer("abc", stream_partial=True),
-            "parameter 'stream_partial': expected a request in a stream",
-        ),
-    ):
-        assert answer.status == 400
-        assert message in answer.error
-
-
-def test_metrics_of_a_server(server: Ready, client: triton.InferenceServerClient) -> None:
-    text(client, "abc")
-    page = page_of(server).splitlines()
-    (cache,) = [line for line in page if line.startswith(f'fewheads_cache_bytes{{model="{NAME}"')]
-    assert float(cache.split()[-1]) >= 32 * 7 * 4
-    assert any(line.startswith(f'fewheads_text_ends_total{{model="{NAME}"') for line in page)

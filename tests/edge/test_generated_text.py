@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from io import StringIO
 from itertools import groupby
 from typing import Any
 
@@ -14,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from edge.programs.generate import Generate
 from edge.programs.generated_text import Pieces
-from edge.programs.program import AppliedHead, Computed, Finished, Joining, Options
+from edge.programs.program import AppliedHead, Computed, Finished, HandedOut, Joining, Options
 from edge.programs.sampling import Sampling
 from edge.protocol import TOKEN_IDS
 from tests.support.letters_model import LETTERS, continued, inputs_of, open_letters, write_letters_bundle
@@ -111,24 +112,76 @@ def test_texts_of_any_bytes_leave_others_alone(model: Generate, seed: int) -> No
     session.add([Joining("greedy", inputs_of("abc"), options(60))])
     session.add([Joining("random", inputs_of("ab", "de", "i"), options(80, temperature=100.0, seed=seed))])
     ended: dict[object, Finished] = {}
-    seen = [""] * 3
+    seen: list[list[str]] = [[], [], []]
     while session.rows:
         ended |= {one.key: one for one in session.step()}
         if "random" not in ended:
-            partial = texts(session.partial("random"))
-            assert all(map(str.startswith, partial, seen))
-            seen = partial
+            for pieces, piece in zip(seen, texts(session.partial("random")), strict=True):
+                pieces.append(piece)
     greedy, random = ended["greedy"], ended["random"]
     assert not greedy.error
     assert not random.error
     assert texts(greedy.computed) == [continued("abc", 60)]
-    for before, text, ids in zip(
-        seen, texts(random.computed), random.computed.outputs[TOKEN_IDS].tolist(), strict=True
+    session = model.session(options(1))
+    session.add([Joining("random", inputs_of("ab", "de", "i"), options(80, temperature=100.0, seed=seed))])
+    whole: list[Finished] = []
+    while not whole:
+        whole = session.step()
+    computed = whole[0].computed
+    for pieces, last, text, ids in zip(
+        seen, texts(random.computed), texts(computed), computed.outputs[TOKEN_IDS].tolist(), strict=True
     ):
-        assert text.startswith(before)
+        assert "".join(pieces) + last == text
         assert len(ids) == 80
         parts = [SPELLING.get(LETTERS[token], LETTERS[token]) for token in ids if token]
         assert readings(parts).fullmatch(text)
+
+
+class Counting(StringIO):
+    """A text that counts the characters that are read from it."""
+
+    read_chars = 0
+
+    def read(self, size: int | None = -1) -> str:
+        text = super().read(size)
+        self.read_chars += len(text)
+        return text
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_work_for_a_text_grows_in_proportion_to_its_length(model: Generate, streamed: bool) -> None:
+    def work(tokens: int) -> int:
+        session = model.session(options(1))
+        session.add([Joining("", inputs_of("abc"), options(tokens, stop=("never", "nor this one")))])
+        (row,) = session._requests[""]
+        row._text, text = Counting(row._text.getvalue(), newline=""), ""
+        values, ended = 0, []
+        while not ended:
+            outputs = session.partial("").outputs if streamed else {}
+            text += outputs["text"].item().decode() if streamed else ""
+            values += sum(array.size for array in outputs.values())
+            ended = session.step()
+        text += texts(ended[0].computed)[0]
+        assert text == continued("abc", tokens)
+        return values + row._text.read_chars + len(text)
+
+    assert work(100) <= 2.2 * work(50)
+
+
+def test_text_that_begins_anew_goes_on_where_it_was(model: Generate) -> None:
+    handed_out: list[HandedOut] = []
+    request = Joining("", inputs_of("abc"), options(20), handed_out)
+    for steps, seen in ((5, 6), (3, 0)):
+        session = model.session(options(1))
+        session.add([request])
+        for _ in range(steps):
+            session.step()
+        outputs = session.partial("").outputs
+        assert (outputs["text"].item().decode(), outputs[TOKEN_IDS].size) == (continued("abc", 20)[:seen], seen)
+    while not (ended := session.step()):
+        pass
+    assert texts(ended[0].computed) == [continued("abc", 20)[6:]]
+    assert ended[0].computed.outputs[TOKEN_IDS].shape == (1, 14)
 
 
 class Broken:
@@ -140,7 +193,7 @@ class Broken:
     add = move = __call__
 
 
-@pytest.mark.parametrize("broken", ["_pieces", "choose", "head", "shown"])
+@pytest.mark.parametrize("broken", ["_pieces", "choose", "head", "new_text"])
 def test_a_text_with_an_unexpected_error_ends_alone(
     model: Generate, caplog: pytest.LogCaptureFixture, broken: str
 ) -> None:

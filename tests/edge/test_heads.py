@@ -21,6 +21,7 @@ from edge.cli.doctor import bundle_checks
 from edge.errors import InvalidRequest, ModelNotReady, NotFound
 from edge.launch import running_server
 from edge.server import Ready
+from edge.serving.call import MESSAGE
 from tests.support.commands import mistake, shown
 from tests.support.http_requests import Heard, ask
 from tests.support.inference_service import Running, running_service
@@ -97,12 +98,13 @@ async def test_an_unloaded_head_closes_after_its_last_text(running: Running) -> 
 async def test_a_head_unloaded_within_a_text_moves_it_to_its_end(running: Running) -> None:
     end, first = asyncio.get_running_loop().create_future(), asyncio.Event()
     request = text_request(PROMPT, head=ONE, max_tokens=90, stream_partial=True)
-    call = running.service.start(request, None, end.set_result, lambda call: first.set())
+    call = running.service.start(request, None, end.set_result, MESSAGE, first.set)
     await first.wait()
     await asyncio.wait_for(running.control.unload_model(ONE), 20)
     assert call
     assert call.answer
-    assert call.answer.outputs["text"].item().decode() == continued(PROMPT, 90, shift=1)
+    parts = [answer.outputs["text"].item().decode() for answer in (*(call.partials or ()), call.answer)]
+    assert "".join(parts) == continued(PROMPT, 90, shift=1)
     assert (await end).parameters["stopped"].string_param == "length"
 
 

@@ -20,7 +20,7 @@ from edge.errors import DeadlineExceeded, InvalidRequest
 from edge.pb import inference_pb2 as pb
 from edge.programs.program import Computed, Options, Program
 from edge.repository.loader import ServingOptions
-from edge.serving import inference, replies
+from edge.serving import inference
 from tests.support.inference_service import Running, running_service
 from tests.support.jobs import WAIT, occupied
 from tests.support.sample_requests import good, parameter, shaped, text
@@ -97,7 +97,7 @@ async def while_delivered(running: Running, *, first: bool) -> list[asyncio.Task
             for step in reversed(steps) if first else steps:
                 step()
 
-        ours = getattr(deliver, "__self__", None) is running.service._replies
+        ours = getattr(deliver, "__self__", None) is running.service
         return schedule(turn, **options) if ours else schedule(deliver, *arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -164,7 +164,6 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(inference, "time", clock)
-    monkeypatch.setattr(replies, "time", clock)
     return clock
 
 
@@ -305,11 +304,11 @@ async def test_runs_that_end_together_wake_the_loop_once(running: Running, monke
     replied: list[Any] = []
     for count in (1, 2):
         assert running.service.start(good(), None, replied.append)
-        while len(running.service._replies._ended) < count:  # without a turn of the event loop
+        while len(running.service._ended) < count:  # without a turn of the event loop
             time.sleep(0.001)
     assert await running.at_rest()
     assert len(replied) == 2
-    assert [getattr(call.args[0], "__self__", None) for call in spy.call_args_list].count(running.service._replies) == 1
+    assert [getattr(call.args[0], "__self__", None) for call in spy.call_args_list].count(running.service) == 1
 
 
 async def test_deadline_policy_uses_the_time_left(tmp_path: Path, clock: Clock) -> None:

@@ -98,7 +98,7 @@ async def test_failing_rpc_hides_its_error(tmp_path: Path, caplog: pytest.LogCap
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("place", ["forms.decode_inputs", "replies.ResponseBuilder.build"])
+@pytest.mark.parametrize("place", ["wire.Sent.decode", "call.ResponseBuilder.build"])
 async def test_failed_request_leaves_no_cycle_with_its_tensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str, place: str
 ) -> None:
@@ -125,7 +125,7 @@ async def test_failed_request_leaves_no_cycle_with_its_tensors(
 
 async def test_failing_stream_request_hides_its_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with serving_here(tmp_path) as channel:
-        with failing(InferenceService.infer.__code__):
+        with failing(InferenceService._call.__code__):
             assert await stream_errors(channel, *[good()] * 3) == [INTERNAL, "", ""]
         assert SECRET in caplog.text
 

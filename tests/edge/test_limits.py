@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -13,7 +11,7 @@ import grpc
 import numpy as np
 import psutil
 import pytest
-from hyperframe.frame import ContinuationFrame, DataFrame, HeadersFrame, PingFrame, RstStreamFrame
+from hyperframe.frame import ContinuationFrame, HeadersFrame, PingFrame
 
 from edge.grpcio.server import generic_handlers
 from edge.pb import inference_pb2 as pb
@@ -21,8 +19,8 @@ from edge.pb import inference_pb2_grpc
 from edge.rpc.limits import Limits
 from edge.server import Ready
 from tests.support.busy_model import busy
-from tests.support.http2_client import OPENING, RawClient, Subject, raw, serving
-from tests.support.metrics import gauges, wait_until
+from tests.support.http2_client import RawClient, Subject, serving
+from tests.support.metrics import wait_until
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
 
@@ -156,20 +154,6 @@ def is_served(stub: Stub) -> bool:
     return bool(stub.ModelInfer(busy(3), timeout=10).raw_output_contents[0] == np.int64(3).tobytes())
 
 
-async def test_unfinished_messages_take_little_memory(server: Ready, stub: Stub, watched: Watched) -> None:
-    """A hundred messages of 32 MiB are announced, and one byte of each is sent."""
-    async with RawClient(server.grpc_port) as client:
-        await client.greet().agreed()
-        for number in range(100):
-            stream = 2 * number + 1
-            client.send(client.head(stream, "ModelInfer", _path=INFER), DataFrame(stream, b"\0\2\0\0\0x"))
-        await client.writer.drain()
-        assert all(is_served(stub) for _ in range(5))
-        assert watched.grown() < ALLOWED_GROWTH_BYTES
-    assert watched.has_closed_files()
-    assert gauges(server, "queue_depth", "queue_bytes") == [0, 0]
-
-
 async def test_endless_headers_take_no_memory(server: Ready, stub: Stub, watched: Watched, transport: str) -> None:
     """The CONTINUATION flood: 20 MB of headers, none of them the last."""
     async with RawClient(server.grpc_port) as client:
@@ -182,43 +166,3 @@ async def test_endless_headers_take_no_memory(server: Ready, stub: Stub, watched
     assert is_served(stub)
     assert watched.grown() < ALLOWED_GROWTH_BYTES
     assert watched.has_closed_files()
-
-
-async def reset_at_once(server: Ready, stub: Stub) -> None:
-    async with RawClient(server.grpc_port) as client:
-        await client.greet().agreed()
-        message = busy(1).SerializeToString()
-        for stream in range(1, 1500, 2):
-            client.send(client.head(stream, "ModelInfer", _path=INFER), client.body(stream, message))
-            client.send(RstStreamFrame(stream, error_code=CANCEL))
-        assert is_served(stub)
-    assert wait_until(lambda: gauges(server, "queue_depth", "queue_bytes") == [0, 0])
-
-
-async def test_rapid_resets_leave_nothing(server: Ready, stub: Stub, watched: Watched) -> None:
-    await reset_at_once(server, stub)
-    warm = Watched(server)  # the pools of the allocator have grown
-    await reset_at_once(server, stub)
-    assert warm.grown() < ALLOWED_GROWTH_BYTES
-    assert watched.has_closed_files()
-
-
-def noise(source: random.Random) -> bytes:
-    return source.randbytes(source.randrange(200))
-
-
-def frame(source: random.Random) -> bytes:
-    stream_id = source.choice([0, 1, 2, 3, 2**31 - 1])
-    return raw(source.randrange(12), source.randrange(256), stream_id, noise(source))
-
-
-def test_garbage_harms_nobody(server: Ready, stub: Stub, watched: Watched) -> None:
-    source = random.Random(0)
-    for begin in (b"", OPENING, OPENING[:-4], b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"\x16\x03\x01"):
-        for end in (noise, lambda source: b"".join(frame(source) for _ in range(6))):
-            for _ in range(20):
-                with socket.create_connection(("127.0.0.1", server.grpc_port)) as connection:
-                    connection.sendall(begin + end(source))
-    assert is_served(stub)
-    assert watched.has_closed_files()
-    assert watched.grown() < ALLOWED_GROWTH_BYTES

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import re
-import time
 import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,13 +14,11 @@ import msgspec
 import numpy as np
 import pytest
 import pytest_asyncio
-import tritonclient.grpc as triton
 
 from edge.bundles import rules
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import TensorSpec
-from edge.errors import BundleError, DeadlineExceeded, InvalidRequest, RunnerError
-from edge.launch import running_server
+from edge.errors import BundleError, InvalidRequest, RunnerError
 from edge.programs.loop import Loop
 from edge.programs.program import Joining, LoopLimits, Options
 from edge.protocol import LOOPS, STOPPED
@@ -38,7 +35,7 @@ from tests.support.loop_model import (
 )
 from tests.support.metrics import wait_until
 from tests.support.models import ORACLE, write_oracle_bundle
-from tests.support.sample_requests import expression, triton_input
+from tests.support.sample_requests import expression
 
 FULL = Options("full")
 
@@ -146,39 +143,6 @@ async def test_steps_are_seen_while_they_run_and_a_request_counts_once(running: 
     assert running.scheduler.runs.now == [None]
 
 
-async def test_rows_wait_for_room_in_the_order_of_their_arrival(running: Running) -> None:
-    three = asyncio.create_task(running.infer(loop_request(ENDLESS, ENDLESS, ENDLESS, **ENDLESS_REQUEST)))
-    await asyncio.sleep(0.05)
-    two = asyncio.create_task(running.infer(loop_request(1, 2)))  # four rows at most
-    await asyncio.sleep(0.02)
-    one = asyncio.create_task(running.infer(loop_request(1)))
-    await asyncio.sleep(0.1)
-    assert (two.done(), one.done(), len(running.scheduler.queue)) == (False, False, 2)  # it does not overtake
-    three.cancel()
-    assert [array_of(await task, "loops").tolist() for task in (two, one)] == [[4, 4], [4]]
-
-
-async def test_a_deadline_is_checked_between_loops(running: Running) -> None:
-    begun = time.monotonic()
-    with pytest.raises(DeadlineExceeded):
-        await running.infer(loop_request(ENDLESS, **ENDLESS_REQUEST), begun + 0.2)
-    assert time.monotonic() - begun < 5
-    assert await running.at_rest(NAME)
-    assert array_of(await running.infer(loop_request(2)), "prediction").tolist() == [1.875]
-
-
-async def test_a_failing_row_fails_alone(running: Running) -> None:
-    endless = asyncio.create_task(running.infer(loop_request(ENDLESS, max_loops=20_000)))
-    await asyncio.sleep(0.02)
-    tasks = [asyncio.create_task(running.infer(loop_request(value))) for value in (1, FAILING, 2)]
-    done = await asyncio.gather(*tasks, return_exceptions=True)
-    assert isinstance(done[1], InvalidRequest)
-    assert [array_of(done[place], "loops").tolist() for place in (0, 2)] == [[4], [4]]  # type: ignore[arg-type]
-    assert array_of(await endless, "loops").tolist() == [20_000]
-    failed = running.counted(NAME).failures
-    assert sum(failed.values()) == 1
-
-
 async def test_the_error_of_a_request_whose_client_has_gone_is_dropped(
     running: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -232,21 +196,6 @@ async def test_limits_of_a_request_are_checked(running: Running) -> None:
         await running.infer(other)
     response = await running.infer(loop_request(1, max_loops=3))
     assert (array_of(response, "loops").tolist(), response.parameters["stopped"].string_param) == ([3], "budget")
-
-
-def test_stock_client(loop_bundle: Bundle) -> None:
-    with (
-        running_server([loop_bundle.path]) as ready,
-        triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
-    ):
-        result = client.infer(NAME, [triton_input("xs", prompt(1, 2))], parameters={"max_loops": 2, "timings": True})
-        assert result.as_numpy("loops").tolist() == [[2], [2]]
-        assert result.as_numpy("prediction").tolist() == [[0.75], [1.5]]
-        times = result.get_response().parameters
-        stages = ("queue_ns", "compute_input_ns", "compute_infer_ns", "compute_output_ns")
-        assert 0 < sum(times[stage].int64_param for stage in stages) <= times["request_ns"].int64_param
-        outputs = {output.name: output.datatype for output in client.get_model_metadata(NAME).outputs}
-        assert outputs == {"prediction": "FP32", "residual": "FP32", "loops": "INT32"}
 
 
 # The bundle.

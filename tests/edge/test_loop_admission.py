@@ -21,7 +21,7 @@ from edge.scheduling.latency import LatencyEstimate, LoopEstimate
 from edge.scheduling.queue import JobQueue
 from edge.scheduling.runs import Run, Runs
 from edge.scheduling.scheduler import Scheduler
-from edge.scheduling.tier_executor import TierExecutor
+from edge.scheduling.tier_executor import LoopExecutor
 from tests.support.jobs import executor_of
 from tests.support.loop_model import ENDLESS, MAX_BATCH_SIZE, XS, prompt
 
@@ -49,20 +49,20 @@ def test_loops_are_learnt_by_tolerance_and_bounded_by_the_budget() -> None:
 
 
 @pytest.fixture
-def executor(loop: Loop) -> TierExecutor:
-    executor = TierExecutor("full", loop, BatchAssembler(XS, {}), max_rows=MAX_BATCH_SIZE)
+def executor(loop: Loop) -> LoopExecutor:
+    executor = LoopExecutor("full", loop, BatchAssembler(XS, {}), max_rows=MAX_BATCH_SIZE)
     for rows in range(1, MAX_BATCH_SIZE + 1):
         for _ in range(200):
             executor.latency.observe_step(3 * rows, STEP_SECONDS)
     return executor
 
 
-def job_of(executor: TierExecutor, rows: int, max_loops: int, **options: Any) -> Job:
+def job_of(executor: LoopExecutor, rows: int, max_loops: int, **options: Any) -> Job:
     limits = LoopLimits(max_loops, 0.125)
     return Job(executor, {"xs": prompt(*[ENDLESS] * rows)}, rows, options=Options("full", limits), **options)
 
 
-def test_predicted_finish_counts_loops_and_rows_side_by_side(executor: TierExecutor) -> None:
+def test_predicted_finish_counts_loops_and_rows_side_by_side(executor: LoopExecutor) -> None:
     queue = JobQueue(100, 10**6)
     admission = Admission(queue, 1, True)
 
@@ -79,7 +79,7 @@ def test_predicted_finish_counts_loops_and_rows_side_by_side(executor: TierExecu
     assert finish(job_of(executor, 1, 1, priority=1)) == pytest.approx(1)
 
 
-def test_predicted_finish_counts_what_is_left_of_the_running_rows(executor: TierExecutor) -> None:
+def test_predicted_finish_counts_what_is_left_of_the_running_rows(executor: LoopExecutor) -> None:
     run = ContinuousRun(executor, Runs(1), 0, lambda: 0.0)
     for _ in range(200):
         executor.learn(Options("full", LoopLimits(1000, 0.125)), 50)
@@ -99,7 +99,7 @@ def test_predicted_finish_counts_what_is_left_of_the_running_rows(executor: Tier
 
 
 def test_requests_that_join_together_are_embedded_in_one_run(
-    executor: TierExecutor, loop: Loop, monkeypatch: pytest.MonkeyPatch
+    executor: LoopExecutor, loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad, shapes = 13.0, []
     embed = loop._runners["full"].embed
@@ -131,7 +131,7 @@ def test_requests_that_join_together_are_embedded_in_one_run(
     assert shapes == [(2, 3)]
 
 
-def test_a_worker_with_loops_may_run_other_models_beside_them(executor: TierExecutor) -> None:
+def test_a_worker_with_loops_may_run_other_models_beside_them(executor: LoopExecutor) -> None:
     other = executor_of(lambda rows: rows)
     loops = ContinuousRun(executor, Runs(1), 0, lambda: 0.0)
     own, plain = Run(NOW, executor, 3, executor.options), Run(NOW, other, 1)
@@ -152,7 +152,7 @@ def test_a_worker_with_loops_may_run_other_models_beside_them(executor: TierExec
     scheduler.close()
 
 
-def test_a_loop_that_is_cut_late_counts_as_a_wrong_prediction(executor: TierExecutor) -> None:
+def test_a_loop_that_is_cut_late_counts_as_a_wrong_prediction(executor: LoopExecutor) -> None:
     for _ in range(200):
         executor.latency.observe_step(3, 60.0)
     for left, wait in ((30.0, 0.0), (0.02, 0.03)):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edge.server import Ready
-from tests.support.letters_model import MOST, NAME, PROMPT, TEXT, completion, continued
+from tests.support.letters_model import NAME, PROMPT, TEXT, completion, continued
 
 openai = pytest.importorskip("openai", reason="it asks with OpenAI's client")
 
@@ -70,18 +70,6 @@ def test_prompts_as_ids_of_tokens(client: Any) -> None:
         assert answer.usage.prompt_tokens == sum(map(len, texts))
 
 
-def test_length_may_be_fixed(client: Any) -> None:
-    # The sum of "yb", 27, ends the text at once; the likeliest other letter is "a".
-    for extra, text, reason, count in (
-        ({}, "", "stop", 1),
-        ({"min_tokens": 3}, "aab", "length", 3),
-        ({"ignore_eos": True}, "", "length", 3),  # ends of the text are tokens without letters
-    ):
-        answer = client.completions.create(**completion(prompt="yb", max_tokens=3), extra_body=extra)
-        assert (answer.choices[0].text, answer.choices[0].finish_reason) == (text, reason)
-        assert answer.usage.completion_tokens == count
-
-
 def test_stock_client_streams(client: Any) -> None:
     prompts = [PROMPT, "de"]
     options = {"include_usage": True}
@@ -101,21 +89,3 @@ def test_stock_client_lists_models(client: Any) -> None:
     assert [model.id for model in client.models.list()] == [NAME]
     model = client.models.retrieve(NAME)
     assert (model.id, model.object, model.owned_by, model.created > 1e9) == (NAME, "model", "fewheads", True)
-
-
-def test_stock_client_raises_its_errors(client: Any) -> None:
-    with pytest.raises(openai.NotFoundError, match="unknown model 'zz'") as unknown:
-        client.completions.create(**completion(model="zz"))
-    assert (unknown.value.param, unknown.value.code) == ("model", "model_not_found")
-    with pytest.raises(openai.BadRequestError, match="parameter 'top_p' of 'letters': got 2") as invalid:
-        client.completions.create(**completion(top_p=2), stream=True)
-    assert (invalid.value.param, invalid.value.type) == ("top_p", "invalid_request_error")
-
-
-def test_stock_client_raises_an_error_within_a_stream(slow_writer: Ready) -> None:
-    texts: list[str] = []
-    with stock(slow_writer) as client:
-        events = client.completions.create(**completion(max_tokens=MOST), stream=True)
-        with pytest.raises(openai.APIError, match="before the deadline") as late:
-            texts.extend(chunk.choices[0].text for chunk in events)
-    assert (late.value.code, TEXT in "".join(texts)) == ("deadline_exceeded", True)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edge.pb import telemetry_pb2, telemetry_pb2_grpc
-from tests.support.busy_model import QUEUE_SIZE, Stub, busy, failures
+from tests.support.busy_model import QUEUE_SIZE, Stub, busy
 from tests.support.metrics import wait_until
 
 #: The tests concern the protocol, whatever carries it.
@@ -59,30 +59,3 @@ def test_request_leaves_the_queue_at_its_earliest_deadline(
     assert not long.done()
     assert wait_until(lambda: (reading()[0], reading()[1].get(key, 0)) == (0, before + 1), 10)
     assert answer(long) > 1
-
-
-def test_higher_priority_goes_first(stub: Stub, take: Take) -> None:
-    holding = stub.ModelInfer.future(busy(take(0.5)))
-    time.sleep(0.05)
-    done: list[int] = []
-    calls = []
-    for priority in (10, 1, 0):  # 0 is the default, 5
-        request = busy(1)
-        request.parameters["priority"].int64_param = priority
-        calls.append(stub.ModelInfer.future(request))
-        calls[-1].add_done_callback(lambda _, priority=priority: done.append(priority))
-        time.sleep(0.02)
-    assert all(answer(call) for call in (holding, *calls))
-    assert wait_until(lambda: len(done) == 3)
-    assert done == [1, 0, 10]
-
-
-def test_cancelled_requests_are_counted_and_harm_no_neighbour(stub: Stub, take: Take) -> None:
-    before = failures(stub)
-    running = stub.ModelInfer.future(busy(take(0.5)))
-    waiting = [stub.ModelInfer.future(busy(number)) for number in range(1, 7)]
-    time.sleep(0.1)
-    for call in (running, waiting[1], waiting[4]):
-        assert call.cancel()
-    assert [answer(call) for call in waiting if not call.cancelled()] == [1, 3, 4, 6]
-    assert wait_until(lambda: failures(stub) == before + 3, 10)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton
-import tritonclient.http.aio as triton_aio
 from tritonclient.utils import InferenceServerException, shared_memory
 
 from edge.bundles.expression import tokenize
@@ -88,11 +87,6 @@ def test_settings(client: Any) -> None:
         assert client.update_log_settings({"log_info": wanted, "log_format": "default"})["log_info"] is wanted
     assert client.get_trace_settings()["trace_level"] == ["OFF"]
     assert client.update_trace_settings(model_name=ORACLE, settings={"trace_level": None})["trace_rate"] == "1000"
-
-
-async def test_asyncio_client(http_url: str) -> None:
-    async with triton_aio.InferenceServerClient(http_url) as client:
-        np.testing.assert_array_equal((await client.infer(ORACLE, [text_input()])).as_numpy("value"), TRUTH)
 
 
 def test_shared_memory(tmp_path: Path) -> None:

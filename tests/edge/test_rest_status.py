@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 from starlette.requests import Request
 
 from edge import errors
 from edge.connections.quota import Quota
+from edge.datatypes import NUMPY_TYPES, Array
+from edge.errors import InvalidRequest
 from edge.http.asgi import state_of
 from edge.rest.endpoint import Endpoints
+from edge.rest.infer import BodyEncoder, infer_request
+from edge.rest.json_messages import MAX_JSON_BYTES
 from edge.security.access import Access
 from edge.security.scopes import INFER_STREAM
+from edge.serving.call import InferResponse
+from edge.serving.request import InferRequest, InputTensor
+from edge.serving.wire import to_raw
 from tests.support.http_requests import INFER, JSON_LENGTH, TOKENS, ask, binary, changed, echo, good, output, without
 from tests.support.models import ORACLE
 from tests.support.secured_servers import tokens_file
@@ -190,3 +202,121 @@ async def test_caller_of_health_alone_makes_room_for_new_connections(tmp_path: P
     ):
         response = await endpoints.endpoint(lambda request: {}, rpc)(Request({**scope, "headers": [header]}))
         assert (response.status_code, share.proven) == (status, proven)
+
+
+JSON_TYPES = sorted(set(NUMPY_TYPES) - {"FP16"})
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+TEXTS = st.lists(TEXT, min_size=1, max_size=4)
+
+
+def request_of(document: object, behind: bytes = b"") -> tuple[InferRequest, BodyEncoder]:
+    written = json.dumps(document).encode()
+    return infer_request("m", "2", written + behind, len(written))
+
+
+def inputs_of(document: object, behind: bytes = b"") -> list[InputTensor]:
+    return list(request_of(document, behind)[0].inputs)
+
+
+def sent(array: Array, datatype: str, data: Any) -> Any:
+    item = {"name": "a", "datatype": datatype, "shape": list(array.shape), "data": data}
+    return inputs_of({"inputs": [item]})[0].contents
+
+
+def answered(array: Array, *, binary: bool, regions: Any = {}, **parameters: Any) -> tuple[bytes, int | None]:  # noqa: B006
+    model: Any = SimpleNamespace(name="m", version="1")
+    return BodyEncoder(binary, {}).encode(InferResponse(model, "7", {"a": array}, regions, lambda: parameters))
+
+
+@pytest.mark.parametrize("datatype", sorted(set(JSON_TYPES) - {"BYTES"}))
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_numbers_travel_as_json_bit_by_bit(datatype: str, data: st.DataObject) -> None:
+    array = data.draw(arrays.arrays(NUMPY_TYPES[datatype], arrays.array_shapes(max_dims=3, max_side=3)))
+    for contents in (array.tolist(), array.ravel().tolist()):
+        np.testing.assert_array_equal(sent(array, datatype, contents), array)
+    body, json_bytes = answered(array, binary=False)
+    assert json_bytes is None
+    back: Array = np.array(json.loads(body)["outputs"][0]["data"], NUMPY_TYPES[datatype])
+    np.testing.assert_array_equal(back.reshape(array.shape), array)
+
+
+@settings(max_examples=50, deadline=None)
+@given(TEXTS)
+def test_text_travels_as_json(texts: list[str]) -> None:
+    array: Array = np.array([text.encode() for text in texts], np.object_)
+    np.testing.assert_array_equal(sent(array, "BYTES", texts), array)
+    assert json.loads(answered(array, binary=False)[0])["outputs"][0]["data"] == texts
+
+
+@pytest.mark.parametrize("datatype", NUMPY_TYPES)
+def test_every_datatype_travels_as_binary_data(datatype: str) -> None:
+    texts = np.array([b"", b"\xff\0", b"1", b""], np.object_)
+    array: Array = texts if datatype == "BYTES" else np.array([0, 1, 1, 0]).astype(NUMPY_TYPES[datatype])
+    raw = to_raw(array, datatype)
+    item = {"datatype": datatype, "shape": [4], "parameters": {"binary_data_size": len(raw)}}
+    request, _ = request_of({"inputs": [{"name": name, **item} for name in "ab"]}, raw + raw)
+    assert [(tensor.contents, tensor.parameters) for tensor in request.inputs] == [(None, {})] * 2
+    assert (request.contents, request.key[:5]) == ([raw, raw], b"\xffm\0002\0")
+    named, _ = request_of({"id": "7", "inputs": [{"name": "a", **item}]}, raw)
+    assert (named.key, next(iter(named.inputs)).contents) == (b"", raw)  # the key would be another one for each id
+    assert (request.model_name, request.model_version) == ("m", "2")
+    body, json_bytes = answered(array, binary=True)
+    assert body[json_bytes:] == raw
+    assert json.loads(body[:json_bytes])["outputs"][0]["parameters"] == {"binary_data_size": len(raw)}
+
+
+def test_json_and_binary_data_in_one_body() -> None:
+    items = [
+        {"name": "a", "datatype": "FP32", "shape": [3], "parameters": {"binary_data_size": 12, "mine": 1}},
+        {"name": "b", "datatype": "INT8", "shape": [1, 2], "data": [[1, -1]]},
+        {"name": "c", "datatype": "FP32", "shape": [3], "parameters": {"shared_memory_region": "r"}},
+        {"name": "d", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 5}},
+    ]
+    inputs = inputs_of({"inputs": items}, b"twelve bytes" + b"\1\0\0\0x")
+    assert [inputs[place].contents for place in (0, 2, 3)] == [b"twelve bytes", None, b"\1\0\0\0x"]
+    assert (inputs[1].contents.tolist(), inputs[1].contents.dtype) == ([[1, -1]], np.int8)  # type: ignore[union-attr]
+    assert (inputs[0].parameters, inputs[2].parameters) == ({"mine": 1}, {"shared_memory_region": "r"})
+
+
+def test_which_outputs_are_binary_data() -> None:
+    outputs = [{"name": "a", "parameters": {"binary_data": False, "mine": True}}, {"name": "b"}]
+    request, encoder = request_of({"parameters": {"binary_data_output": True}, "outputs": outputs})
+    assert [encoder._binary(name) for name in "abc"] == [False, True, True]
+    assert request.outputs == [("a", {"mine": True}), ("b", {})]
+
+
+def test_nonfinite_numbers_are_as_in_triton() -> None:
+    array: Array = np.array([np.nan, np.inf, -np.inf, -0.0], np.float32)
+    body, _ = answered(array, binary=False)
+    assert b"[NaN,Infinity,-Infinity,-0.0]" in body
+    np.testing.assert_array_equal(sent(array, "FP32", json.loads(body)["outputs"][0]["data"]), array)
+
+
+def test_outputs_that_json_cannot_represent_are_refused() -> None:
+    large = np.zeros(MAX_JSON_BYTES + 1, np.uint8)
+    invalid = np.array([b"a\xff"], np.object_)
+    for array, text in ((invalid, r"got b'\\xff', expected UTF-8"), (large, f"{large.size} bytes as JSON")):
+        with pytest.raises(InvalidRequest, match=text):
+            answered(array, binary=False)
+
+
+def test_parameters_of_a_response_and_an_output_in_shared_memory() -> None:
+    writes: list[bytes] = []
+    regions = {"a": SimpleNamespace(write=writes.append)}
+    body, json_bytes = answered(np.ones(1, np.float32), binary=True, regions=regions, tier="half", request_ns=2**40)
+    assert (json_bytes, writes) == (None, [np.float32(1).tobytes()])
+    answer = json.loads(body)
+    assert (answer["id"], answer["parameters"]) == ("7", {"tier": "half", "request_ns": 2**40})
+    # The stock client in C++ takes an output with parameters for one that has binary data.
+    assert answer["outputs"] == [{"name": "a", "datatype": "FP32", "shape": [1]}]
+
+
+@pytest.mark.parametrize(("regions", "classes", "binary"), [(("h",), {}, False), ((), {"h": 2}, False), ((), {}, True)])
+def test_fp16_may_be_sent_in_another_way_than_json(regions: tuple[str], classes: dict[str, int], binary: bool) -> None:
+    model = SimpleNamespace(outputs={"h": SimpleNamespace(datatype="FP16")})
+    form: Any = SimpleNamespace(output_names=["h"], model=model, classes=classes)
+    BodyEncoder(False, {"h": binary}).check(form, regions)
+    form.classes = {}
+    with pytest.raises(InvalidRequest, match="output 'h': got FP16 as JSON, expected binary data"):
+        BodyEncoder(False, {}).check(form, ())

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from edge.bundles.bundle import Bundle
 from edge.bundles.programs import GenerateProgram
 from edge.errors import InvalidRequest
+from edge.pb import inference_pb2 as pb
 from edge.programs.sampling import Sampler, Sampling, sampling_of
-from edge.serving.parameters import parse
+from edge.serving.parameters import Parameters, _similar, parse
+from edge.serving.request import Values, request_of
 from tests.support.letters_model import MAX_TOKENS, NAME, POSITIONS, text_request
 
 #: Different probabilities, as whole numbers, in any order.
@@ -68,7 +70,8 @@ def test_seeds_reproduce_tokens() -> None:
 def sampling(bundle: Bundle, **parameters: Any) -> Sampling:
     """Return how to generate the text of a request with such parameters."""
     assert isinstance(bundle.manifest.program, GenerateProgram)
-    return sampling_of(bundle.manifest.program, NAME, parse(text_request("a", **parameters)).text)
+    values = request_of(text_request("a", **parameters)).parameters
+    return sampling_of(bundle.manifest.program, NAME, parse(values).text)
 
 
 def test_parameters_of_a_request(letters_bundle: Bundle) -> None:
@@ -122,7 +125,56 @@ def test_parameters_of_another_kind_are_refused(name: str) -> None:
         wrong.append(0.5)
     for value in wrong:
         with pytest.raises(InvalidRequest, match=f"parameter '{name}': got '[a-z0-9]*_param', expected .*_param"):
-            parse(text_request("a", **{name: value}))
+            parse(request_of(text_request("a", **{name: value})).parameters)
     misspelt = f"{name}_" if "_" in name else f"{name}s"
     with pytest.raises(InvalidRequest, match=f"parameter name: got '{misspelt}', expected '{name}'"):
-        parse(text_request("a", **{misspelt: 1}))
+        parse(request_of(text_request("a", **{misspelt: 1})).parameters)
+
+
+def request(**parameters: dict[str, Any]) -> Values:
+    given = {name: pb.InferParameter(**value) for name, value in parameters.items()}
+    return request_of(pb.ModelInferRequest(parameters=given)).parameters
+
+
+def test_values() -> None:
+    named = {"tier": {"string_param": "lean"}, "policy": {"string_param": "load"}}
+    for parameters, expected in (
+        ({}, Parameters(None, False, None, None, 5)),
+        ({"timeout": {"int64_param": 0}, "priority": {"uint64_param": 0}}, Parameters()),
+        ({"timeout": {"uint64_param": 2_500_001}}, Parameters(timeout_seconds=2.500001)),
+        ({"priority": {"int64_param": 1}, "timings": {"bool_param": True}}, Parameters(timings=True, priority=1)),
+        ({"priority": {"uint64_param": 10}, "timings": {"bool_param": False}}, Parameters(priority=10)),
+        (named, Parameters(tier="lean", policy="load")),
+        ({"sequence_id": {"string_param": ""}, "sequence_end": {"bool_param": False}}, Parameters()),
+        ({"time": {"uint64_param": 1}, "mine": {}, "id": {}, "timeout" + "_" * 26: {}}, Parameters()),  # 33 characters
+    ):
+        assert parse(request(**parameters)) == expected
+
+
+def test_own_names_are_compared_once() -> None:
+    misses = _similar.cache_info().misses
+    for _ in range(3):
+        parse(request(**{f"own-name-{number}": {"bool_param": True} for number in range(64)}))
+    assert _similar.cache_info().misses - misses == 64
+
+
+def test_errors() -> None:
+    for name, value, message in (
+        ("timeout", {"string_param": "1"}, "'timeout': got 'string_param', expected int64_param or uint64_param"),
+        ("timeout", {"int64_param": -1}, "parameter 'timeout': got -1, expected 0 or more. 0 is the default."),
+        ("priority", {"int64_param": 11}, "parameter 'priority': got 11, expected 1, the highest, to 10, or 0."),
+        ("priority", {}, "parameter 'priority': got None, expected int64_param or uint64_param"),
+        *((f"sequence_{part}", {"bool_param": True}, f"'sequence_{part}': got True") for part in ("start", "end")),
+        ("sequence_id", {"uint64_param": 7}, "'sequence_id': got 7, expected none: no model keeps state"),
+        ("sequence_id", {"string_param": "7"}, "Leave the sequence parameters out."),
+        ("triton_zz", {}, "parameter name: got 'triton_zz', expected a known one"),
+        ("teir", {}, "parameter name: got 'teir', expected 'tier', or a name that is not like any of timeout, "),
+        ("Policy", {}, "got 'Policy', expected 'policy'"),
+        ("timings_ms", {}, "expected 'timings', or a name that is not like any of timeout, priority, sequence_id, "),
+        ("deadline", {}, "expected 'timeout', or a name"),
+        ("Deadline-MS", {}, "Correct or rename it; timeout is in microseconds."),
+        ("timeout_" + "x" * 24, {}, "expected 'timeout'"),  # 32 characters
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            parse(request(**{name: value}))
+        assert message in str(caught.value)

@@ -20,7 +20,7 @@ from edge.errors import DeadlineExceeded, ModelNotReady, Overloaded
 from edge.instruments.statistics import ModelStatistics
 from edge.programs.program import Computed, Program
 from edge.scheduling.batching import BatchAssembler
-from edge.scheduling.job import Answer, Job, UseCount, expired
+from edge.scheduling.job import Job, JobResult, UseCount, expired, take_all
 from edge.scheduling.runs import Runs
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import TierExecutor
@@ -68,9 +68,9 @@ def test_job_computes_the_sizes_that_are_not_given() -> None:
     given = Job(joined, inputs, 3, size=7, size_bytes=0, shapes="s")
     assert (given.size, given.size_bytes, given.key) == (7, 0, (joined, "full", "s"))
     assert Job(alone, inputs, 3, shapes="s").key == (alone, "full", None)
-    assert (job.priority, job.place, job.ended, job.batch_rows, job.nonfinite) == (5, "queued", False, 0, 0)
+    assert (job.priority, job.stage, job.ended, job.batch_rows, job.nonfinite) == (5, "queued", False, 0, 0)
     assert str(expired(1_500_000)).startswith("request: got 1.5 ms of waiting, expected its turn before the deadline. ")
-    for ending in ({"answer": Answer({}, {})}, {"error": ValueError()}, {"computed_ns": 1}):
+    for ending in ({"answer": JobResult({}, {})}, {"error": ValueError()}, {"computed_ns": 1}):
         assert Job(alone, inputs, 3, **ending).ended
 
 
@@ -184,11 +184,11 @@ def test_running_job_is_delivered_although_it_was_cancelled(scheduler: Scheduler
     running = submitted(scheduler, job_of(executor_of(work), 7))
     assert work.started.wait(WAIT)
     queued = submitted(scheduler, job_of(executor_of(lambda rows: rows), 0))
-    assert (running.place, queued.place) == ("running", "queued")
+    assert (running.stage, queued.stage) == ("running", "queued")
     assert not running.cancel()
     work.go.set()
     output(queued)
-    assert (output(running).item(), running.place, queued.place) == (7, "answered", "answered")
+    assert (output(running).item(), running.stage, queued.stage) == (7, "answered", "answered")
 
 
 def test_job_that_expires_between_two_tries_counts_as_running(scheduler: Scheduler) -> None:
@@ -206,7 +206,7 @@ def test_job_that_expires_between_two_tries_counts_as_running(scheduler: Schedul
     assert output(good) == [[1]]
     with pytest.raises(DeadlineExceeded):
         late.result(WAIT)
-    assert (good.place, late.place) == ("answered", "running")
+    assert (good.stage, late.stage) == ("answered", "running")
 
 
 def test_neighbours_that_leave_or_expire_are_not_computed(scheduler: Scheduler) -> None:
@@ -419,7 +419,7 @@ async def test_use_ends_when_its_last_user_leaves(scheduler: Scheduler, end: str
     assert use.take()  # another request, still before its submission
     assert use.take()
     deadline = time.monotonic() + 0.2 if end == "expired" else None
-    job = job_of(executor_of(work), -1 if end == "failed" else 1, use=use, deadline=deadline)
+    job = job_of(executor_of(work), -1 if end == "failed" else 1, holds=(use,), deadline=deadline)
     if end == "cancelled before its run":
         _cancelled_before_its_run(scheduler, job)
     elif end in ("answered", "failed"):
@@ -446,6 +446,13 @@ async def test_use_ends_when_its_last_user_leaves(scheduler: Scheduler, end: str
     without_users.give_back()
     without_users.end()
     await asyncio.wait_for(without_users.wait_unused(), WAIT)
+
+
+def test_all_uses_are_taken_or_none() -> None:
+    model, head = UseCount(), UseCount()
+    assert take_all((model, head))
+    head.end()
+    assert (take_all((model, head)), model.users, head.users) == (False, 1, 1)
 
 
 def test_run_records_times_rows_and_nonfinite_answers() -> None:

@@ -91,25 +91,6 @@ def test_incomplete_parameters_are_refused(client: triton.InferenceServerClient)
         assert "shared_memory_offset as string_param" in refusal(client, x=text)
 
 
-def test_limit_for_messages_applies_to_tensors(client: triton.InferenceServerClient) -> None:
-    with memory(client, "large", size=2**18):
-        tensor = triton.InferInput("in_fp32", [2**16], "FP32")
-        tensor.set_shared_memory("large", 2**18)
-        with pytest.raises(InferenceServerException, match="at most 100000"):
-            client.infer("echo-fp32", [tensor])
-
-
-def test_shrunk_object_fails_only_its_requests(client: triton.InferenceServerClient) -> None:
-    with memory(client, "in", "out") as (inputs, outputs):
-        os.truncate(outputs, 4)
-        assert "an object of 4 bytes" in refusal(client, value=value_output("out"))
-        assert outputs.stat().st_size == 4
-        for size in (100, 0):
-            os.truncate(inputs, size)
-            assert f"got {size} bytes in the object, expected 120" in refusal(client)
-    assert client.is_server_live()
-
-
 def test_object_can_be_unlinked_and_unregistered_during_a_request(client: triton.InferenceServerClient) -> None:
     stub = inference_pb2_grpc.GRPCInferenceServiceStub(client._channel)
     with memory(client, "in", "out") as (inputs, outputs), inputs.open("r+b", buffering=0) as file:
@@ -196,7 +177,7 @@ def test_region_must_be_inside_its_object(tmp_path_factory: pytest.TempPathFacto
     registry = SharedMemory(2**65, SIZE, directory)
     if size and offset + size <= 100:
         registry.register("a", "object", offset, size)
-        assert len(registry.window("a", 0, size, "t", write=False).read()) == size
+        assert len(registry.part("a", 0, size, "t", write=False).read()) == size
     else:
         with pytest.raises(InvalidRequest):
             registry.register("a", "object", offset, size)
@@ -214,20 +195,20 @@ def test_window_must_be_inside_its_region(tmp_path_factory: pytest.TempPathFacto
     registry = SharedMemory(SIZE, SIZE, directory)
     registry.register("a", "object", 17, 64)
     if offset >= 0 and size >= 1 and offset + size <= 64:
-        assert registry.window("a", offset, size, "t", write=False).read() == content[17 + offset : 17 + offset + size]
-        registry.window("a", offset, size, "t", write=True).write(b"\xff" * size)
+        assert registry.part("a", offset, size, "t", write=False).read() == content[17 + offset : 17 + offset + size]
+        registry.part("a", offset, size, "t", write=True).write(b"\xff" * size)
         expected = bytearray(content)
         expected[17 + offset : 17 + offset + size] = b"\xff" * size
         assert (directory / "object").read_bytes() == expected
     else:
         with pytest.raises(InvalidRequest):
-            registry.window("a", offset, size, "t", write=False)
+            registry.part("a", offset, size, "t", write=False)
 
 
 def test_window_of_a_shrunk_object(registry: SharedMemory, directory: Path) -> None:
     registry.register("a", "object", 17, 64)
     os.truncate(directory / "object", 17 + 40)
-    whole, cut = registry.window("a", 32, 8, "t", write=True), registry.window("a", 33, 8, "t", write=True)
+    whole, cut = registry.part("a", 32, 8, "t", write=True), registry.part("a", 33, 8, "t", write=True)
     whole.write(b"12345678")
     assert whole.read() == b"12345678"
     with pytest.raises(InvalidRequest, match="got an object of 57 bytes, expected 8 bytes, as when it was registered"):
@@ -240,9 +221,9 @@ def test_window_of_a_shrunk_object(registry: SharedMemory, directory: Path) -> N
 def test_size_of_a_tensor_is_limited(directory: Path) -> None:
     registry = SharedMemory(LIMIT, 100, directory)
     registry.register("a", "object", 0, SIZE)
-    assert len(registry.window("a", 0, 100, "t", write=False).read()) == 100
+    assert len(registry.part("a", 0, 100, "t", write=False).read()) == 100
     with pytest.raises(InvalidRequest, match=r"t in shared memory: got 101 bytes, expected at most 100\. Split"):
-        registry.window("a", 0, 101, "t", write=False)
+        registry.part("a", 0, 101, "t", write=False)
 
 
 def test_number_and_size_of_regions_are_limited(directory: Path) -> None:
@@ -257,7 +238,7 @@ def test_number_and_size_of_regions_are_limited(directory: Path) -> None:
     registry.unregister("zz")
     registry.unregister("7")
     with pytest.raises(NotFound, match="got '7', expected one of: 0, 1, 10, "):
-        registry.window("7", 0, 1, "t", write=False)
+        registry.part("7", 0, 1, "t", write=False)
     registry.register("one more", "object", 0, 1)
 
 
@@ -270,7 +251,7 @@ def test_unused_files_are_closed(registry: SharedMemory) -> None:
         with pytest.raises(error):
             registry.register(**{"name": "x", "key": "object", "offset": 0, "byte_size": 1, **wrong})  # type: ignore[arg-type]
     assert len(os.listdir("/proc/self/fd")) == before + 10
-    window = registry.window("3", 0, 4, "t", write=False)
+    window = registry.part("3", 0, 4, "t", write=False)
     registry.unregister()
     assert (len(os.listdir("/proc/self/fd")), window.read()) == (before + 1, bytes(range(4)))
     del window
@@ -281,6 +262,6 @@ def test_unused_files_are_closed(registry: SharedMemory) -> None:
 def test_read_only_object_takes_no_outputs(registry: SharedMemory, directory: Path) -> None:
     (directory / "object").chmod(stat.S_IRUSR)
     registry.register("a", "object", 0, SIZE)
-    assert registry.window("a", 0, 4, "t", write=False).read() == bytes(range(4))
+    assert registry.part("a", 0, 4, "t", write=False).read() == bytes(range(4))
     with pytest.raises(InvalidRequest, match="may only read"):
-        registry.window("a", 0, 4, "t", write=True)
+        registry.part("a", 0, 4, "t", write=True)

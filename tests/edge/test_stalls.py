@@ -16,18 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import msgspec
 import numpy as np
 import pytest
 
-from edge.bundles.bundle import write_bundle
-from edge.bundles.manifest import Profile
 from edge.launch import serving
 from edge.pb import inference_pb2 as pb
 from edge.protocol import INFERENCE
 from edge.server import Ready
 from edge.settings import TRANSPORTS
-from tests.support import text_model
 from tests.support.http_requests import INFER, JSON_LENGTH, ask
 from tests.support.letters_model import completion, write_letters_bundle
 from tests.support.models import ORACLE, graph_of, serialized, write_oracle_bundle
@@ -37,8 +33,6 @@ from tests.support.waiting_client import WaitingClient, waiting_client
 SIZE = 60 * 2**20
 BODY = 4 * 2**20
 WIDE, COLUMNS, WIDE_OUTPUTS, RANKS = "wide", 2**20, ("a", "b", "c"), 2**18
-#: As exports allow them, in a large batch.
-TEXT_ROWS, TEXT_BYTES = 512, 16 * 1024
 #: Times the plain request's.
 MOST_WAITING, MOST_MEMORY = 4, 2
 OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
@@ -70,25 +64,6 @@ def plain() -> bytes:
     return request("x", "FP32", 1, 15, raw=bytes(SIZE))
 
 
-def named(number: int) -> str:
-    """A name of the letters of the server's own names, which has to be compared with all of them."""
-    return f"{number:010x}".translate(str.maketrans("0123456789abcdef", "etaionsrlmpukygd"))
-
-
-def parameters(count: int) -> bytes:
-    message = pb.ModelInferRequest(model_name=ORACLE)
-    for number in range(count):
-        message.parameters[named(number)].bool_param = True
-    return message.SerializeToString()
-
-
-def long_texts() -> bytes:
-    message, text = pb.ModelInferRequest(model_name="sentiment"), (b"good bad fine poor other " * 700)[:TEXT_BYTES]
-    message.inputs.add(name="text", datatype="BYTES", shape=[TEXT_ROWS, 1])
-    message.raw_input_contents.append((struct.pack("<I", TEXT_BYTES) + text) * TEXT_ROWS)
-    return message.SerializeToString()
-
-
 def ranks() -> bytes:
     message = pb.ModelInferRequest(model_name=WIDE)
     message.inputs.add(name="x", datatype="FP32", shape=[1])
@@ -107,10 +82,7 @@ MESSAGES: dict[str, Callable[[], bytes]] = {
     "raw contents": lambda: field(7, b"") * (SIZE // 2),
     "outputs": lambda: field(6, b"") * (SIZE // 2),
     "dimensions": lambda: field(5, field(3, b"\1" * SIZE)),
-    "parameters": lambda: parameters(100_000),
     "parameters of an input": lambda: field(5, field(4, b"") * (SIZE // 2)),
-    "names": lambda: b"".join(field(number, b"n" * (SIZE // 3)) for number in (1, 2, 3)),
-    "long texts": long_texts,
     "ranks": ranks,
 }
 
@@ -122,11 +94,9 @@ def json_of(**fields: Any) -> bytes:
 NUMBER = {"name": "n", "datatype": "FP32", "shape": [1], "data": [0]}
 #: Path, body and headers.
 BODIES: dict[str, Callable[[], tuple[str, bytes, dict[str, str]]]] = {
-    "parameters": lambda: (INFER, json_of(parameters={named(n): True for n in range(100_000)}), {}),
     "lists": lambda: (INFER, b'{"id": [' + b"[]," * (4 * 2**20 // 3 - 100) + b"0]}", {}),
     "inputs": lambda: (INFER, json_of(inputs=[NUMBER] * 50_000), {}),
     "answers": lambda: ("/v2/models/wide/infer", json_of(inputs=[{**NUMBER, "name": "x", "data": [0.1]}]), {}),
-    "stop": lambda: ("/v1/completions", json.dumps(completion(n=256, stop=["a"] * 700_000)).encode(), {}),
     "choices": lambda: ("/v1/completions", json.dumps(completion(n=256, prompt="a" * (BODY - 200))).encode(), {}),
     "tokens": lambda: ("/v1/completions", json.dumps(completion(n=256, prompt=[1] * 2**20)).encode(), {}),
     "empty texts": lambda: binary(request_of("expression", "BYTES", [SIZE // 4, 1], SIZE), bytes(SIZE)),
@@ -145,13 +115,6 @@ def binary(head: bytes, data: bytes) -> tuple[str, bytes, dict[str, str]]:
 def write_models(repository: Path) -> None:
     write_oracle_bundle(repository / "oracle")
     write_letters_bundle(repository / "letters")
-    step = msgspec.structs.replace(text_model.tokenizer_step(text_model.MAX_LENGTH), max_text_bytes=TEXT_BYTES)
-    shape = Profile(min=(1, 1), opt=(1, 8), max=(TEXT_ROWS, text_model.MAX_LENGTH))
-    profile = dict.fromkeys(("input_ids", "attention_mask"), shape)
-    manifest = msgspec.structs.replace(
-        text_model.manifest(), preprocess=step, max_batch_size=TEXT_ROWS, profile=profile
-    )
-    write_bundle(repository / "sentiment", manifest, text_model.files())
     lines = "\n".join(f"{name} = Expand(x, size)" for name in WIDE_OUTPUTS)
     outputs = ", ".join(f"float[{COLUMNS}] {name}" for name in WIDE_OUTPUTS)
     graph = graph_of(f"wide (float[1] x) => ({outputs}) {{ {lines} }}", size=np.array([COLUMNS]))

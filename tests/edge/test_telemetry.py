@@ -79,7 +79,7 @@ async def test_requests_that_fail_early_are_counted_by_reason_and_limit(
 ) -> None:
     full = Overloaded("queue", given=1, expected="0", fix="Wait.", cause="bytes")
     failures = Mock(side_effect=[ZeroDivisionError(), full, expired(1)])
-    monkeypatch.setattr("edge.serving.forms.decode_inputs", failures)
+    monkeypatch.setattr("edge.serving.wire.Sent.decode", failures)
     async with running_service(tmp_path) as running:
         for kind in (ZeroDivisionError, Overloaded, DeadlineExceeded):
             with pytest.raises(kind):

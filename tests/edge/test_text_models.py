@@ -16,15 +16,18 @@ from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
 
 from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.programs import CascadeProgram
 from edge.cli.infer import infer
 from edge.datatypes import Array
 from edge.errors import GoldenError, UsageError
 from edge.launch import running_server
-from edge.programs.program import margins
+from edge.programs.program import AUTO, TIER, Cascade, Options, margins
 from edge.repository.model import Model
 from edge.runtimes.build import load_runner
+from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from tests.support import text_model
 from tests.support.inference_service import running_service
+from tests.support.models import graph_of, serialized
 from tests.support.sample_requests import column, triton_input
 from tests.support.text_model import LABELS, TEXTS, TIERS, logits, manifest, model, write_sentiment_bundle
 from tests.support.text_pair_model import INPUTS, NAME, PAIRS, scores, write_pair_bundle
@@ -168,3 +171,20 @@ def test_infer_command_refuses_unpaired_texts(url: str) -> None:
     ):
         with pytest.raises(UsageError, match=message):
             invoke(url, *arguments)
+
+
+def runner_of(operation: str) -> OnnxRuntimeRunner:
+    text = f"tier (float[N, 2] x) => (float[N, 2] logits) {{ logits = {operation}(x) }}"
+    return OnnxRuntimeRunner(serialized(graph_of(text)), subject=operation)
+
+
+def test_a_lean_tier_is_unsure_of_rows_without_numbers() -> None:
+    runners = {"full": runner_of("Abs"), "lean": runner_of("Log")}
+    program = Cascade(CascadeProgram(lean="lean", full="full", logits="logits", margin=0.5), runners)
+    # Sure, an infinity that is, one that is not, NaN, and unsure.
+    x = np.array([[1, 9], [0, 1], [0, np.inf], [1, -1], [1, 1]], np.float32)
+    computed = program.compute({"x": x}, Options(AUTO))
+    assert computed.facts[TIER].tolist() == ["lean", "lean", "full", "full", "full"]
+    np.testing.assert_array_equal(computed.outputs["logits"][2:], [[0, np.inf], [1, 1], [1, 1]])
+    for runner in runners.values():
+        runner.close()

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 from edge.datatypes import Array
 from edge.programs.program import Computed, Finished, IterativeProgram, Joining, LoopLimits, Options, Program, Session
-from edge.scheduling import worker as module
+from edge.scheduling import continuous as module
 from edge.scheduling.batching import BatchAssembler
 from edge.scheduling.job import Job
 from edge.scheduling.latency import LatencyModel
 from edge.scheduling.scheduler import Scheduler
-from edge.scheduling.tier_executor import TierExecutor
+from edge.scheduling.tier_executor import LoopExecutor, TierExecutor
 from tests.support.jobs import VALUES, WAIT, Awaited, executor_of, job_of, submitted
 
 DELAY = 4.0
@@ -183,14 +183,15 @@ class Server:
         self.clock, self.device, self.device_bound = clock, Device(clock), device_bound
         self.scheduler = Scheduler(1000, instances=instances, device_bound=device_bound, admission=False)
         of_device = partial(TierExecutor, "full", assembler=BatchAssembler(VALUES, {}))
+        stepwise = partial(LoopExecutor, "full", assembler=BatchAssembler(VALUES, {}))
         held = partial(executor_of, lambda rows: (self.device.compute(), rows)[1])
         self.executors = [
             held(),
             held(max_rows=4, max_delay_seconds=DELAY),
             held(max_rows=8, max_delay_seconds=2 * DELAY, preferred_rows=(4,)),
             of_device(program=Overlapping(self.device), max_rows=2),
-            of_device(program=Stepwise(self.device), max_rows=3),
-            of_device(program=Stepwise(self.device), max_rows=4, max_delay_seconds=DELAY, preferred_rows=(2,)),
+            stepwise(program=Stepwise(self.device), max_rows=3),
+            stepwise(program=Stepwise(self.device), max_rows=4, max_delay_seconds=DELAY, preferred_rows=(2,)),
         ]
         for executor in self.executors:
             executor.latency = Unlearnt()

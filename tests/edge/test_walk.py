@@ -18,7 +18,7 @@ from tests.support.sample_requests import good
 
 EDGE = str(Path(edge.__file__).parent)
 #: Limit for a batched request, by transport: of a known form, and of a new one. CONTRIBUTING.md names the files.
-MOST_FILES = {"grpcio": (15, 23), "nghttp2": (24, 33)}
+MOST_FILES = {"grpcio": (14, 21), "nghttp2": (23, 33)}
 
 
 @pytest.mark.parametrize("transport", MOST_FILES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 from edge.datatypes import NUMPY_TYPES, Array, TensorSpec, byte_size, datatype_of
 from edge.errors import InvalidRequest, Unsupported
 from edge.pb import inference_pb2 as pb
-from edge.serving.call import encode_outputs
-from edge.serving.wire import CONTENTS_FIELDS, decode_inputs, from_raw, requested_outputs, sent_inputs, to_raw
+from edge.serving.call import MESSAGE, InferResponse
+from edge.serving.request import RequestedOutput, request_of
+from edge.serving.wire import CONTENTS_FIELDS, from_raw, requested_outputs, sent_inputs, to_raw
 
 NUMERIC = tuple(name for name in NUMPY_TYPES if name != "BYTES")
 SHAPES = arrays.array_shapes(max_dims=4, max_side=4)
@@ -66,7 +68,8 @@ def typed_request(datatype: str, *shape: int, data: list[Any]) -> pb.ModelInferR
 
 def decoded(request: pb.ModelInferRequest, *specs: TensorSpec) -> dict[str, Array]:
     parsed = pb.ModelInferRequest.FromString(request.SerializeToString())
-    return decode_inputs(sent_inputs(parsed, parsed.raw_input_contents, {s.name: s for s in specs}))
+    sent = sent_inputs(request_of(parsed).inputs, parsed.raw_input_contents, {spec.name: spec for spec in specs})
+    return {name: tensor.decode() for name, tensor in sent.items()}
 
 
 @given(st.one_of([*(numeric_arrays(name) for name in NUMERIC if name != "FP16"), bytes_arrays()]))
@@ -179,8 +182,8 @@ def test_any_bytes_are_a_tensor_or_refused(datatype: str, data: bytes, shape: li
 def test_outputs_have_one_raw_entry_each(values: list[Array], random: Any) -> None:
     outputs = {f"o{index}": value for index, value in enumerate([*values, np.empty((0, 3)), np.empty(0, np.object_)])}
     names = random.sample(list(outputs), random.randint(1, len(outputs)))
-    response = pb.ModelInferResponse()
-    encode_outputs(response, outputs, names)
+    model: Any = SimpleNamespace(name="m", version="1")
+    response = MESSAGE.encode(InferResponse(model, "", {name: outputs[name] for name in names}, {}, dict))
     assert ([tensor.name for tensor in response.outputs], len(response.raw_output_contents)) == (names, len(names))
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
         assert not tensor.HasField("contents")
@@ -189,12 +192,9 @@ def test_outputs_have_one_raw_entry_each(values: list[Array], random: Any) -> No
 
 def test_outputs_are_all_or_the_requested_ones() -> None:
     specs = {name: TensorSpec(name, "FP32", (-1,)) for name in ("a", "b", "c")}
-    request = pb.ModelInferRequest()
-    assert requested_outputs(request, specs) == ["a", "b", "c"]
-    request.outputs.add(name="c")
-    request.outputs.add(name="a")
-    assert requested_outputs(request, specs) == ["c", "a"]
-    request.outputs.add(name="d")
+    assert requested_outputs([], specs) == ["a", "b", "c"]
+    request = [RequestedOutput(name, {}) for name in "cad"]
+    assert requested_outputs(request[:2], specs) == ["c", "a"]
     with pytest.raises(InvalidRequest, match=r"got 'd', expected one of \['a', 'b', 'c'\]"):
         requested_outputs(request, specs)
 

@@ -48,7 +48,7 @@ class Running(NamedTuple):
 
     def _rests(self, name: str) -> bool:
         pending = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        return not (self.model(name).use.users or len(self.scheduler.queue) or self.service._replies._ended or pending)
+        return not (self.model(name).use.users or len(self.scheduler.queue) or self.service._ended or pending)
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from edge.datatypes import Array, TensorSpec
 from edge.programs.program import Computed, Program
 from edge.repository.model import Model
 from edge.scheduling.batching import BatchAssembler
-from edge.scheduling.job import Answer, Job
+from edge.scheduling.job import Job, JobResult
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import TierExecutor
 
@@ -84,7 +84,7 @@ class Awaited(Job):
         assert self._ended.wait(seconds)
         return self.take_error()
 
-    def result(self, seconds: float = WAIT) -> Answer:
+    def result(self, seconds: float = WAIT) -> JobResult:
         error = self.exception(seconds)
         if self.dropped:
             raise CancelledError

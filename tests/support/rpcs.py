@@ -11,7 +11,7 @@ from edge.pb import inference_pb2 as pb
 from edge.pb import telemetry_pb2
 from edge.pb.pool import POOL
 from edge.protocol import HEALTH, INFERENCE, REFLECTION, TELEMETRY
-from edge.rpc import health_servicer  # noqa: F401 (it adds health and reflection to the pool)
+from edge.rpc import servicers  # noqa: F401 (it adds health and reflection to the pool)
 from tests.support.sample_requests import REGION, good
 
 HEALTH_NAME = health_pb2.HealthCheckRequest(service="")

@@ -1,11 +1,13 @@
-"""Limits of a request's own parts, which no model sets: checked before anything is built, quoted or looked up."""
+"""A request to infer, whatever its encoding, and the limits of its parts, which apply before anything is quoted."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from edge.datatypes import Array
 from edge.errors import InvalidRequest, Raw
 from edge.pb import inference_pb2 as pb
 
@@ -22,12 +24,78 @@ SMALL_BYTES: Final = 64 * 1024
 _MOST_PARTS: Final = 16 * 1024
 #: Numbers that typed contents may hold: a parser makes 8 bytes of each, which may have one in the message.
 _MOST_NUMBERS: Final = 8 * 1024**2
+_KINDS: Final = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
 _VARINT, _LENGTH_DELIMITED = 0, 2
 #: Bytes of a field by its wire type. The fields of a group count as those around it.
 _FIXED_BYTES: Final = {1: 8, 3: 0, 4: 0, 5: 4}
 #: Fields of a ModelInferRequest, of an input in it, and of the typed contents of that.
 _INPUTS, _SHAPE, _CONTENTS, _VARINTS = 5, 3, 5, range(1, 6)
 _ENTERED: Final = {_INPUTS, _SHAPE, _CONTENTS, *_VARINTS}
+#: Values of parameters by name; None where the client sets no value.
+Values = Mapping[str, bool | int | float | str | None]
+
+
+class InputTensor(NamedTuple):
+    """An input as the client declares it; its contents are typed, decoded, or raw. Others are beside the request."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    parameters: Values
+    contents: pb.InferTensorContents | Array | bytes | None
+
+
+class RequestedOutput(NamedTuple):
+    """An output that the client names."""
+
+    name: str
+    parameters: Values
+
+
+class InferRequest(NamedTuple):
+    """A request to infer. It is not validated; ``inputs`` can be read once.
+
+    If all inputs are raw, they may be in ``contents`` alone; ``key`` then holds everything else but the id.
+    """
+
+    model_name: str
+    model_version: str
+    id: str
+    parameters: Values
+    inputs: Iterable[InputTensor]
+    outputs: Sequence[RequestedOutput]
+    contents: Sequence[bytes] = ()
+    key: bytes = b""
+
+
+def request_of(message: pb.ModelInferRequest) -> InferRequest:
+    """Return the request in a message; raise an InvalidRequest for too many parameters."""
+    return InferRequest(
+        message.model_name,
+        message.model_version,
+        message.id,
+        _values(message.parameters, "the request"),
+        (
+            InputTensor(
+                tensor.name,
+                tensor.datatype,
+                tuple(tensor.shape),
+                _values(tensor.parameters, f"input {tensor.name!r}") if tensor.parameters else {},
+                tensor.contents if tensor.HasField("contents") else None,
+            )
+            for tensor in message.inputs
+        ),
+        [
+            RequestedOutput(output.name, _values(output.parameters, f"output {output.name!r}"))
+            for output in message.outputs
+        ],
+    )
+
+
+def _values(parameters: Mapping[str, pb.InferParameter], subject: str) -> Values:
+    check_number("parameters", len(parameters), MOST_PARAMETERS, subject)
+    kinds = {name: parameter.WhichOneof("parameter_choice") for name, parameter in parameters.items()}
+    return {name: kind and getattr(parameters[name], kind) for name, kind in kinds.items()}
 
 
 def check_number(what: str, given: int, most: int, subject: str) -> None:
@@ -37,7 +105,12 @@ def check_number(what: str, given: int, most: int, subject: str) -> None:
         raise InvalidRequest(f"{what} of {subject}", given=Raw(f"{given}"), expected=f"at most {most}", fix=fix)
 
 
-def check_names(request: pb.ModelInferRequest) -> None:
+def parameter_kind(value: object) -> str | None:
+    """Return the field of a message's parameter for a value; None without a value."""
+    return "uint64_param" if type(value) is int and value >= 2**63 else _KINDS.get(type(value))
+
+
+def check_names(request: Any) -> None:
     """Raise an InvalidRequest for an id, or a name or version of a model, that is too long to be one."""
     check_name("id of the request", request.id)
     check_name("model_name", request.model_name)
@@ -54,13 +127,13 @@ def check_name(subject: str, name: str) -> None:
 def check_message(data: bytes) -> None:
     """Raise an InvalidRequest for a serialized ModelInferRequest of far more parts than a request has.
 
-    A parser makes objects of all of them, in seconds for a message of 60 MiB, before any limit of a model applies. No
-    message up to SMALL_BYTES has so many. What is no protobuf passes: the parser says so.
+    A parser would make objects of all of them, in seconds for 60 MiB, before any limit of a model applies. No message
+    up to SMALL_BYTES has so many. What is no protobuf passes.
     """
-    _Parts(data).count(0, len(data), ())
+    _PartCounter(data).count(0, len(data), ())
 
 
-class _Parts:
+class _PartCounter:
     """Counts the parts of a message, without making any object of them."""
 
     def __init__(self, data: bytes) -> None:

@@ -1,0 +1,113 @@
+"""The services beside inference: health, telemetry, and reflection, which describes all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from edge.errors import InvalidRequest
+from edge.health.health import Health
+from edge.pb import telemetry_pb2
+from edge.pb.pool import POOL
+from edge.protocol import HEALTH
+from edge.rpc.methods import authorization, read_from
+from edge.rpc.parsing import Refused
+from edge.security.access import Access
+from edge.security.scopes import TELEMETRY_WATCH
+from edge.serving.statuses import Code
+from edge.serving.streams import DRAINING
+from edge.telemetry.telemetry import Telemetry
+
+# These two services register themselves in protobuf's default pool. Ours has what reflection describes.
+for _file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
+    POOL.AddSerializedFile(_file.serialized_pb)
+_STATUS: Any = GetMessageClass(POOL.FindServiceByName(HEALTH).methods_by_name["Check"].output_type)
+_MIN_WATCH_MS: Final = 100
+_DEFAULT_WATCH_MS: Final = 1000
+
+
+class HealthServicer:
+    """``grpc.health.v1.Health``: of the server, its services and its models by name. It belongs to one event loop.
+
+    gRPC's own servicer forgets the other watchers of a name when one leaves, and its watchers block the shutdown.
+    """
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+
+    async def Check(self, request: Any, context: Any) -> Any:
+        """Return the health of a name; an unknown name is NOT_FOUND."""
+        status = self._status(request.service)
+        if status == _STATUS.SERVICE_UNKNOWN:
+            raise Refused(Code.NOT_FOUND, f"no service or model {request.service[:64]!r}")
+        return _STATUS(status=status)
+
+    async def Watch(self, request: Any, context: Any) -> None:
+        """Send the health of a name now and at each change; an unknown name may become known."""
+        last: int | None = None
+        while True:
+            changed, status = self._health.changed, self._status(request.service)
+            if status != last:
+                last = status
+                await context.write(_STATUS(status=status))
+            if self._health.draining.is_set():
+                raise Refused(Code.UNAVAILABLE, "the server is going down")
+            await changed.wait()
+
+    def _status(self, name: str) -> int:
+        serving: bool | None = self._health.serving.get(name)
+        status: int = {True: _STATUS.SERVING, False: _STATUS.NOT_SERVING, None: _STATUS.SERVICE_UNKNOWN}[serving]
+        return status
+
+
+class TelemetryServicer:
+    """``fewheads.telemetry.v1.Telemetry``; watches end once ``draining`` is set.
+
+    ``access`` is checked again before each further reading of a watch.
+    """
+
+    def __init__(self, telemetry: Telemetry, access: Access | None, draining: asyncio.Event) -> None:
+        self._telemetry, self._access, self._draining = telemetry, access, draining
+
+    async def Get(self, request: telemetry_pb2.GetRequest, context: Any) -> telemetry_pb2.Reading:
+        return await asyncio.to_thread(self._telemetry.reading)
+
+    async def Watch(self, request: telemetry_pb2.WatchRequest, context: Any) -> None:
+        interval_ms = request.interval_ms or _DEFAULT_WATCH_MS
+        if interval_ms < _MIN_WATCH_MS:
+            expected, fix = f"at least {_MIN_WATCH_MS}", "0 means once a second."
+            raise InvalidRequest("interval_ms", given=interval_ms, expected=expected, fix=fix)
+        while True:
+            await context.write(await asyncio.to_thread(self._telemetry.reading))
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._draining.wait(), interval_ms / 1000)
+                raise Refused(Code.UNAVAILABLE, DRAINING)
+            if self._access:
+                self._access.authorize(authorization(context.invocation_metadata()), TELEMETRY_WATCH)
+
+
+class ReflectionServicer:
+    """``grpc.reflection.v1alpha.ServerReflection`` of the services with these names."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+
+    async def ServerReflectionInfo(self, _: object, context: Any) -> None:
+        async def requests() -> AsyncIterator[Any]:
+            while (request := await read_from(context)) is not None:
+                yield request
+
+        servicer = await asyncio.to_thread(self._servicer)
+        async for response in servicer.ServerReflectionInfo(requests(), context):
+            await context.write(response)
+
+    def _servicer(self) -> Any:
+        from grpc_reflection.v1alpha import reflection  # imports grpcio, which few servers on nghttp2 ever need
+
+        return reflection.aio.ReflectionServicer(self._names, pool=POOL)
