@@ -1,4 +1,4 @@
-"""Language models: frozen backbones, heads of backward attention on them (paper 004), and their controls.
+"""Language models: text formats, training, fine-tuning, reduction and export.
 
 - :mod:`export.language.formats` and :mod:`export.language.answers` read data sets as one text format, from
   :mod:`export.language.rows`; ``generate_mathematics.py`` is a script that makes one of them
@@ -8,19 +8,12 @@
 - :mod:`export.language.decoding`, :mod:`export.language.metrics` and :mod:`export.language.evaluate` measure any
 - :mod:`export.language.reduce` removes heads and neurons, which :mod:`export.language.parts` finds in a model, by the
   scores of :mod:`export.language.ranking` from :mod:`export.language.calibration`
-- :mod:`export.papers.backward.head` has the head, with the shape of :mod:`export.papers.backward.head`, and
-  :mod:`export.papers.backward.bundle` its form for inference
-- :mod:`export.papers.backward.head` computes weighted means over the vocabulary in chunks
 - :mod:`export.language.finetuned` makes copies of a model to train, with adapters or whole; :mod:`export.language.nf4`
   rounds the base of adapters, and :mod:`export.language.finetune` trains and writes them
-- :mod:`export.papers.backward.training` has simpler modules that a head has to beat
-- :mod:`export.language.base` has a frozen model as heads see it, with its :mod:`export.language.read_out`
-- :mod:`export.papers.backward.training` keeps the last hidden states of a backbone on disk
-- :mod:`export.papers.backward.training` trains a head or a control on them, and
-  :mod:`export.papers.backward.training` writes and reads heads
+- :mod:`export.language.base` has a frozen model, with its :mod:`export.language.read_out`
 - :mod:`export.language.decoder` makes the graph of a model for a device, :mod:`export.language.joined_cache` its form
   for TensorRT, :mod:`export.language.decoder_artifacts` its precisions, :mod:`export.language.bundle` the bundle with
-  :mod:`export.language.golden_texts`, and :mod:`export.papers.backward.bundle` that of a head
+  :mod:`export.language.golden_texts`
 - :mod:`export.language.commands` has all commands: those of :mod:`export.language.cli`, which prints
   :mod:`export.language.table`, of :mod:`export.papers.backward.run`,
   :mod:`export.language.finetune_cli`, :mod:`export.language.reduce_cli` and :mod:`export.language.export_cli`

@@ -148,7 +148,7 @@ def _measured(families: list[FamilySettings], model: Path, data_dir: Path, out: 
     from export.papers.frontier.family_job import train_family
     from export.papers.frontier.records import ANSWERED, TIMED, read_family
     from export.papers.frontier.timing import time_files
-    from export.training.jobs import Job, run_all
+    from export.training.jobs import Job, run_jobs
     from export.training.watch import watching
 
     directories = [family_directory(out, family.task, family.seed) for family in families]
@@ -158,10 +158,11 @@ def _measured(families: list[FamilySettings], model: Path, data_dir: Path, out: 
         out.mkdir(parents=True, exist_ok=True)
         with watching("shapes") as watch:
             time_shapes(model, out, families[0].frontier.tokens, partial(watch.on_part, "shapes timed"))
-    run_all(
+    run_jobs(
         [
-            Job(directory.name, train_family, (family, model, data_dir, directory), directory / ANSWERED)
+            Job(directory.name, train_family, (family, model, data_dir, directory))
             for family, directory in zip(families, directories, strict=True)
+            if not (directory / ANSWERED).exists()
         ],
         logs=out / "logs",
         workers=where.jobs,
