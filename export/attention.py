@@ -3,7 +3,7 @@
 A scorer gives each head of each input a score. Above :data:`THRESHOLD` the head runs in full. Below it, it uses only
 its first d' coordinates: the others of q, and of the head's output, are zero. The paper's text has three errors, so
 there is a mode for the text and one with repairs. A third mode, ``budget``, is ``fixed`` with another loss: the
-Lagrangian of a measured cost, see :mod:`export.papers.adaptive.term`.
+Lagrangian of the share that is kept, see :mod:`export.papers.adaptive.term`.
 
 =============  ==============================================  ====================================================
 mode           ``literal``, as the paper writes                ``fixed``

@@ -6,7 +6,7 @@ import difflib
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from export.training.runs import RunMetrics
 
 _ALL = "calculator"
-_ADAPTIVE = "calculator-transformer4"
 
 
 @click.command()
@@ -52,13 +51,6 @@ _ADAPTIVE = "calculator-transformer4"
 @seed_option("For weights and the order of items.")
 @seeds_option
 @click.option("--epochs", type=click.IntRange(1), help="Calculators: at most so many.  [default: 50 to 200, by model]")
-@click.option(
-    "--loss",
-    type=click.Choice(["none", "fixed", "literal"]),
-    default="none",
-    show_default=True,
-    help=f"Loss by which heads of {_ADAPTIVE} shrink: paper 002's repaired or as printed; or plain attention.",
-)
 @looped_options
 @runs_option("the runs, each of which becomes OUT/MODEL")
 @device_option
@@ -70,7 +62,6 @@ def train(
     seed: int,
     seeds: int,
     epochs: int | None,
-    loss: str,
     looped: LoopedOptions,
     out: Path,
     device: DeviceName,
@@ -82,12 +73,10 @@ def train(
 
     MODEL is calculator-NAME, with oracle, gate, softmax-gate, term-network, baseline, fnn2, fnn3, rnn2, lstm, bilstm,
     gru, transformer4, transformer5 or transformer0 for NAME; calculator for all of these but transformer0, which takes
-    half an hour; calculator-stack, calculator-token-lstm or calculator-token-transformer, which compute longer
-    expressions; looped-linear, looped-sparse, looped-tree or looped-relu.
+    half an hour; calculator-stack, which computes longer expressions; looped-linear, looped-sparse, looped-tree or
+    looped-relu.
     """
     names = _names(models)
-    if loss != "none" and _ADAPTIVE not in names:
-        raise UsageError("--loss", given=loss, expected=f"{_ADAPTIVE} among the models", fix="Leave --loss out.")
     if epochs and set(names) <= set(LOOPED):
         raise UsageError("--epochs", given=epochs, expected="a calculator among the models", fix="Give --steps.")
     looped.check(names)
@@ -103,7 +92,6 @@ def train(
         from export.training.intervals import pooled
     results = []
     for name in names:
-        adaptive: Any = loss if name == _ADAPTIVE and loss != "none" else None
         trained = []
         for one, run in runs[name].items():
             with watching(run, lines=False) as watch:
@@ -123,7 +111,6 @@ def train(
                         out / run,
                         seed=one,
                         epochs=epochs,
-                        adaptive=adaptive,
                         device=device,
                         tensorboard=tensorboard,
                         observer=watch,

@@ -36,7 +36,7 @@ _EXPORT = Path(__file__).parents[1]
 PAGES = {
     "layers": _EXPORT / "reduction" / "LIMITS.md",
     "looped": _EXPORT / "looped" / "RESULTS.md",
-    "calculator": _EXPORT / "calculator" / "RESULTS.md",
+    "calculator": _EXPORT / "papers" / "calculator" / "RESULTS.md",
 }
 _LOOPED = {"full": LayerShape(4, 16, 256), "reduced": LayerShape(4, 8, 128)}
 _LOOPED_ROWS, _CALCULATOR_ROWS = (1, 8, 64), (1, 64)

@@ -5,16 +5,11 @@ import pytest
 import torch
 from torch.onnx._internal.exporter import _registration
 
-from export.cli import train as train_command
 from export.commands.finetune import finetune
 from export.commands.shapes import shapes
-from export.papers.adaptive.records import MeasuredCosts, SharedInputs
-from export.papers.adaptive.term import CostCurve
 from export.papers.calculator import data
 from export.papers.calculator.train import train_run
-from export.reduce.grid import grid_of
 from tests.support.calculators import export_untrained
-from tests.support.reduction_data import inputs, mac_times, model
 from tests.support.task_data import encoded, invoke, make_sentiment, make_transformer, write_model, write_sst2
 
 
@@ -44,8 +39,6 @@ def runs(tmp_path_factory):
     epochs = {"calculator-gate": 20, "calculator-fnn2": 3}
     for name in ("calculator-oracle", *epochs):
         train_run(name, root / name, seed=0, epochs=epochs.get(name))
-    for mode, options in (("fixed", ("--loss", "fixed")), ("literal", ("--loss", "literal"))):
-        invoke(train_command, "calculator-transformer4", "--epochs", 1, "--out", root / mode, *options)
     return root
 
 
@@ -64,15 +57,6 @@ def train():
 @pytest.fixture(scope="session")
 def holdout():
     return encoded(make_sentiment(64, seed=1))
-
-
-@pytest.fixture(scope="session")
-def shared(tmp_path_factory):
-    """The inputs of a comparison of attention mechanisms; a layer without attention costs half."""
-    dense = model(heads=4, head_dim=16, ffn_dim=64)
-    config = dense.transformer.config
-    costs = MeasuredCosts(CostCurve((0.0, 1.0), (0.5, 1.0)), mac_times(config, grid_of(config), 8, rest=0.1))
-    return SharedInputs(dense, 0.5, inputs(rows=64), 0, 0.5, 1.05, 8, costs, tmp_path_factory.mktemp("state"))
 
 
 @pytest.fixture(scope="session")

@@ -1,17 +1,28 @@
+"""Bundles of the calculators in ONNX Runtime, in TensorRT-RTX, and behind a server, asked by a stock client."""
+
 from collections import Counter
 
 import numpy as np
 import onnx
 import pytest
+import torch
+import tritonclient.grpc as triton
 
 from edge.bundles.bundle import Bundle
-from edge.bundles.expression import tokenize
+from edge.bundles.expression import TOKENS, tokenize
 from edge.bundles.golden import check_runner
+from edge.bundles.manifest import Profile
+from edge.launch import running_server
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
+from edge.runtimes.tensorrt.build import compile_onnx
+from export.models.convert import to_onnx
 from export.papers.calculator.benchmark import evaluate
-from export.papers.calculator.bundle import export_run
+from export.papers.calculator.networks import Transformer
 from export.papers.calculator.specs import SPECS
-from tests.support.calculators import EACH, untrained
+from export.quantize.precision import half
+from tests.support.calculators import EACH, SMALL, untrained
+from tests.support.marks import with_rtx
+from tests.support.sample_requests import column, triton_input
 
 #: The layers that are one operator each.
 OPERATORS = {"RNN": 2, "LSTM": 1, "GRU": 1}
@@ -58,7 +69,54 @@ def test_measures_are_of_the_exported_graph(calculator, splits):
     assert measures != torchs
 
 
-def test_the_use_of_adaptive_heads_is_among_the_measures(runs, tmp_path):
-    exported = export_run(runs / "fixed" / "calculator-transformer4", tmp_path)
-    measures = Bundle.open(exported.bundle).manifest.measures
-    assert {"head_score", "kept_coordinates"} <= {measure.metric for measure in measures}
+PROFILE = {"x": Profile(min=(1, TOKENS), opt=(8, TOKENS), max=(256, TOKENS))}
+#: Of attention, which TensorRT-RTX 1.7 never fuses in FP32; in FP16 it needs heads of 16 features.
+BLOCKS = {"calculator-transformer4": 3, "calculator-transformer5": 6, "calculator-transformer0": 6}
+
+
+def compiled(data):
+    return compile_onnx(data, PROFILE, flavor="tensorrt_rtx", compute_capability="SM86", subject="calculator").report
+
+
+@with_rtx
+@pytest.mark.parametrize("name", EACH)
+def test_every_calculator_compiles(name, calculator):
+    bundle = Bundle.open(calculator(name))
+    assert bundle.manifest.profile == PROFILE
+    report = compiled((bundle.path / bundle.artifact("tensorrt").file).read_bytes())
+    unfused = "not fused: FP32, and fusion needs FP16"
+    assert report.attention == (f"{BLOCKS[name]} blocks, {unfused}" if name in BLOCKS else "no attention")
+    assert (report.typing, report.notes) == ("strong", ())
+
+
+@with_rtx
+def test_attention_in_fp16_is_fused_only_for_heads_of_16_features(calculator):
+    torch.manual_seed(0)
+    model = Transformer(128, num_layers=2, num_heads=8, hidden=128)
+    wide = to_onnx(model, {"x": torch.zeros(2, TOKENS)}, ["value"], {"x": {0: "batch"}})
+    narrow = (calculator("calculator-transformer4") / "model.onnx").read_bytes()
+    assert compiled(half(wide)).attention == "2 blocks, fused"
+    assert compiled(half(narrow)).attention == "3 blocks, not fused: head dimension 4 is below 16"
+
+
+TEXTS = ("3 - -4 + 2", "-5 + 1", "7", "1 - 2 + 3 - 4 + 5 - 6 + 7 - 8")
+
+
+@pytest.fixture(scope="module")
+def client(calculator, tmp_path_factory):
+    bundles = [calculator(name) for name in SMALL]
+    with (
+        running_server(bundles, cache=tmp_path_factory.mktemp("cache")) as ready,
+        triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
+    ):
+        yield client
+
+
+@pytest.mark.timeout(900)  # of its first setup, which exports all of them where no test did
+@pytest.mark.parametrize("name", SMALL)
+def test_a_server_of_all_calculators_answers_as_torch(name, client):
+    answer = client.infer(name, [triton_input("expression", column(*TEXTS))]).as_numpy("value")
+    tolerance = SPECS[name].tolerance
+    np.testing.assert_allclose(
+        answer, untrained(name).predict(tokenize(TEXTS)), atol=tolerance.atol, rtol=tolerance.rtol
+    )

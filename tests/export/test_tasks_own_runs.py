@@ -20,7 +20,9 @@ from export.commands.route import route
 from export.errors import DataError
 from export.finetune.models import open_model
 from export.finetune.predictions import read_predictions
+from export.papers.adaptive.comparison import Record
 from export.papers.adaptive.run import compare
+from export.papers.experiment import read_records
 from export.quantize.compare_cli import int8
 from export.training.runs import CONFIG, REPORT, read_config
 from tests.support.task_data import NEUTRAL, invoke, make_sentiment
@@ -129,9 +131,10 @@ def test_runs_on_own_data_are_exported_with_their_labels_and_texts_and_routed(ta
 
 @pytest.mark.slow
 def test_mechanisms_are_compared_on_own_data(tuned):
-    options = ("--only", "literal", "--epochs", 1, "--limit", 200, "--calls", 5, "--no-plots", "--no-lengths")
+    options = ("--only", "literal", "--epochs", 1, "--limit", 200)
     compared = json.loads(invoke(compare, tuned / "reviews", "--out", tuned / "compared", *options, "--json"))
-    assert (compared["settings"]["task"], compared["metric"]) == ("reviews.csv", "macro_f1")
+    assert [row[0] for row in compared["tables"][0]["rows"]] == ["full", "literal"]
+    assert {record.metric for record in read_records(tuned / "compared", Record).values()} == {"macro_f1"}
 
 
 def test_values_and_pairs(tuned, tmp_path):

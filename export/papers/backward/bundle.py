@@ -27,7 +27,7 @@ from edge.bundles.npz import encode_npz
 from edge.bundles.programs import GenerateProgram, HeadBase, HeadProgram
 from edge.datatypes import Array, TensorSpec
 from edge.errors import Raw, UsageError
-from edge.programs.head import Head, HeadLayer
+from edge.programs.head import HeadLayer, LogitHead
 from edge.programs.program import Options
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.bundle.exported import FULL, Exported
@@ -201,7 +201,7 @@ def _golden(program: HeadProgram, data: bytes, layers: Sequence[Folded], vocabul
     logits = 3 * np.random.default_rng(0).standard_normal((3, vocabulary)).astype(np.float32)
     inputs = {"logits": logits, "alpha": np.array([[0.0], [1.0], [0.5]], np.float32)}
     runner = OnnxRuntimeRunner(data, subject=_FILE)
-    head = Head(program, {FULL: runner}, [HeadLayer(*layer) for layer in layers])
+    head = LogitHead(program, {FULL: runner}, [HeadLayer(*layer) for layer in layers])
     try:
         return Golden(inputs, dict(head.compute(inputs, Options(FULL)).outputs))
     finally:

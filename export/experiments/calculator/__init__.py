@@ -1,1 +1,0 @@
-"""Experiments with the calculators of papers 000 and 001."""

@@ -1,1 +1,0 @@
-"""What a calculator does: its error by operands and by length, and what it attends to."""

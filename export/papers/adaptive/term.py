@@ -1,0 +1,143 @@
+"""Training of scores: the loss that :class:`export.finetune.finetune.TaskObjective` has beside the task's.
+
+It is the paper's, its repair, or a Lagrangian that holds the share C of the kept coordinates to a target:
+
+    λ1 (C - C*) + λ2 (C - C*)²
+
+The multipliers rise by gradient ascent while the share is above the target, and λ1 never falls below zero. The target
+itself falls from 1, so that no head is cut before the others can adapt, as in CoFi (arXiv 2204.00408).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from export.models.attention import adaptive_loss, adaptive_weight
+from export.papers.adaptive.scores import scored_attentions
+
+#: The paper's lambda, in the 85 % of the steps between its first and its last.
+PAPER_WEIGHT = 0.01
+#: Learning rates in units of the recipe's. In one short fine-tuning, scores have to cross half of their range, while
+#: weights only shift a little; a score without a network behind it moves only by its own learning rate.
+SCORER_RATE, GLOBAL_RATE = 20.0, 200.0
+#: Step sizes of the dual ascent, in units of the excess.
+LINEAR_STEP, SQUARE_STEP = 0.03, 0.5
+#: Shares of all steps at which the target starts to fall, and is reached.
+RAMP = (0.10, 0.50)
+#: Width of the soft mask around the last kept coordinate, in coordinates: at the start and at the end.
+FIRST_TEMPERATURE, LAST_TEMPERATURE = 8.0, 1.0
+
+
+class Penalty(msgspec.Struct, frozen=True):
+    """Paper 002's loss: a scheduled weight times the mean score.
+
+    Attributes:
+        mode: ``literal`` has the sign of the paper, ``fixed`` the repaired one.
+        weight: lambda of the long middle phase.
+        rate: the learning rate of the scorers, in units of the recipe's.
+    """
+
+    mode: Literal["literal", "fixed"]
+    weight: float = PAPER_WEIGHT
+    rate: float = SCORER_RATE
+
+
+class Target(msgspec.Struct, frozen=True):
+    """The Lagrangian, with the target C* ``share``; ``rate`` as above."""
+
+    share: float
+    rate: float = SCORER_RATE
+
+
+class Budget(nn.Module):
+    """The multipliers, which are part of the model's state, and the loss."""
+
+    def __init__(self, target: float) -> None:
+        super().__init__()
+        self.target = target
+        self.multipliers: Tensor
+        self.register_buffer("multipliers", torch.tensor([0.0, 1.0]))  # λ1, λ2
+
+    def target_at(self, progress: float) -> float:
+        """Return the target after a share ``progress`` of all steps: 1 at first, then falling linearly."""
+        start, end = RAMP
+        return 1 - (1 - self.target) * min(1.0, max(0.0, (progress - start) / (end - start)))
+
+    def loss(self, share: Tensor, progress: float) -> Tensor:
+        """Return the loss of a share C, a scalar, which is added to the task's."""
+        excess = share - self.target_at(progress)
+        linear, square = self.multipliers.tolist()
+        loss: Tensor = linear * excess + square * excess.square()
+        return loss
+
+    @torch.no_grad()
+    def ascend(self, share: Tensor, progress: float) -> None:
+        """Raise the multipliers if the share is above the target; otherwise lower the first one."""
+        excess = float(share) - self.target_at(progress)
+        self.multipliers[0] = max(0.0, float(self.multipliers[0]) + LINEAR_STEP * excess)
+        self.multipliers[1] += SQUARE_STEP * max(0.0, excess) ** 2
+
+
+def temperature(progress: float) -> float:
+    """Return the temperature of the ranks after a share ``progress`` of all steps; it falls linearly."""
+    return FIRST_TEMPERATURE + (LAST_TEMPERATURE - FIRST_TEMPERATURE) * min(1.0, max(0.0, progress))
+
+
+class AdaptiveTerm:
+    """An :class:`export.finetune.finetune.Extra` for a model with scores; see :func:`adaptive_term`."""
+
+    def __init__(self, model: nn.Module, kind: Penalty | Target) -> None:
+        self._kind, self.attentions = kind, list(scored_attentions(model))
+        self.name = str(kind)
+        self.rates: Mapping[nn.Parameter, float] = {
+            parameter: kind.rate for attention in self.attentions for parameter in attention.scorer.parameters()
+        }
+        self._budget = Budget(kind.share) if isinstance(kind, Target) else None
+        if self._budget is not None:
+            model.add_module("budget", self._budget)
+        self._scores: dict[nn.Module, Tensor] = {}
+
+    def prepare(self, progress: float) -> None:
+        """Cool the gates of a budget."""
+        for attention in self.attentions if self._budget is not None else ():
+            attention.rank_temperature = temperature(progress)
+
+    def loss(self, progress: float) -> Tensor:
+        """Return the loss of the scores of the last forward pass."""
+        scores = [self._scores[attention.scorer] for attention in self.attentions]
+        if isinstance(self._kind, Penalty):
+            weight = adaptive_weight(progress) * self._kind.weight / PAPER_WEIGHT
+            return weight * adaptive_loss(scores, self._kind.mode)
+        assert self._budget is not None
+        # The hard gates forward, so that the target is the share that will run, and the soft ones backward.
+        share = torch.stack([a.keep(s).mean() for a, s in zip(self.attentions, scores, strict=True)]).mean()
+        loss = self._budget.loss(share, progress)
+        self._budget.ascend(share.detach(), progress)
+        return loss
+
+    def watch(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        """Record the output of a scorer; a forward hook."""
+        self._scores[module] = output
+
+
+@contextmanager
+def adaptive_term(model: nn.Module, kind: Penalty | Target) -> Iterator[AdaptiveTerm]:
+    """Yield the extra loss of a model with scores, for a training inside the block.
+
+    Inside the block, a budget's multipliers are part of the model, so that the state of an interrupted run has them.
+    """
+    term = AdaptiveTerm(model, kind)
+    handles = [attention.scorer.register_forward_hook(term.watch) for attention in term.attentions]
+    try:
+        yield term
+    finally:
+        for handle in handles:
+            handle.remove()
+        if "budget" in dict(model.named_children()):
+            del model.budget

@@ -1,0 +1,227 @@
+"""Tables and figures of the calculators; ``python -m export.papers.calculator.tables`` writes those of documents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge.bundles.manifest import Measure
+from edge.files import write_whole
+from export.figures import finish_axes, new_figure, plot_band, write_figure
+from export.papers.calculator.benchmark import FLOOR, PAPER_SCORE, SCORE, SPLIT
+from export.papers.calculator.data import IN_RANGE, LONG_TERMS
+from export.papers.calculator.records import (
+    FROZEN,
+    Grids,
+    ModelResult,
+    RunRecord,
+    Trial,
+    Variation,
+    View,
+    grouped,
+    pooled,
+)
+from export.papers.calculator.specs import SPECS
+from export.papers.experiment import Table, read_records, with_blocks
+from export.training.intervals import Mean, over_seeds
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+_ERRORS = {"MAE in range": "in_range", "MAE out of range": "out_of_range", "MAE 4 to 8 terms": "long/4-8"}
+_RIGHT = {"right in range, %": "in_range", "right out of range, %": "out_of_range", "right long, %": "long"}
+_LENGTHS = (*(f"long/{terms}" for terms in LONG_TERMS), "long/without_5", "long/with_5")
+_PRODUCT = "activation × optimiser"
+_VARIED = {f"mae {split}": head for head, split in {"MAE val": "val", **_ERRORS}.items()} | {"score benchmark": "score"}
+_SHARES = {f"exact_match {split}": head for head, split in _RIGHT.items()}
+#: Errors below the first have the colour of 0, and larger ones a logarithmic scale up to the second.
+_SMALL, _LARGE = 0.1, 20.0
+
+
+def sums_tables(models: Sequence[ModelResult]) -> list[Table]:
+    """Return the tables of calculators of sums."""
+    names = [model.name for model in models]
+    compared = (FROZEN, "fnn2" if "fnn2" in names else names[0])
+    accuracy, right, against, lengths, published = [], [], [], [], []
+    for model in models:
+        maes = [model.measure("mae", split) for split in _ERRORS.values()]
+        scores = [model.measure(metric, SPLIT) for metric in (SCORE, PAPER_SCORE)]
+        accuracy.append((model.name, f"{model.parameters:,}", model.seeds, *maes, *scores))
+        right.append((model.name, *(_percent(model.measure("exact_match", split)) for split in _RIGHT.values())))
+        against.append((model.name, *(cell for name in compared for cell in model.against.get(name, (None, None)))))
+        lengths.append((model.name, *(model.measure("mae", split) for split in _LENGTHS)))
+        spec = SPECS.get(f"calculator-{model.name}")
+        if spec is not None and spec.paper is not None:
+            pairs = [(f"{value:.3g}", model.measure(*key).value) for key, value in spec.paper.errors().items()]
+            *errors, long = [cell for pair in pairs for cell in pair]
+            slip = model.paper_long if spec.paper.long_is_no_error else "–"
+            least, most = (f"{end:.3g}" for end in model.paper_scores)
+            papers = (f"{spec.paper.score:.3g}", scores[1].value, f"{least} … {most}")
+            published.append((model.name, *errors, slip, long, *papers))
+    number = sum(model.against.get(name, (1, None))[1] is not None for model in models for name in compared)
+    note = (
+        "Welch's t-tests of the logarithms of scores, over seeds; none where a model has one seed. The values of p are "
+        f"not corrected: of {number} tests, those below {0.05 / max(number, 1):.2g} are significant at 5 % together."
+    )
+    of_paper = [head for name in ("MAE in", "MRE in", "MAE out", "MRE out") for head in (f"{name}: paper", "ours")]
+    of_paper += ["long: paper", "slip", "true MAE", "score: paper", "ours", "by seed of the baseline"]
+    of_scores = [head for name in compared for head in (f"score over {name}", "p")]
+    by_length = [split.removeprefix("long/").replace("_", " ") for split in _LENGTHS]
+    tables = [
+        Table("Accuracy", ("model", "parameters", "seeds", *_ERRORS, "score", "paper's score"), accuracy),
+        Table("Right answers", ("model", *_RIGHT), right),
+        Table("Scores compared", ("model", *of_scores), against, note=note),
+        Table("The paper's figures", ("model", *of_paper), published),
+        Table("Error by number of terms", ("model", *by_length), lengths),
+    ]
+    if models[0].costs:
+        rows = [(model.name, *model.costs.values()) for model in models]
+        tables.append(Table("Cost", ("model", *models[0].costs), rows))
+    return [table for table in tables if table.rows]
+
+
+def _percent(share: Measure | Mean) -> Mean:
+    low, high = share.interval or (share.value, share.value)
+    return Mean(100 * share.value, (100 * max(low, 0.0), 100 * min(high, 1.0)))
+
+
+def stack_tables(records: Mapping[str, RunRecord]) -> list[Table]:
+    """Return the table of calculators for longer expressions, by split."""
+    groups = grouped(records)
+    if not groups:
+        return []
+    models, notes = [], []
+    for name, runs in groups.items():
+        models.append({(one.metric, one.split): one for one in pooled([run.measures for run in runs])})
+        shares = [one for run in runs for one in run.measures if one.metric == "exact_restarts"]
+        exact = f", {round(sum(one.value * one.n for one in shares))} of {sum(one.n for one in shares)} machines exact"
+        notes.append(f"{name} has {runs[0].parameters:,} parameters and {len(runs)} seeds{exact if shares else ''}")
+    rows = []
+    for split in [split for metric, split in models[0] if metric == "right"]:
+        cells: list[object] = [split, models[0]["right", split].n]
+        for model in models:
+            errors = [model[f"{which}_relative_error", split].value for which in ("median", "largest")]
+            cells += [_percent(model["right", split]), *errors]
+        rows.append(cells)
+    heads = [head for name in groups for head in (f"{name}: right, %", "median error", "largest error")]
+    note = (
+        f"{'; '.join(notes)}. In brackets: an interval that covers Student's 95 % interval over the seeds and Wilson's "
+        "over the items. The largest error is the mean of each seed's largest."
+    )
+    return [Table("Longer expressions", ("split", "items", *heads), rows, note=note)]
+
+
+def variation_tables(records: Mapping[str, Variation], title: str) -> list[Table]:
+    """Return tables of all settings, of products with the learning rate that validation chooses, and on dev data."""
+    rows, on_dev = [], []
+    products: dict[str, tuple[float, tuple[object, ...]]] = {}
+    splits = {name: None for one in records.values() for name in one.measures if " dev, " in name}
+    for (factor, setting), same in groupby(records.values(), key=lambda one: (one.factor, one.setting)):
+        runs = list(same)
+        names = runs[0].measures if all(run.measures for run in runs) else ()
+        means = {name: over_seeds([run.measures[name] for run in runs]) for name in names}
+        shares = [_percent(means[name]) if means else None for name in _SHARES]
+        cells = (setting, runs[0].parameters, len(runs), *map(means.get, _VARIED), *shares)
+        if splits and splits.keys() <= means.keys():
+            on_dev.append((setting, *map(means.get, splits)))
+        if factor != _PRODUCT:
+            rows.append((factor, *cells))
+        elif means:
+            name, validation = setting.rpartition(", ")[0], means["mae val"].value
+            products[name] = min(products.get(name, (validation, cells)), (validation, cells), key=lambda one: one[0])
+    heads = ("setting", "parameters", "seeds", *_VARIED.values(), *_SHARES.values())
+    tables = [
+        Table(title, ("factor", *heads), rows, texts=2),
+        Table("Activation × optimiser", heads, [cells for _, cells in products.values()]),
+        Table("MAE on the dev splits", ("loss", *(name.removeprefix("mae ") for name in splits)), on_dev),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def search_table(records: Mapping[str, Trial]) -> Table:
+    """Return the best trials of both searches by layers and dropout."""
+    kinds: dict[tuple[str, str, float], list[Trial]] = {}
+    for trial in records.values():
+        kinds.setdefault((trial.search, "1" if len(trial.units) == 1 else "2 to 16", trial.dropout), []).append(trial)
+    rows = []
+    for kind, trials in sorted(kinds.items()):
+        best, stopped = min(trials, key=lambda one: one.value), sum(one.state == "pruned" for one in trials)
+        rows.append((*kind, len(trials), stopped, ", ".join(map(str, best.units)), best.value))
+    heads = ("search", "layers", "dropout", "trials", "stopped", "best: units", "MSE on validation")
+    return Table("Search", heads, rows, texts=2)
+
+
+def errors_by_terms(models: Sequence[ModelResult]) -> Figure:
+    """Draw the error on long expressions by their number of terms, with intervals."""
+    figure = new_figure(9, 5, without="give --no-plots")
+    axes = figure.subplots()
+    for number, model in enumerate(models):
+        measures = [model.measure("mae", f"long/{terms}") for terms in LONG_TERMS]
+        ends = np.array([(one.value, *(one.interval or (one.value, one.value))) for one in measures]).T
+        marker = "osD^v"[(number // 10 + number) % 5]
+        plot_band(axes, LONG_TERMS, *np.maximum(ends, FLOOR), color=f"C{number % 10}", marker=marker, label=model.name)
+    axes.axvline(3, color="0.6", linewidth=0.8, linestyle=":")
+    title = f"3 terms were trained on; errors below {FLOOR:g} are drawn as that; bands are 95 % intervals"
+    finish_axes(axes, legend=False, yscale="log", xlabel="terms", ylabel="mean absolute error", title=title)
+    figure.legend(loc="outside right center", fontsize=8)
+    return figure
+
+
+def errors_by_operands(models: Mapping[str, Grids]) -> Figure:
+    """Draw answers less truths by two operands: a row for each model, a column for each form."""
+    from matplotlib.colors import SymLogNorm
+    from matplotlib.patches import Rectangle
+
+    forms = list(next(iter(models.values())))
+    figure = new_figure(2.4 * len(forms) + 1, 2.5 * len(models) + 0.7, without="give --no-plots")
+    panels = figure.subplots(len(models), len(forms), squeeze=False, sharex=True, sharey=True)
+    image: Any = None
+    for row, (name, grids) in zip(panels, models.items(), strict=True):
+        for axes, (form, errors) in zip(row, grids.items(), strict=True):
+            most, norm = len(errors) / 2, SymLogNorm(_SMALL, vmin=-_LARGE, vmax=_LARGE)
+            image = axes.imshow(errors, cmap="RdBu_r", norm=norm, extent=(-most, most) * 2, origin="lower")
+            trained = (IN_RANGE.start - 0.5,) * 2
+            axes.add_patch(Rectangle(trained, len(IN_RANGE), len(IN_RANGE), fill=False, linewidth=1.2))
+            axes.set(title=form, xlabel="b")
+        row[0].set_ylabel(f"{name}\na")
+    figure.colorbar(image, ax=panels, shrink=0.9, extend="both", label="answer less truth")
+    figure.suptitle("Error by operands; the frame holds those of training")
+    return figure
+
+
+def documents() -> dict[Path, list[Table]]:
+    """Return the tables of each document."""
+    vary, losses = (read_records(RESULTS / name, Variation) for name in ("variations", "benchmark_loss"))
+    varied = variation_tables(vary, "One factor at a time") + variation_tables(losses, "Losses, and the best trial")
+    return {
+        HERE / "RESULTS.md": sums_tables([*read_records(RESULTS / "models", ModelResult).values()]),
+        HERE / "VARIATIONS.md": [*varied, search_table(read_records(RESULTS / "search", Trial))],
+        HERE / "stack" / "RESULTS.md": stack_tables(read_records(RESULTS / "stack", RunRecord)),
+    }
+
+
+def written(page: str, tables: Sequence[Table]) -> str:
+    """Return a document with the tables between their markers as they are now."""
+    notes = {table.title: [table.note, ""] if table.note else [] for table in tables}
+    blocks = {table.title: [*notes[table.title], *table.markdown()] for table in tables}
+    return with_blocks(page, "export.papers.calculator.tables", blocks)
+
+
+def main() -> None:
+    """Write the tables of the documents, and their figures."""
+    for path, tables in documents().items():
+        write_whole(path, written(path.read_text(), tables).encode())
+    views = {view.model: view.grids for view in read_records(RESULTS / "views", View).values()}
+    by_terms = errors_by_terms([*read_records(RESULTS / "models", ModelResult).values()])
+    write_figure(by_terms, RESULTS / "errors-by-terms.png")
+    write_figure(errors_by_operands(views), RESULTS / "errors-by-operands.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Training of the calculator's networks: their recipes, objective and run directories."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from export.papers.calculator.benchmark import evaluate
+from export.papers.calculator.data import DESCRIPTION, Split, load
+from export.papers.calculator.networks import Regressor, create
+from export.papers.calculator.specs import SPECS
+from export.training.checkpoint import fingerprint, save
+from export.training.device import DeviceName, device_of, model_device
+from export.training.log import RunFiles
+from export.training.objective import SILENT, Observer, Score
+from export.training.provenance import processor, provenance
+from export.training.runs import RunConfig, RunMetrics
+from export.training.trainer import train
+
+
+class CalculatorObjective:
+    """An :class:`export.training.objective.Objective`: the mean squared error of values.
+
+    Args:
+        val: decides when to stop and which weights to keep; it is not learnt from.
+        seed: of the order of the items.
+    """
+
+    def __init__(self, model: Regressor, train: Split, val: Split, *, seed: int, batch_size: int = 32) -> None:
+        self.model: Regressor = model
+        self._x, self._y, self._val = torch.from_numpy(train.tokens), torch.from_numpy(train.truth)[:, None], val
+        self._seed, self._batch_size = seed, batch_size
+        self._device = model_device(model)
+        self.steps_per_epoch = math.ceil(len(self._x) / batch_size)
+        self.rates: dict[nn.Parameter, float] = {}
+
+    def fingerprint(self) -> str:
+        """Return a hash of the initial weights and the training set."""
+        return fingerprint([self.model], [self._x.numpy(), self._y.numpy()], f"calculator {self._seed}")
+
+    def batches(self, epoch: int, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield tokens [N, 15] and values [N, 1] in an order that depends on seed and epoch."""
+        generator = torch.Generator().manual_seed(self._seed)
+        for _ in range(epoch + 1):  # one generator for all epochs, as the published runs have it
+            order = torch.randperm(len(self._x), generator=generator)
+        for rows in torch.split(order, self._batch_size)[first:]:
+            yield self._x[rows].to(self._device), self._y[rows].to(self._device)
+
+    def loss(self, batch: tuple[Tensor, Tensor], progress: float) -> Tensor:
+        """Return the mean squared error."""
+        x, y = batch
+        return functional.mse_loss(self.model(x), y)
+
+    def evaluate(self) -> Score:
+        """Return the mean squared error on ``val``, negated; people read the mean absolute error."""
+        errors = torch.from_numpy(self.model.predict(self._val.tokens)[:, 0] - self._val.truth)
+        return Score(-float(errors.square().mean()), "val MAE", float(errors.abs().mean()))
+
+
+def train_run(
+    name: str,
+    directory: str | Path,
+    *,
+    seed: int,
+    epochs: int | None = None,
+    device: DeviceName = "cpu",
+    tensorboard: Path | None = None,
+    observer: Observer = SILENT,
+) -> RunMetrics:
+    """Make a network, train it unless it is constructed, evaluate it, and write its run directory.
+
+    The state of an unfinished run is kept beside it as ``.NAME.state``; the same call resumes from it.
+
+    Args:
+        directory: path of the run; an earlier run there is replaced when this one is done.
+        seed: of the initial weights and of the order of the items.
+        epochs: the maximum; None is the recipe's.
+
+    Raises:
+        TrainingError: the loss is no longer a finite number.
+        UsageError: there is no such device.
+    """
+    model, splits, recipe = create(name, seed), load(), SPECS[name].recipe
+    files, history = RunFiles(Path(directory), tensorboard), (0, 0, 0.0)
+    if recipe is not None:
+        recipe = msgspec.structs.replace(recipe, epochs=epochs or recipe.epochs)
+        model.to(device_of(device))
+        learnt = splits["train"].resampled(seed) if SPECS[name].resampled else splits["train"]
+        objective = CalculatorObjective(model, learnt, splits["val"], seed=seed, batch_size=recipe.batch_size)
+        trained = train(
+            objective, recipe, seed=seed, state=files.state, save_every=2000, log=files.log, observer=observer
+        )
+        history = len(trained.scores), trained.best_epoch, trained.seconds
+        model.cpu()
+    metrics = RunMetrics(model.parameter_count, *history, evaluate(model.predict, splits))
+    trainer, learns = (str(recipe), seed) if recipe else ("constructed, not trained", None)
+    record = provenance(trainer=trainer, data=DESCRIPTION, seed=learns)
+    config = RunConfig(name, {}, record, precision="fp32" if recipe else None, processor=processor())
+    save(directory, model, config, metrics, files.finished())
+    files.remove()
+    return metrics

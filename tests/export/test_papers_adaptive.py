@@ -1,0 +1,338 @@
+"""Paper 002's mechanisms: scores, rotation, losses, smaller matrices, and their comparison."""
+
+import json
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from edge.errors import UsageError
+from export.errors import ReductionError
+from export.finetune.objectives import outputs_of, task_loss
+from export.finetune.predictions import predict
+from export.finetune.recipe import Recipe
+from export.models.attention import MultiHeadAttention
+from export.papers.adaptive.comparison import HeadUse, Record, Speed, difference, head_use, multiplications, tables_of
+from export.papers.adaptive.mechanisms import MECHANISMS, SharedInputs
+from export.papers.adaptive.run import compare
+from export.papers.adaptive.scores import (
+    GivenScores,
+    GlobalScores,
+    GroupedAttention,
+    rotated_model,
+    scored_attentions,
+    scorers,
+    shrunk_model,
+    with_scores,
+)
+from export.papers.adaptive.term import Budget, Penalty, Target, adaptive_term, temperature
+from export.papers.experiment import read_records
+from tests.support.reduction_data import batches, inputs, model
+from tests.support.task_data import Seen, accuracy_on, fine_tune, invoke, make_classifier, same
+
+
+@pytest.mark.parametrize(("share", "sign"), [(0.9, 1), (0.3, -1)])
+def test_scores_are_pushed_down_only_above_the_target(share, sign):
+    scores = torch.full((4, 3), share, requires_grad=True)
+    Budget(0.5).loss(scores.mean(), 1.0).backward()
+    assert (scores.grad.sign() == sign).all()
+
+
+def test_the_loss_is_the_lagrangian_and_its_multipliers_rise_above_the_target():
+    budget = Budget(0.5)
+    budget.multipliers.copy_(torch.tensor([0.3, 2.0]))
+    assert budget.loss(torch.tensor(0.9), 1.0).item() == pytest.approx(0.3 * 0.4 + 2 * 0.4**2)
+    budget.ascend(torch.tensor(0.9), 1.0)
+    above = budget.multipliers.clone()
+    assert (above > torch.tensor([0.3, 2.0])).all()
+    budget.ascend(torch.tensor(0.4), 1.0)
+    assert 0 < budget.multipliers[0] < above[0]
+    assert budget.multipliers[1] == above[1]
+    budget.multipliers[0] = 0.001
+    budget.ascend(torch.tensor(0.0), 1.0)
+    assert budget.multipliers[0] == 0, "an inequality's multiplier"
+
+
+def test_the_target_falls_and_the_gates_cool():
+    assert [Budget(0.5).target_at(p) for p in (0, 0.1, 0.3, 0.5, 1)] == pytest.approx([1, 1, 0.75, 0.5, 0.5])
+    assert [temperature(p) for p in (0, 0.5, 1)] == [8, 4.5, 1]
+    module, gradients = MultiHeadAttention(16, 4, 64, "budget").train(), []
+    for module.rank_temperature in (8.0, 0.1):
+        scores = torch.full((1, 4), 0.3, requires_grad=True)
+        module.keep(scores)[0, :, 24].sum().backward()
+        gradients.append(scores.grad)
+    assert (gradients[0] > gradients[1]).all(), "warm gates have a gradient some way beyond the last coordinate"
+
+
+@pytest.fixture(scope="module")
+def original():
+    return model()
+
+
+@pytest.fixture(scope="module")
+def rotated(original):
+    return rotated_model(original, batches())
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2"])
+def test_full_rank_reproduces_every_output(architecture):
+    original = model(architecture=architecture).double()
+    new = rotated_model(original, batches())
+    for batch in batches(seed=1):  # other inputs than those of the calibration
+        if architecture == "gpt2":
+            batch = batch._replace(segments=None)
+        torch.testing.assert_close(outputs_of(new, batch), outputs_of(original, batch), atol=1e-9, rtol=1e-7)
+    assert not same(new, original)
+
+
+def test_the_first_coordinates_are_the_best(original, rotated):
+    """Half of the coordinates in calibrated order change the outputs less than half in the original order."""
+    rows = inputs(seed=2)
+    wanted = predict(original, rows).logits
+    half = [
+        with_scores(one, "fixed", lambda attention, number: GivenScores(torch.full((4,), 0.5)))
+        for one in (original, rotated)
+    ]
+    as_they_come, ordered = (np.square(predict(one, rows).logits - wanted).mean() for one in half)
+    assert ordered < as_they_come / 2
+
+
+def test_dropped_coordinates_are_replaced_by_their_mean(rotated):
+    attention, sums, tokens = rotated.transformer.layers[0].attention, 0.0, 0
+    for batch in batches():
+        read = []
+        handle = attention.output_proj.register_forward_hook(lambda _, rows, output, read=read: read.append(rows[0]))
+        with torch.no_grad():
+            attention(rotated.transformer.embeddings(batch.inputs, batch.segments), batch.mask)
+        handle.remove()
+        real = read[0][batch.mask.bool()]
+        sums, tokens = sums + real.sum(dim=0), tokens + len(real)
+    assert (sums / tokens).abs().max() < 1e-4
+
+
+def test_scorers_depend_on_seed_and_layer_only(rotated):
+    one, again, other = (with_scores(rotated, "fixed", scorers(seed)).state_dict() for seed in (0, 0, 1))
+    names = [f"transformer.layers.{layer}.attention.scorer.layers.0.weight" for layer in (0, 1)]
+    assert all(torch.equal(one[name], again[name]) for name in one)
+    assert not torch.equal(one[names[0]], other[names[0]])
+    assert not torch.equal(one[names[0]], one[names[1]])
+    assert one[names[0]].shape[0] == 6  # d / 4
+
+
+def test_broken_models_and_small_calibration_sets_are_rejected(original):
+    broken = model()
+    with torch.no_grad():
+        broken.classifier.weight[0, 0] = torch.nan
+    with pytest.raises(ReductionError, match="finite"):
+        rotated_model(broken, batches())
+    with pytest.raises(ReductionError, match="more than 48"):
+        rotated_model(original, batches(rows=2))
+
+
+@pytest.mark.parametrize(
+    ("scores", "widths"),
+    [([0.9] * 4, [16]), ([0.9, 0.1, 0.45, 0.9], [8, 16]), ([0.06] * 4, [8])],  # one coordinate, in a matrix of 8
+)
+def test_smaller_matrices_return_the_same(scores, widths):
+    narrow = rotated_model(model(head_dim=16), batches())
+    masked = with_scores(narrow, "fixed", lambda attention, number: GivenScores(torch.tensor(scores))).eval()
+    small, rows = shrunk_model(masked), inputs(seed=4)
+    np.testing.assert_allclose(predict(small, rows).logits, predict(masked, rows).logits, atol=1e-5)
+    attention = small.transformer.layers[0].attention
+    groups = attention.groups if isinstance(attention, GroupedAttention) else [attention]
+    assert ([group.head_dim for group in groups], sum(group.num_heads for group in groups)) == (widths, 4)
+
+
+def test_scores_that_depend_on_the_input_are_rejected(rotated):
+    with pytest.raises(ReductionError, match="HeadScorer in mode fixed"):
+        shrunk_model(with_scores(rotated, "fixed", scorers(0)))
+
+
+@pytest.fixture(scope="module")
+def learnt(train, holdout):
+    dense = make_classifier()
+    recipe = Recipe(epochs=3, batch_size=32, peak_learning_rate=2e-2)
+    fine_tune(dense, train, recipe, evaluate=accuracy_on(dense, holdout))
+    return rotated_model(dense, [train.batch(np.arange(64))])
+
+
+def trained(learnt, train, holdout, mode, kind, epochs=2, scorer=None, **options):
+    """Return the trained model, the use of its heads before and after, and what the training returned."""
+    recipe = Recipe(epochs=epochs, batch_size=32, peak_learning_rate=2e-3)
+    model = with_scores(learnt, mode, scorer or scorers(0))
+    before = head_use(model, holdout)
+    with adaptive_term(model, kind) as term:
+        tuned = fine_tune(model, train, recipe, evaluate=accuracy_on(model, holdout), extra=term, **options)
+    return model, before, head_use(model, holdout), tuned
+
+
+@pytest.mark.parametrize(
+    ("kind", "least", "most"), [(Penalty("fixed", weight=0.1), -1, -0.1), (Penalty("literal"), 0.02, 1)]
+)
+def test_the_repaired_loss_lowers_scores_and_the_papers_raises_them(learnt, train, holdout, kind, least, most):
+    _, before, after, _ = trained(learnt, train, holdout, kind.mode, kind)
+    assert least < after.score - before.score < most
+    assert before.kept == 1
+    assert after.kept == 1 if kind.mode == "literal" else after.kept <= 1
+
+
+@pytest.mark.parametrize(
+    ("scorer", "epochs", "rate"), [(None, 6, 30), (lambda attention, _: GlobalScores(attention.num_heads), 4, 100)]
+)
+def test_a_budget_reaches_its_target(learnt, train, holdout, scorer, epochs, rate):
+    model, _, after, tuned = trained(
+        learnt, train, holdout, "budget", Target(0.6, rate=rate), epochs, scorer, stop_below=0.0
+    )
+    assert after.kept == pytest.approx(0.6, abs=0.1)
+    assert "budget" not in dict(model.named_children()), "it is part of the training only"
+    if scorer is None:
+        assert tuned.scores[-1] > 0.9
+    else:
+        assert after.spread == pytest.approx(0, abs=1e-6)
+
+
+def test_the_task_trains_the_scorer_in_the_modes_with_a_gradient(learnt, train):
+    assert head_use(learnt, train) is None
+    batch = train.batch(np.arange(16))
+    for mode, expected in (("literal", False), ("fixed", True), ("budget", True)):
+        model = with_scores(learnt, mode, scorers(0)).train()
+        model.loss(outputs_of(model, batch), batch.targets).backward()
+        gradients = [p.grad for a in scored_attentions(model) for p in a.scorer.parameters()]
+        assert any(g is not None and g.abs().sum() > 0 for g in gradients) is expected
+
+
+def test_an_interrupted_budget_ends_with_the_same_bits(learnt, train, holdout, tmp_path):
+    whole = trained(learnt, train, holdout, "budget", Target(0.6))[0]
+    options = {"state": tmp_path / "state", "save_every": 3}
+    with pytest.raises(KeyboardInterrupt):
+        trained(learnt, train, holdout, "budget", Target(0.6), observer=Seen(4), **options)
+    assert same(whole, trained(learnt, train, holdout, "budget", Target(0.6), **options)[0])
+
+
+def test_a_run_stops_below_its_floor_and_keeps_the_epoch_before(train):
+    scores = iter([0.9, 0.8, 0.6, 0.95])
+    recipe = Recipe(epochs=4, batch_size=64)
+    tuned = fine_tune(make_classifier(), train, recipe, evaluate=lambda: next(scores), stop_below=0.7)
+    assert (tuned.scores, tuned.best_epoch, tuned.steps) == ((0.9, 0.8, 0.6), 2, 15)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    dense = model(heads=4, head_dim=16, ffn_dim=64)
+    return SharedInputs(dense, inputs(rows=64), 0, tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture(scope="module")
+def made(shared):
+    return cache(lambda name: MECHANISMS[name].make(shared))
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_a_mechanism_changes_a_copy_ignores_padding_and_trains_in_every_part(name, shared, made):
+    changed, rows = made(name).model.eval(), inputs(seed=7)
+    longest = int(rows.lengths.argmax())
+    with torch.no_grad():
+        alone = outputs_of(changed, rows.batch(np.array([0])))
+        together = outputs_of(changed, rows.batch(np.array([0, longest])))[:1]
+    torch.testing.assert_close(alone, together, atol=1e-4, rtol=1e-4)
+    difference = np.abs(predict(changed, rows).logits - predict(shared.dense, rows).logits).max()
+    assert (float(difference) < 1e-3) is (name in ("full", "global", "literal", "fixed", "budget")), "until trained"
+    batch, kind = shared.batches()[0], MECHANISMS[name].train(shared)
+    changed.train().zero_grad()
+    loss = task_loss(changed, outputs_of(changed, batch), batch.targets)
+    if kind is not None:
+        with adaptive_term(changed, kind) as term:
+            term.prepare(0.6)
+            loss = task_loss(changed, outputs_of(changed, batch), batch.targets) + term.loss(0.6)
+    loss.backward()
+    gradients = [p.grad for name, p in changed.named_parameters() if "segment" not in name]
+    assert all(gradient is not None and torch.isfinite(gradient).all() for gradient in gradients)
+
+
+def test_half_of_attention_is_left_and_the_bound_counts_scorers(shared, made):
+    for name in ("random", "uniform"):
+        assert head_use(made(name).model, shared.calibration).kept == pytest.approx(0.5, abs=0.08)
+    reduced = made("reduced")
+    layers = reduced.model.transformer.config.layers
+    assert reduced.kept == sum(shape.num_heads * shape.head_dim for shape in layers) / (2 * 4 * 16)
+    assert 0.37 <= reduced.kept <= 0.5
+    assert [shape.ffn_dim for shape in layers] == [64, 64]
+    batch = shared.batches()[0]
+    feeds = {"inputs": batch.inputs[:1].numpy(), "mask": batch.mask[:1].numpy()}
+    dense = multiplications(shared.dense, feeds)
+    assert multiplications(made("literal").model, feeds) > multiplications(made("budget").model, feeds) > dense
+    assert multiplications(MECHANISMS["uniform"].shrink(made("uniform").model), feeds) < dense
+
+
+def record(name, seed, answers, targets, smaller=True):
+    return Record(
+        name=name,
+        what="",
+        seed=seed,
+        metric="accuracy",
+        smaller=smaller,
+        holdout=(0.5,),
+        use=HeadUse(0.75),
+        speeds=(Speed(8, 2.0, 2.1),),
+        answers=tuple(answers.tolist()),
+        targets=tuple(targets.tolist()),
+    )
+
+
+def test_intervals_are_paired_over_items_and_count_seeds():
+    random = np.random.default_rng(2)
+    targets = random.integers(0, 2, 500)
+    theirs = np.where(random.random(500) < 0.7, targets, 1 - targets)
+    wrong = np.flatnonzero(theirs != targets)
+    ours = [np.where(np.isin(np.arange(500), wrong[:number]), targets, theirs) for number in (12, 12, 40)]
+    full = [record("full", seed, theirs, targets) for seed in range(3)]
+    seeds = [record("new", seed, answers, targets) for seed, answers in enumerate(ours)]
+    one = difference(seeds[:1], full)
+    assert one.value == pytest.approx(2.4)
+    assert 0 < one.interval[0] < one.value - 1 < one.value + 1 < one.interval[1] < 5, "narrower than unpaired ones"
+    same_twice, apart = (difference(runs, full) for runs in (seeds[:2], seeds))
+    assert same_twice.interval == pytest.approx(one.interval), "equal predictions are no more evidence"
+    assert apart.value == pytest.approx(100 * 64 / 1500)
+    assert apart.interval[0] < 0 < apart.interval[1], "three seeds that differ this much decide nothing"
+    (table,) = tables_of({f"{run.name}{run.seed}": run for run in (*full, *seeds)})
+    assert table.rows[0][:4] == ("full", "", 3, "0.75")
+    assert (table.rows[1][6], table.rows[1][7:]) == (apart, ("2.00 (2.10)", "smaller"))
+
+
+@pytest.mark.timeout(900)
+def test_the_command_compares_and_resumes(place):
+    options = (place / "SST-2", "--data-dir", place, "--limit", 64, "--only", "uniform", "--out", place / "out")
+    (table,) = json.loads(invoke(compare, *options, "--json"))["tables"]
+    assert [row[0] for row in table["rows"]] == ["full", "uniform"]
+    records = read_records(place / "out", Record)
+    assert [[speed.tokens for speed in one.speeds] for one in records.values()] == [[8, 64]] * 2
+    full, uniform = records.values()
+    assert uniform.use.kept == pytest.approx(0.5, abs=0.01)
+    assert all(speed.bound > 1 for speed in uniform.speeds)
+    assert [speed.bound for speed in full.speeds] == [1, 1]
+    # One more mechanism: finished ones are kept.
+    (table,) = json.loads(invoke(compare, *options, "--only", "fixed", "--json"))["tables"]
+    assert [row[0] for row in table["rows"]] == ["full", "uniform", "fixed"]
+    again = read_records(place / "out", Record)
+    assert {name: again[name] for name in records} == records
+    assert 0 < again["fixed-seed0"].use.score < 1
+    assert not list((place / "out" / "unfinished").iterdir())
+    with pytest.raises(UsageError, match=r"got recipe\.peak_learning_rate 0\.0001, expected .* 0\.001\."):
+        invoke(compare, *options, "--lr", 1e-3)
+
+
+def test_wrong_arguments_are_rejected_before_training(place, tmp_path):
+    (tmp_path / "file").write_text("")
+    run, data = place / "SST-2", ("--data-dir", place)
+    few = (run, *data, "--only", "reduced", "--limit", 4, "--out", tmp_path / "out")
+    with pytest.raises(ReductionError, match=r"calibration set: got \d+ tokens .*expected more than 64"):
+        invoke(compare, *few)
+    assert not (tmp_path / "out").exists()
+    for arguments, message in (
+        ((run, *data, "--only", "magic", "--out", tmp_path / "out"), r"got 'magic', expected one of full, random"),
+        ((place / "model", *data, "--out", tmp_path / "new"), "without a task"),
+        ((run, *data, "--out", tmp_path / "file" / "below"), "which is not a directory"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            invoke(compare, *arguments)
