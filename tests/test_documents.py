@@ -10,19 +10,19 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import msgspec
+from export.models.transformer import LayerShape
+from export.papers.frontier.boards import BoardPlans, table_of
+from export.reduce.plan import amdahl_bound, macs_per_token
+from export.training.intervals import Difference, points
 
 from deploy import device_table, push
 from edge import __version__
 from edge.__main__ import GROUPS, grouped
 from export.estimate.measurements import published
 from export.estimate.roofline import ERRORS
-from export.models.transformer import LayerShape
 from export.papers import predicted
 from export.papers.backward import tables as backward_tables
 from export.papers.experiment import report_experiment
-from export.papers.frontier.boards import BoardPlans, table_of
-from export.reduce.plan import amdahl_bound, macs_per_token
-from export.training.intervals import Difference, points
 from tests.support.imports import ORDER
 
 ROOT = Path(__file__).parent.parent

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from export.reduce.removal import Removal
+from export.reduce.states import recorded
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,8 +25,6 @@ from export.language.files import is_language_model
 from export.language.parts import attention_of, layers_of
 from export.language.ranking import kept_counts
 from export.language.reduce import Shares, reduce_model
-from export.reduce.removal import Removal
-from export.reduce.states import recorded
 from tests.support.language_models import (
     EXAMPLES,
     bpe,

@@ -1,6 +1,5 @@
 import pytest
 import torch
-
 from export.papers.looped.shifts import SHIFTS
 
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner
+from export.training.provenance import processor
+from export.training.runs import read_config
 
 from edge.bundles.manifest import Measure
 from edge.errors import UsageError
@@ -28,8 +30,6 @@ from export.papers.backward.methods import ADAPTER, FROZEN, HEAD, METHODS, read_
 from export.papers.backward.training import LowRankAdapter, Temperature, load_head, new_head, train_head
 from export.papers.experiment import read_records
 from export.training.objective import Observer
-from export.training.provenance import processor
-from export.training.runs import read_config
 from tests.support.task_data import invoke
 
 WIDTH, LAYERS, POSITIONS = 16, 2, 40

@@ -6,6 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from export.training.provenance import processor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,7 +28,6 @@ from export.papers.backward.mismatch import (
     begin_of,
     moved_back,
 )
-from export.training.provenance import processor
 from tests.support.language_models import EXAMPLES, bpe, tiny_gpt2
 from tests.support.task_data import invoke
 

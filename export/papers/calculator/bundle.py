@@ -11,17 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from edge.bundles.bundle import write_bundle
-from edge.bundles.manifest import (
-    ArithmeticPreprocess,
-    Artifact,
-    ExpressionPreprocess,
-    Manifest,
-    Measure,
-    Preprocess,
-    Profile,
-    Tier,
-    Tolerance,
-)
+from edge.bundles.manifest import Artifact, Manifest, Measure, Profile, Tier, Tolerance
+from edge.bundles.steps import ArithmeticPreprocess, ExpressionPreprocess, Preprocess
 from edge.datatypes import Array, TensorSpec
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.bundle.exported import FULL, Exported
