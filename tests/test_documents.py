@@ -10,19 +10,19 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import msgspec
-from export.models.transformer import LayerShape
-from export.papers.frontier.boards import BoardPlans, table_of
-from export.reduce.plan import amdahl_bound, macs_per_token
-from export.training.intervals import Difference, points
 
 from deploy import device_table, push
 from edge import __version__
 from edge.__main__ import GROUPS, grouped
 from export.estimate.measurements import published
 from export.estimate.roofline import ERRORS
+from export.models.transformer import LayerShape
 from export.papers import predicted
 from export.papers.backward import tables as backward_tables
 from export.papers.experiment import report_experiment
+from export.papers.frontier.boards import BoardPlans, table_of
+from export.reduce.plan import amdahl_bound, macs_per_token
+from export.training.intervals import Difference, points
 from tests.support.imports import ORDER
 
 ROOT = Path(__file__).parent.parent
@@ -236,7 +236,7 @@ def test_the_tables_of_the_limits_agree_with_their_records() -> None:
     assert seen > 40
 
 
-_TYPES = "tests/export/test_language_types.py::test_each_type_writes_the_texts_of_transformers"
+_TYPES = "tests/export/test_generate_types.py::test_each_type_writes_the_texts_of_transformers"
 _IMPORTED = "tests/export/test_imported.py::test_a_stock_client_gets_what_transformers_computes"
 _OWN = "tests/export/test_tasks_own_served.py::test_each_format_reaches_a_served_answer"
 _CLASSES = (

@@ -6,7 +6,6 @@ import math
 import msgspec
 import numpy as np
 import pytest
-from export.training.checkpoint import load
 
 from edge.bundles import expression
 from export.cli import train as train_command
@@ -26,6 +25,7 @@ from export.papers.calculator.benchmark import (
 )
 from export.papers.calculator.networks import NETWORKS
 from export.papers.calculator.train import train_run
+from export.training.checkpoint import load
 from tests.support.task_data import invoke
 
 

@@ -10,9 +10,6 @@ import numpy as np
 import pytest
 import torch
 import tritonclient.grpc as triton
-from export.training.checkpoint import save
-from export.training.provenance import provenance
-from export.training.runs import RunConfig, RunMetrics
 
 from edge.bundles.arithmetic import CLOSE, MINUS, OPEN, OPERAND, PLUS, TIMES, evaluate
 from edge.bundles.bundle import Bundle
@@ -24,6 +21,9 @@ from export.papers.calculator.stack.data import DEPTHS, OPERANDS, SIZES, TEST_IT
 from export.papers.calculator.stack.data import evaluate as measure
 from export.papers.calculator.stack.machine import POP, PUSH, STAY, Fit, Scan, StackMachine, batch_of
 from export.papers.calculator.stack.train import RECIPE, StackObjective
+from export.training.checkpoint import save
+from export.training.provenance import provenance
+from export.training.runs import RunConfig, RunMetrics
 from export.training.trainer import train
 from tests.support.commands import answer, fewheads
 from tests.support.marks import with_rtx

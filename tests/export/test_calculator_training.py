@@ -5,7 +5,6 @@ import copy
 import numpy as np
 import pytest
 import torch
-from export.training.checkpoint import load
 from torch import nn
 
 from edge.bundles.expression import tokenize
@@ -23,6 +22,7 @@ from export.papers.calculator.networks import (
 )
 from export.papers.calculator.specs import SPECS
 from export.papers.calculator.train import CalculatorObjective, train_run
+from export.training.checkpoint import load
 from export.training.optimizers import Optimizers
 from export.training.recipe import Recipe, learning_rate
 from export.training.trainer import clip, train

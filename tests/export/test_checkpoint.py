@@ -5,11 +5,11 @@ import msgspec
 import pytest
 import safetensors.torch
 import torch
-from export.training.checkpoint import load, save
-from export.training.runs import CONFIG, METRICS, WEIGHTS
 
 from export.errors import CheckpointError
 from export.papers.calculator.networks import NETWORKS
+from export.training.checkpoint import load, save
+from export.training.runs import CONFIG, METRICS, WEIGHTS
 
 
 @pytest.fixture

@@ -1,12 +1,12 @@
 import onnx
 import pytest
 import torch
-from export.models.attention import MultiHeadAttention
-from export.models.convert import golden_of, largest_difference, to_onnx
 from torch import nn
 
 from edge.bundles.manifest import Tolerance
 from edge.errors import GoldenError
+from export.models.attention import MultiHeadAttention
+from export.models.convert import golden_of, largest_difference, to_onnx
 from export.papers.calculator.networks import create
 
 EXACT = Tolerance(atol=0.0, rtol=0.0)

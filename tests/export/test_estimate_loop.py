@@ -4,18 +4,18 @@ import json
 import sys
 
 import pytest
-from export.commands.estimate import estimate
-from export.papers.looped.bundle import export_looped
-from export.papers.looped.recipes import plan_of
-from export.papers.looped.train import train_run
 from msgspec.structs import replace
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.rules import check
 from edge.errors import BundleError, UsageError
 from edge.programs.tier_program import golden_loops, load_tier
+from export.commands.estimate import estimate
 from export.estimate.devices import DEFAULT_BOARD
 from export.estimate.estimate import estimate_bundle
+from export.papers.looped.bundle import export_looped
+from export.papers.looped.recipes import plan_of
+from export.papers.looped.train import train_run
 from tests.support.commands import shown
 from tests.support.task_data import invoke
 

@@ -7,10 +7,16 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+
+from edge.bench.layer_latencies import LayerLatencies, Rest
+from edge.errors import UsageError
+from edge.files import write_whole
 from export.commands.reduce_options import LATENCIES
+from export.errors import CheckpointError, DataError
 from export.finetune.predictions import Predictions, encode_predictions
-from export.finetune.registry import TASKS
+from export.finetune.run import TASKS
 from export.models.transformer import LayerShape
+from export.papers.experiment import check_settings, keep_settings
 from export.papers.frontier.cli import frontier
 from export.papers.frontier.family import best_dense, family_directory, time_shapes
 from export.papers.frontier.records import (
@@ -34,15 +40,9 @@ from export.papers.frontier.settings import (
     read_settings,
 )
 from export.papers.frontier.summary import frontier_of
+from export.training import provenance as processor
 from export.training.provenance import Processor
 from export.training.runs import PREDICTIONS
-
-from edge.bench.layer_latencies import LayerLatencies, Rest
-from edge.errors import UsageError
-from edge.files import write_whole
-from export.errors import CheckpointError, DataError
-from export.papers.experiment import check_settings, keep_settings
-from export.training import provenance as processor
 from tests.support.marks import with_minilm
 from tests.support.task_data import invoke, make_transformer, real, write_model, write_sst2
 

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+
+from edge.errors import UsageError
 from export.papers.looped import MODEL, probe
 from export.papers.looped.baselines import BASELINES
 from export.papers.looped.cli import looped
@@ -25,8 +27,6 @@ from export.papers.looped.train import train_run
 from export.training.checkpoint import save
 from export.training.provenance import processor, provenance
 from export.training.runs import RunConfig, RunMetrics
-
-from edge.errors import UsageError
 from tests.support.task_data import invoke
 
 PROMPTS, LOOPS = 40, 6

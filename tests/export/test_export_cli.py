@@ -1,13 +1,13 @@
 import json
 
 import pytest
-from export.training.runs import read_config
 
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
 from export.cli import export, train
 from export.papers.calculator.networks import NETWORKS
 from export.papers.calculator.specs import NAMES
+from export.training.runs import read_config
 from tests.support.commands import answer, fewheads
 from tests.support.task_data import invoke
 

@@ -6,9 +6,11 @@ import json
 from itertools import product
 from pathlib import Path
 
-import export.papers.frontier
 import msgspec
 import pytest
+
+import export.papers.frontier
+from export.estimate.devices import DEFAULT_BOARD
 from export.finetune import AVERAGED
 from export.finetune.recipe import RESTORING
 from export.papers.frontier.board import board_of
@@ -18,8 +20,6 @@ from export.papers.frontier.records import read_family
 from export.papers.frontier.report import headline, report_of
 from export.papers.frontier.settings import DENSE, FROZEN, read_settings
 from export.papers.frontier.summary import Frontier
-
-from export.estimate.devices import DEFAULT_BOARD
 from tests.support.task_data import invoke
 
 RESULTS = Path(export.papers.frontier.__file__).parent / "results"

@@ -10,15 +10,6 @@ import numpy as np
 import pytest
 import torch
 import tritonclient.grpc as triton
-from export.commands.export import export
-from export.commands.import_ import import_
-from export.commands.reduce import reduce
-from export.data.examples import split_holdout
-from export.data.tokens import encode, load_tokenizer
-from export.finetune.imported import ImportedTask, answers
-from export.finetune.models import open_model
-from export.importing.directory import read_directory
-from export.importing.images import sample_images
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -27,7 +18,16 @@ from edge.bundles.preprocess import preprocessor
 from edge.errors import UsageError
 from edge.launch import running_server
 from edge.runtimes.build import build, load_runner
+from export.commands.export import export
+from export.commands.import_ import import_
+from export.commands.reduce import reduce
+from export.data.examples import split_holdout
+from export.data.tokens import encode, load_tokenizer
 from export.errors import DataError
+from export.finetune.imported import ImportedTask, answers
+from export.finetune.models import open_model
+from export.importing.directory import read_directory
+from export.importing.images import sample_images
 from tests.support.imported_directories import with_tokenizer, write_embedder
 from tests.support.marks import with_rtx, with_transformers
 from tests.support.server_processes import served

@@ -5,20 +5,20 @@ import json
 import numpy as np
 import pytest
 import torch
+
+from edge.bundles.bundle import Bundle
+from edge.errors import UsageError
 from export.commands.export import export
 from export.commands.finetune import finetune
 from export.data.examples import Examples, split_holdout
 from export.data.tokens import encode, load_tokenizer
+from export.errors import DataError
 from export.finetune.imported import ImportedTask, answers
 from export.finetune.models import open_model
 from export.finetune.objectives import imitation_loss
 from export.importing.run import import_run
 from export.models.heads import NO_LABEL, TokenClassifier
 from export.training.runs import read_config
-
-from edge.bundles.bundle import Bundle
-from edge.errors import UsageError
-from export.errors import DataError
 from tests.support.imported_directories import with_tokenizer, write_classifier, write_embedder
 from tests.support.task_data import invoke, make_sentiment, make_transformer
 

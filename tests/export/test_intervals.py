@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from export.training.intervals import PairedRuns, across_seeds, average_difference, mean_measure, with_interval
 
 from edge.bundles.manifest import Measure
+from export.training.intervals import PairedRuns, across_seeds, average_difference, mean_measure, with_interval
 
 
 @pytest.mark.parametrize(("item_noise", "seed_noise"), [(1.0, 0.02), (0.2, 0.1), (0.5, 0.05)])

@@ -1,6 +1,9 @@
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LinearRegression
+from sklearn.neighbors import KNeighborsRegressor
+
 from export.papers.looped.baselines import (
     BASELINES,
     Pairs,
@@ -17,8 +20,6 @@ from export.papers.looped.baselines import (
     two_layer_network,
 )
 from export.papers.looped.functions import draw_prompts
-from sklearn.linear_model import LinearRegression
-from sklearn.neighbors import KNeighborsRegressor
 
 
 def drawn(name, pairs, dims, number=50, seed=0):

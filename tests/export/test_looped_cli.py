@@ -5,6 +5,9 @@ import pytest
 import torch
 import tritonclient.grpc as triton
 from click.testing import CliRunner
+
+from edge.launch import running_server
+from export.cli import export, train
 from export.papers.looped import MODEL
 from export.papers.looped.functions import draw_prompts
 from export.papers.looped.recipes import plan_of
@@ -12,9 +15,6 @@ from export.papers.looped.solvers import trajectory
 from export.papers.looped.train import create, train_run
 from export.training.checkpoint import load
 from export.training.provenance import processor
-
-from edge.launch import running_server
-from export.cli import export, train
 from tests.support.sample_requests import triton_input
 from tests.support.task_data import Seen
 

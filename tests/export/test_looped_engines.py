@@ -10,17 +10,17 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+
+from edge.bundles.manifest import Profile, Tolerance
+from edge.runtimes.tensorrt.build import compile_onnx
+from export.estimate.model import kernels
+from export.estimate.operations import work_of
 from export.models.convert import golden_of, largest_difference
 from export.papers.looped.functions import draw_prompts
 from export.papers.looped.graphs import EMBED_OUTPUTS, STEP_OUTPUTS, Embed, StepGraph, embed_onnx, step_onnx
 from export.papers.looped.model import PromptTransformer
 from export.papers.looped.recipes import plan_of
 from export.papers.looped.tier import usual_steps
-
-from edge.bundles.manifest import Profile, Tolerance
-from edge.runtimes.tensorrt.build import compile_onnx
-from export.estimate.model import kernels
-from export.estimate.operations import work_of
 from tests.support.marks import with_rtx
 
 pytestmark = with_rtx

@@ -2,6 +2,7 @@ from itertools import product
 
 import pytest
 import torch
+
 from export.papers.looped.functions import FUNCTION_CLASSES, SPARSITY, TREE_DEPTH, draw_prompts
 from export.papers.looped.seeds import (
     CALIBRATION,

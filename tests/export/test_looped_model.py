@@ -2,6 +2,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+
 from export.papers.looped.functions import draw_prompts
 from export.papers.looped.graphs import Embed, StepGraph
 from export.papers.looped.model import PromptConfig, PromptTransformer, gpt2_shapes

@@ -7,6 +7,14 @@ import onnx
 import pytest
 import torch
 from click.testing import CliRunner
+from onnx import numpy_helper
+
+from edge.bundles.bundle import Bundle
+from edge.datatypes import Array
+from edge.errors import GoldenError
+from edge.programs.loop import Loop, LoopRunners
+from edge.programs.program import LoopLimits, Options
+from edge.runtimes.build import load_runner
 from export.commands.export import export
 from export.commands.reduce import reduce
 from export.models.convert import largest_difference
@@ -21,14 +29,6 @@ from export.papers.looped.solvers import Trajectory, stopped, trajectory
 from export.papers.looped.tier import MAX_LOOPS, TOLERANCE
 from export.papers.looped.train import Start, create, train_run
 from export.training.checkpoint import load
-from onnx import numpy_helper
-
-from edge.bundles.bundle import Bundle
-from edge.datatypes import Array
-from edge.errors import GoldenError
-from edge.programs.loop import Loop, LoopRunners
-from edge.programs.program import LoopLimits, Options
-from edge.runtimes.build import load_runner
 from export.training.trainer import train as train_objective
 
 

@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from export.papers.looped.shifts import SHIFTS
 
 

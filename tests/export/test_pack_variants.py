@@ -4,8 +4,6 @@ import numpy as np
 import onnx
 import pytest
 import tritonclient.grpc as triton
-from export.bundle.pack.accuracy import largest_rms
-from export.models.convert import outputs_of
 from onnx import TensorProto, helper, numpy_helper
 
 from edge.bundles.bundle import Bundle
@@ -13,6 +11,8 @@ from edge.bundles.golden import check_outputs
 from edge.errors import GoldenError, UsageError
 from edge.launch import running_server
 from edge.runtimes.tensorrt.build import compile_onnx
+from export.bundle.pack.accuracy import largest_rms
+from export.models.convert import outputs_of
 from tests.support.marks import with_rtx
 from tests.support.onnx_graphs import FLOAT, constant, model_of, node, packed, value, write
 

@@ -6,13 +6,13 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+
+from edge.errors import UsageError
+from export.errors import ReductionError
 from export.finetune.objectives import outputs_of, task_loss
 from export.finetune.predictions import predict
 from export.finetune.recipe import Recipe
 from export.models.attention import MultiHeadAttention
-
-from edge.errors import UsageError
-from export.errors import ReductionError
 from export.papers.adaptive.comparison import HeadUse, Record, Speed, difference, head_use, multiplications, tables_of
 from export.papers.adaptive.mechanisms import MECHANISMS, SharedInputs
 from export.papers.adaptive.run import compare

@@ -6,16 +6,16 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from export.data.tokens import sorted_batches
-from export.models.convert import to_onnx
 from torch import nn
 from torch.nn import functional
 
 from edge.errors import UsageError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
+from export.data.tokens import sorted_batches
 from export.errors import DataError
-from export.language.read_out import ReadOut
-from export.language.tokenizer import Encoded
+from export.generate.read_out import ReadOut
+from export.generate.tokenizer import Encoded
+from export.models.convert import to_onnx
 from export.papers.backward.bundle import FoldedHead, fold
 from export.papers.backward.head import BackwardHead, HeadConfig, create
 from export.papers.backward.training import (

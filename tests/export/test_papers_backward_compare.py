@@ -9,27 +9,27 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner
-from export.training.provenance import processor
-from export.training.runs import read_config
 
 from edge.bundles.manifest import Measure
 from edge.errors import UsageError
+from export.commands.language_group import language
 from export.errors import CheckpointError, DataError
-from export.language.backbone import new_gpt2, save_backbone
-from export.language.base import Base, LastStates, identity_of
-from export.language.commands import language
-from export.language.decoding import complete
-from export.language.evaluate import evaluate
-from export.language.finetuned import trainable, unfrozen, with_lora
-from export.language.formats import Example, Source, read_source
-from export.language.objective import teacher_forced
-from export.language.tokenizer import train_characters
-from export.language.train import read_corpus
+from export.generate.backbone import new_gpt2, save_backbone
+from export.generate.base import Base, LastStates, identity_of
+from export.generate.decoding import complete
+from export.generate.evaluate import evaluate
+from export.generate.finetuned import trainable, unfrozen, with_lora
+from export.generate.formats import Example, Source, read_source
+from export.generate.objective import teacher_forced
+from export.generate.tokenizer import train_characters
+from export.generate.train import read_corpus
 from export.papers.backward.compare import Comparison, Record, Settings
 from export.papers.backward.methods import ADAPTER, FROZEN, HEAD, METHODS, read_task
 from export.papers.backward.training import LowRankAdapter, Temperature, load_head, new_head, train_head
 from export.papers.experiment import read_records
 from export.training.objective import Observer
+from export.training.provenance import processor
+from export.training.runs import read_config
 from tests.support.task_data import invoke
 
 WIDTH, LAYERS, POSITIONS = 16, 2, 40

@@ -6,17 +6,16 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from export.training.provenance import processor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from export.language.backbone import save_backbone
-from export.language.base import BaseIdentity
-from export.language.commands import language
-from export.language.decoding import complete_tokens
-from export.language.finetuned import with_lora
-from export.language.formats import Example
-from export.language.objective import teacher_forced
+from export.commands.language_group import language
+from export.generate.backbone import save_backbone
+from export.generate.base import BaseIdentity
+from export.generate.decoding import complete_tokens
+from export.generate.finetuned import with_lora
+from export.generate.formats import Example
+from export.generate.objective import teacher_forced
 from export.papers.backward.mismatch import (
     BASES,
     BEGINS,
@@ -28,6 +27,7 @@ from export.papers.backward.mismatch import (
     begin_of,
     moved_back,
 )
+from export.training.provenance import processor
 from tests.support.language_models import EXAMPLES, bpe, tiny_gpt2
 from tests.support.task_data import invoke
 

@@ -6,8 +6,6 @@ import shutil
 import numpy as np
 import pytest
 import scipy.stats
-from export.training.checkpoint import load
-from export.training.intervals import wilson
 
 from edge.errors import UsageError
 from export.papers.calculator import tables
@@ -17,6 +15,8 @@ from export.papers.calculator.records import FROZEN, RunRecord, grouped, pooled,
 from export.papers.calculator.run import calculator
 from export.papers.calculator.train import train_run
 from export.papers.experiment import read_records
+from export.training.checkpoint import load
+from export.training.intervals import wilson
 from tests.support.calculators import save_untrained
 from tests.support.task_data import invoke
 

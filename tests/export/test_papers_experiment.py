@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from export.training.intervals import Difference, Mean
 
 from edge.errors import UsageError
 from export.errors import CheckpointError, JobError
@@ -24,6 +23,7 @@ from export.papers.experiment import (
     report_experiment,
     run_experiment,
 )
+from export.training.intervals import Difference, Mean
 from tests.support.commands import SECONDS
 
 ROOT = Path(__file__).parents[2]

@@ -7,6 +7,12 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from msgspec.structs import replace
+from onnx import numpy_helper
+
+from edge.bundles.bundle import Bundle
+from edge.bundles.golden import check_outputs
+from edge.errors import GoldenError, UsageError
 from export.bundle.tier_files import export_tier
 from export.commands.export import export
 from export.commands.finetune import finetune
@@ -19,12 +25,6 @@ from export.quantize.projections import projections
 from export.quantize.ranges import LARGEST, LEVELS, Scheme, input_ranges
 from export.quantize.static import quantized
 from export.quantize.training import RoundedLinear, round_products, trained_ranges
-from msgspec.structs import replace
-from onnx import numpy_helper
-
-from edge.bundles.bundle import Bundle
-from edge.bundles.golden import check_outputs
-from edge.errors import GoldenError, UsageError
 from tests.support.task_data import encoded, invoke, make_classifier, make_sentiment
 
 

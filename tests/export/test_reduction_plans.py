@@ -7,6 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from edge.bench.layer_latencies import Comparison, LayerLatencies, Shape
+from edge.errors import UsageError
+from export.errors import PlanError
 from export.models.transformer import Layer, LayerShape, TransformerConfig
 from export.reduce.grid import Grid, Times, grid_of
 from export.reduce.latency import feeds_of, machine_key, measure_layers, measure_times
@@ -18,11 +23,6 @@ from export.reduce.search import Losses, LossMeter, check_target, choose_shapes,
 from export.reduce.states import embedded
 from export.training.points import Planned, Point, PointTimes, points_of
 from export.training.runs import RunMetrics
-from torch.utils.flop_counter import FlopCounterMode
-
-from edge.bench.layer_latencies import Comparison, LayerLatencies, Shape
-from edge.errors import UsageError
-from export.errors import PlanError
 from tests.support.reduction_data import batches, config, mac_times, model
 
 BERT = LayerShape(12, 64, 3072)

@@ -5,9 +5,12 @@ import msgspec
 import numpy as np
 import pytest
 import scipy.stats
+
+from edge.errors import UsageError
 from export.commands.finetune import finetune
 from export.commands.route import route as command
 from export.data.tokens import encode, load_tokenizer
+from export.errors import CheckpointError
 from export.finetune.models import open_tuned
 from export.finetune.predictions import encode_predictions, read_predictions
 from export.finetune.text_tasks import TASKS, read
@@ -16,9 +19,6 @@ from export.reduce.route_diagnose import auc, choose, diagnose, judge, threshold
 from export.reduce.route_linear import fit, pooled_embeddings
 from export.reduce.route_policies import Items, Policy, area, at_cost, curve, mean_costs, shuffled_at_cost, static
 from export.training.runs import CONFIG, PREDICTIONS
-
-from edge.errors import UsageError
-from export.errors import CheckpointError
 from tests.support.task_data import invoke
 
 RATIO = 0.4

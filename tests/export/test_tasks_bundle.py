@@ -7,15 +7,6 @@ import numpy as np
 import pytest
 import torch
 import tritonclient.grpc as triton
-from export.bundle.accuracy import predict_file
-from export.bundle.targets import tier_names
-from export.commands.export import export
-from export.commands.finetune import finetune
-from export.data.tokens import load_tokenizer
-from export.finetune.models import open_tuned
-from export.finetune.run import prepare
-from export.finetune.text_tasks import TASKS
-from export.training.runs import CONFIG, Speedup, read_config
 from msgspec.structs import replace
 
 from edge.bundles.bundle import Bundle
@@ -24,8 +15,17 @@ from edge.bundles.steps import ScorePostprocess
 from edge.errors import BundleError, UsageError
 from edge.launch import running_server
 from edge.runtimes.build import build
+from export.bundle.accuracy import predict_file
+from export.bundle.targets import tier_names
+from export.commands.export import export
+from export.commands.finetune import finetune
+from export.data.tokens import load_tokenizer
 from export.estimate.devices import DEFAULT_BOARD
 from export.estimate.estimate import estimate_bundle
+from export.finetune.models import open_tuned
+from export.finetune.run import prepare
+from export.finetune.text_tasks import TASKS
+from export.training.runs import CONFIG, Speedup, read_config
 from tests.support.marks import with_rtx
 from tests.support.task_data import invoke, make_sentiment, make_transformer, write_model, write_sst2
 

@@ -4,18 +4,18 @@ import math
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
+
+from edge.errors import UsageError
 from export.data.images import Images, vit
 from export.data.tokens import Encoded
+from export.errors import CheckpointError, TrainingError
 from export.finetune.finetune import TaskObjective
 from export.finetune.objectives import corresponding_layers, hidden_loss, imitation_loss, outputs_of
 from export.finetune.recipe import Distillation, Recipe
 from export.finetune.teacher import Teacher
 from export.models.heads import SequenceClassifier, SpanClassifier
 from export.models.transformer import Transformer
-from msgspec.structs import replace
-
-from edge.errors import UsageError
-from export.errors import CheckpointError, TrainingError
 from export.training.recipe import learning_rate
 from tests.support.task_data import Seen, accuracy_on, fine_tune, make_classifier, make_transformer, same
 

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
+
 from export.data.examples import Examples, limited, split_holdout
+from export.errors import DataError
 from export.finetune import NAMES, registry
 from export.finetune.text_tasks import TASKS, read
-
-from export.errors import DataError
 from tests.support.task_data import real
 
 #: Items of the real files, and for dev also of each class, in the order of the labels.

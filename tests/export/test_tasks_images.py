@@ -9,21 +9,21 @@ import pytest
 import torch
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
-from export.commands.export import export
-from export.commands.finetune import finetune
-from export.data.examples import drawn
-from export.data.images import ImageFolder, digits, mnist, read_idx
-from export.finetune.image_tasks import DIGITS, IMAGENET, MNIST
-from export.finetune.models import open_model, open_tuned
-from export.finetune.predictions import predict, read_predictions
-from export.finetune.recipe import Recipe
-from export.finetune.run import finetune_run, prepare
 from PIL import Image
 
 from edge.bundles.bundle import Bundle
 from edge.errors import BackendError, UsageError
 from edge.launch import running_server
+from export.commands.export import export
+from export.commands.finetune import finetune
+from export.data.examples import drawn
+from export.data.images import ImageFolder, digits, mnist, read_idx
 from export.errors import DataError
+from export.finetune.image_tasks import DIGITS, IMAGENET, MNIST
+from export.finetune.models import open_model, open_tuned
+from export.finetune.predictions import predict, read_predictions
+from export.finetune.recipe import Recipe
+from export.finetune.run import finetune_run, prepare
 from tests.support.image_model import encoded
 from tests.support.marks import with_transformers
 from tests.support.sample_requests import column, triton_input

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import scipy.stats
+
 from export.finetune.predictions import METRICS, accuracy, f1, matthews, measures, pearson, spearman
 from export.training.intervals import interval
 

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from edge.errors import UsageError
 from export.commands.finetune import finetune
+from export.errors import DataError
 from export.finetune.own_task import describe, own_task
 from export.finetune.own_texts import Choices
 from export.finetune.recipe import restoring_command
 from export.training.provenance import provenance
 from export.training.runs import OwnData, RunConfig
-
-from edge.errors import UsageError
-from export.errors import DataError
 
 #: Made by pandas and by Hugging Face's datasets.
 MADE = Path(__file__).parents[1] / "data" / "own_data"

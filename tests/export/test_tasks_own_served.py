@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+
+from edge.bundles.image import ImagePreprocessor
+from edge.launch import running_server
 from export.commands.export import export
 from export.commands.finetune import finetune
 from export.data.images import image_step
 from export.data.tokens import load_tokenizer
 from export.finetune.models import open_model
-from PIL import Image
-
-from edge.bundles.image import ImagePreprocessor
-from edge.launch import running_server
 from tests.support.commands import shown
 from tests.support.task_data import invoke, make_sentiment
 

@@ -4,21 +4,21 @@ import numpy as np
 import pytest
 import torch
 import tritonclient.grpc as triton
+
+from edge.bundles.bundle import Bundle
+from edge.errors import UsageError
+from edge.launch import running_server
 from export.commands.export import export
 from export.commands.finetune import finetune
 from export.data.squad import encode_windows, read
 from export.data.tokens import load_tokenizer
+from export.errors import DataError
 from export.finetune.answers import Answers, exact_match, extract, normalised, token_f1
 from export.finetune.models import open_tuned
 from export.finetune.predictions import read_predicted
 from export.finetune.questions import SQUAD
 from export.finetune.run import prepare
 from export.models.heads import SpanClassifier
-
-from edge.bundles.bundle import Bundle
-from edge.errors import UsageError
-from edge.launch import running_server
-from export.errors import DataError
 from tests.support.task_data import (
     NEUTRAL,
     invoke,

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
+
 from export.data.examples import Examples
 from export.data.tokens import encode, load_tokenizer, shuffled_batches, sorted_batches
-
 from export.errors import CheckpointError
 from tests.support.task_data import make_tokenizer
 

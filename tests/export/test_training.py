@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from msgspec.structs import replace
+
 from export.papers.looped.functions import FUNCTION_CLASSES
 from export.papers.looped.model import PromptTransformer
 from export.papers.looped.objective import PromptObjective
 from export.papers.looped.recipes import plan_of
-from msgspec.structs import replace
-
 from export.training.trainer import train
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

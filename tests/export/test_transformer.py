@@ -2,12 +2,12 @@ import math
 
 import pytest
 import torch
-from export.models.attention import HeadScorer, MultiHeadAttention, adaptive_loss, adaptive_weight, hard_keep, soft_keep
-from export.models.heads import SequenceClassifier, SpanClassifier
-from export.models.transformer import LayerShape, Transformer, TransformerConfig
 from torch import nn
 
 from edge.errors import UsageError
+from export.models.attention import HeadScorer, MultiHeadAttention, adaptive_loss, adaptive_weight, hard_keep, soft_keep
+from export.models.heads import SequenceClassifier, SpanClassifier
+from export.models.transformer import LayerShape, Transformer, TransformerConfig
 
 WIDTH, HEADS, HEAD_DIM = 16, 4, 4
 

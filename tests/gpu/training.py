@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 import torch
+
 from export.commands.finetune import finetune
 from export.commands.reduce import reduce
-from export.training.runs import METRICS, RunMetrics
-
 from export.training.device import DeviceName, device_of
+from export.training.runs import METRICS, RunMetrics
 from tests.support.task_data import invoke, make_sentiment, make_transformer, write_model
 
 #: The largest difference of two mean losses of an epoch. A GPU adds in another order, and training amplifies that.

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from export.training.checkpoint import save
-from export.training.provenance import provenance
-from export.training.runs import RunConfig, RunMetrics
 
 from export.papers.calculator.bundle import export_run
 from export.papers.calculator.networks import Regressor, create
 from export.papers.calculator.specs import NAMES
+from export.training.checkpoint import save
+from export.training.provenance import provenance
+from export.training.runs import RunConfig, RunMetrics
 
 #: Their export takes a minute and more.
 LARGE = ("calculator-transformer5", "calculator-transformer0")

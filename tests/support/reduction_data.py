@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+
 from export.data.tokens import Encoded
 from export.models.heads import SequenceClassifier
 from export.models.transformer import LayerShape, Transformer, TransformerConfig

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
 from export.commands.finetune import finetune
 from export.commands.reduce import reduce
 from export.data.examples import Examples
@@ -21,8 +23,6 @@ from export.finetune.predictions import predict
 from export.models.heads import SequenceClassifier
 from export.models.huggingface_names import NAMES
 from export.models.transformer import LayerShape, Transformer, TransformerConfig
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-
 from export.training.objective import Observer
 from export.training.trainer import train
 

@@ -24,8 +24,7 @@ from export.finetune.models import open_model
 from export.finetune.objectives import outputs_of
 from export.finetune.predictions import METRICS
 from export.finetune.recipe import Recipe
-from export.finetune.registry import task_of
-from export.finetune.run import prepare
+from export.finetune.run import prepare, task_of
 from export.models.heads import SequenceClassifier
 from export.papers.adaptive.mechanisms import MECHANISMS, SharedInputs
 from export.papers.adaptive.scores import scored_attentions

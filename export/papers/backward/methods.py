@@ -13,12 +13,12 @@ from torch import nn
 
 from edge.errors import Raw
 from export.errors import DataError
-from export.language.base import Base
-from export.language.evaluate import encode_fitting
-from export.language.finetuned import trainable, unfrozen, with_lora
-from export.language.formats import Example, Source, read_source
-from export.language.tokenizer import Encoded, TextTokenizer
-from export.language.train import read_corpus
+from export.generate.base import Base
+from export.generate.evaluate import encode_fitting
+from export.generate.finetuned import trainable, unfrozen, with_lora
+from export.generate.formats import Example, Source, read_source
+from export.generate.tokenizer import Encoded, TextTokenizer
+from export.generate.train import read_corpus
 from export.papers.backward.training import LowRankAdapter, Temperature, VocabularyBias, new_head
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def read_task(path: Path, tokenizer: TextTokenizer, positions: int, limit: int) 
     """
     trains = sorted(path.parent.glob(f"train*/{path.name}.txt"))
     if not trains:
-        fix = "Generate them with export/language/generate_mathematics.py, or correct the path."
+        fix = "Generate them with export/papers/backward/generate_mathematics.py, or correct the path."
         expected = f"{path.parent}/train*/{path.name}.txt"
         raise DataError(f"--data {path}", given=Raw("no training split"), expected=expected, fix=fix)
     corpus = read_corpus([Source("mathematics", str(file)) for file in trains], seed=0)

@@ -17,17 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from export.language.answers import parse_answer, same_answer
-from export.language.backbone import positions_of
-from export.language.base import Base, BaseIdentity
-from export.language.decoding import complete_tokens
-from export.language.evaluate import fitting
-from export.language.finetune import BasePrecision, Tuning, adapted
-from export.language.finetuned import merged, moved, trainable
-from export.language.formats import Example
-from export.language.objective import LanguageObjective, teacher_forced
-from export.language.tokenizer import TextTokenizer
-from export.language.train import Corpus
+from export.generate.answers import parse_answer, same_answer
+from export.generate.backbone import positions_of
+from export.generate.base import Base, BaseIdentity
+from export.generate.decoding import complete_tokens
+from export.generate.evaluate import fitting
+from export.generate.finetune import BasePrecision, Tuning, adapted
+from export.generate.finetuned import merged, moved, trainable
+from export.generate.formats import Example
+from export.generate.objective import LanguageObjective, teacher_forced
+from export.generate.tokenizer import TextTokenizer
+from export.generate.train import Corpus
 from export.papers.experiment import Experiment, Part, Table, unfinished
 from export.training.intervals import RESAMPLES, Difference, Mean, Sample, points, with_interval
 from export.training.provenance import Processor
@@ -57,7 +57,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         data: SHA-256 of the examples that are trained on, and then of each test split.
         begin: the tokens that stand before each text once in training.
-        rank, epochs, rate: as in :class:`export.language.finetune.Tuning`.
+        rank, epochs, rate: as in :class:`export.generate.finetune.Tuning`.
     """
 
     base: BaseIdentity

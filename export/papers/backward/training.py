@@ -24,13 +24,13 @@ from edge.datatypes import Array
 from edge.errors import Raw, UsageError
 from export.data.tokens import sorted_batches
 from export.errors import CheckpointError, DataError
-from export.language.backbone import positions_of
-from export.language.base import Base, BaseIdentity, LastStates
-from export.language.evaluate import completion_limit, encode_fitting, evaluate
-from export.language.objective import padded
-from export.language.read_out import ReadOut
-from export.language.tokenizer import Encoded
-from export.language.train import Corpus
+from export.generate.backbone import positions_of
+from export.generate.base import Base, BaseIdentity, LastStates
+from export.generate.evaluate import completion_limit, encode_fitting, evaluate
+from export.generate.objective import padded
+from export.generate.read_out import ReadOut
+from export.generate.tokenizer import Encoded
+from export.generate.train import Corpus
 from export.papers.backward.head import BackwardHead, HeadConfig, create
 from export.training.checkpoint import fingerprint, load, save
 from export.training.device import model_device
@@ -242,7 +242,7 @@ def train_head(
 ) -> RunMetrics:
     """Train a head, measure it on the hold-out, and write its run directory.
 
-    The metrics are those of :func:`export.language.evaluate.evaluate`, of the model with the head. The state of an
+    The metrics are those of :func:`export.generate.evaluate.evaluate`, of the model with the head. The state of an
     unfinished run is kept beside the directory; the same call resumes from it.
 
     Args:
