@@ -222,7 +222,7 @@ def test_the_tables_of_the_limits_agree_with_their_records() -> None:
     assert seen > 40
 
 
-_TYPES = "tests/export/test_language_types.py::test_each_type_writes_the_texts_of_transformers"
+_TYPES = "tests/export/test_generate_types.py::test_each_type_writes_the_texts_of_transformers"
 _IMPORTED = "tests/export/test_imported.py::test_a_stock_client_gets_what_transformers_computes"
 _OWN = "tests/export/test_tasks_own_served.py::test_each_format_reaches_a_served_answer"
 _CLASSES = (

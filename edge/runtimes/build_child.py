@@ -32,7 +32,7 @@ from edge.errors import (
 )
 from edge.instruments.memory import MemorySampler
 from edge.runtimes import cache
-from edge.runtimes.build_memory import MORE_MEMORY, mib
+from edge.runtimes.build_child import MORE_MEMORY, mib
 from edge.runtimes.runtime import BuildOptions, BuildProgress, Progress, Runtime, Source
 
 log = logging.getLogger(__name__)

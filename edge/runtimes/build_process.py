@@ -22,8 +22,7 @@ from edge.bundles.bundle import Bundle
 from edge.child import end_with_parent
 from edge.errors import BackendError, FewheadsError, Raw
 from edge.runtimes.build import build_here
-from edge.runtimes.build_child import Advanced, Failed, Finished, Logged, Message, Request
-from edge.runtimes.build_memory import MORE_MEMORY
+from edge.runtimes.build_child import MORE_MEMORY, Advanced, Failed, Finished, Logged, Message, Request
 from edge.runtimes.runtime import Source
 from edge.runtimes.table import RUNTIMES
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from edge.bundles.onnx_file import check_self_contained
 from edge.errors import BackendError, BundleError, Raw
 from edge.files import read_regular, sha256, write_whole
-from edge.runtimes.build_memory import MORE_MEMORY
+from edge.runtimes.build_child import MORE_MEMORY
 from edge.runtimes.runtime import BuildMemory, BuildOptions, EngineReport, Product, Progress
 from edge.runtimes.tensorrt.build import interruptible, monitor
 from edge.runtimes.tensorrt.network import attention_blocks, describe, index_limits, unexplained

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from export.estimate.fit import Compared, compare, errors, fit
+from export.estimate.document import Compared, compare, errors, fit
 from export.estimate.measurements import published
 from export.estimate.roofline import FITTED, Constants
 

@@ -11,11 +11,10 @@ import msgspec
 from edge.bench.layer_latencies import PREDICTION, LayerLatencies, Shape, check_key
 from edge.bundles.bundle import Bundle
 from export.estimate.devices import DEVICES, mode_of
+from export.estimate.estimate import Row, check_options, part_rows
 from export.estimate.model import RUNTIME, TierModel, how_counted
 from export.estimate.operations import Halves
-from export.estimate.part_rows import check_options, part_rows
 from export.estimate.roofline import ERRORS, Errors, Regime
-from export.estimate.rows import Row
 from export.estimate.sizes import check_sizes, input_shapes
 
 #: The least predicted speed-up that recommends a tier: below it, the error of a prediction is larger than the gain.

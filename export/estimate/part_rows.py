@@ -12,9 +12,9 @@ from edge.bundles.programs import LoopProgram
 from edge.errors import FewheadsError, Raw, UsageError
 from edge.programs.tier_program import golden_loops, load_tier
 from export.estimate.devices import Mode
+from export.estimate.estimate import Row
 from export.estimate.model import RUNTIME, TierModel
 from export.estimate.parts import parts_of, tier_files
-from export.estimate.rows import Row
 
 
 def part_rows(

@@ -1,6 +1,6 @@
 """The prediction of a latency: for each kernel a fixed time, and the longer of its operations and its bytes.
 
-The constants are fitted to published latencies of TensorRT on the Orin Nano by ``export/estimate/fit.py``.
+The constants are fitted to published latencies of TensorRT on the Orin Nano by ``export/estimate/document.py``.
 README.md beside this file has every measurement with its prediction, and the errors of models left out of the fit.
 
 - A kernel has a fixed time, which grows as the GPU's clock falls.

@@ -20,8 +20,7 @@ from export.finetune.image_tasks import ImageTask
 from export.finetune.models import Architecture, open_model
 from export.finetune.objectives import Head
 from export.finetune.predictions import paired, read_matching
-from export.finetune.registry import task_of
-from export.finetune.run import prepare
+from export.finetune.run import prepare, task_of
 from export.finetune.text_tasks import SentenceTask
 from export.quantize.calibration import calibration_feeds, feeds_of, plain_onnx
 from export.quantize.dynamic import dynamic_int8

@@ -20,7 +20,7 @@ from export.estimate.devices import DEFAULT_BOARD, DEVICES
 from export.estimate.parts import predict_file
 from export.estimate.roofline import Prediction, predict
 from export.estimate.sizes import USUAL_BATCHES, USUAL_LENGTHS
-from export.estimate.transformers import transformer_work
+from export.estimate.work import transformer_work
 from export.models.convert import to_onnx
 from export.models.transformer import LayerShape, TransformerConfig
 from export.papers.calculator.networks import create

@@ -14,8 +14,7 @@ from edge.datatypes import Array
 from export.bundle.classifier_inputs import BATCH_NAMES, GOLDEN_ROWS, TEXTS, columns, text_step
 from export.bundle.imported_accuracy import BY_TOKEN
 from export.data.examples import Examples, limited, split_holdout
-from export.data.image_files import read_image, read_pixels
-from export.data.texts import sample_texts
+from export.data.unlabelled import read_image, read_pixels, sample_texts
 from export.finetune.imported import ImportedTask
 from export.importing.images import sample_images
 from export.quantize.calibration import CALIBRATION_ROWS

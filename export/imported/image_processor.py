@@ -9,7 +9,7 @@ import msgspec
 
 from edge.bundles.steps import ImagePreprocess
 from edge.errors import Raw
-from export.data.image_files import MAX_BYTES, MAX_PIXELS
+from export.data.unlabelled import MAX_BYTES, MAX_PIXELS
 from export.errors import CheckpointError
 from export.importing.config import ImageConfig, Side, read_json
 

@@ -18,8 +18,8 @@ from edge.bundles.image import ImagePreprocessor
 from edge.datatypes import Array
 from edge.errors import FewheadsError, GoldenError, Raw
 from export.data.examples import Examples
-from export.data.texts import sample_texts
 from export.data.tokens import encode
+from export.data.unlabelled import sample_texts
 from export.finetune.teacher import outputs_by_row
 from export.importing.config import PACK
 from export.importing.directory import FineTuned

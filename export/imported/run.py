@@ -10,7 +10,7 @@ import msgspec
 from export.finetune.imported import ImportedTask
 from export.finetune.models import MODEL
 from export.importing.directory import read_directory
-from export.importing.parity import Parity, check_parity, missing_library
+from export.importing.run import Parity, check_parity, missing_library
 from export.training.checkpoint import save
 from export.training.provenance import processor, provenance
 from export.training.runs import TOKENIZER, RunConfig, RunMetrics

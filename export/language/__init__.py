@@ -1,27 +1,27 @@
 """Language models: frozen backbones, heads of backward attention on them (paper 004), and their controls.
 
-- :mod:`export.language.formats` and :mod:`export.language.answers` read data sets as one text format, from
-  :mod:`export.language.rows`; ``generate_mathematics.py`` is a script that makes one of them
-- :mod:`export.language.tokenizer` and :mod:`export.language.backbone` make, read and write tokenizers and models,
-  whose files :mod:`export.language.files` names
-- :mod:`export.language.objective`, :mod:`export.language.recipes` and :mod:`export.language.train` train small models
-- :mod:`export.language.decoding`, :mod:`export.language.metrics` and :mod:`export.language.evaluate` measure any
-- :mod:`export.language.reduce` removes heads and neurons, which :mod:`export.language.parts` finds in a model, by the
-  scores of :mod:`export.language.ranking` from :mod:`export.language.calibration`
+- :mod:`export.generate.formats` and :mod:`export.generate.answers` read data sets as one text format, from
+  :mod:`export.generate.rows`; ``generate_mathematics.py`` is a script that makes one of them
+- :mod:`export.generate.tokenizer` and :mod:`export.generate.backbone` make, read and write tokenizers and models,
+  whose files :mod:`export.generate.files` names
+- :mod:`export.generate.objective`, :mod:`export.generate.recipes` and :mod:`export.generate.train` train small models
+- :mod:`export.generate.decoding`, :mod:`export.generate.metrics` and :mod:`export.generate.evaluate` measure any
+- :mod:`export.generate.reduce` removes heads and neurons, which :mod:`export.generate.parts` finds in a model, by the
+  scores of :mod:`export.generate.ranking` from :mod:`export.generate.calibration`
 - :mod:`export.papers.backward.head` has the head, with the shape of :mod:`export.papers.backward.head`, and
   :mod:`export.papers.backward.bundle` its form for inference
 - :mod:`export.papers.backward.head` computes weighted means over the vocabulary in chunks
-- :mod:`export.language.finetuned` makes copies of a model to train, with adapters or whole; :mod:`export.language.nf4`
-  rounds the base of adapters, and :mod:`export.language.finetune` trains and writes them
+- :mod:`export.generate.finetuned` makes copies of a model to train, with adapters or whole; :mod:`export.generate.nf4`
+  rounds the base of adapters, and :mod:`export.generate.finetune` trains and writes them
 - :mod:`export.papers.backward.training` has simpler modules that a head has to beat
-- :mod:`export.language.base` has a frozen model as heads see it, with its :mod:`export.language.read_out`
+- :mod:`export.generate.base` has a frozen model as heads see it, with its :mod:`export.generate.read_out`
 - :mod:`export.papers.backward.training` keeps the last hidden states of a backbone on disk
 - :mod:`export.papers.backward.training` trains a head or a control on them, and
   :mod:`export.papers.backward.training` writes and reads heads
-- :mod:`export.language.decoder` makes the graph of a model for a device, :mod:`export.language.joined_cache` its form
-  for TensorRT, :mod:`export.language.decoder_artifacts` its precisions, :mod:`export.language.bundle` the bundle with
-  :mod:`export.language.golden_texts`, and :mod:`export.papers.backward.bundle` that of a head
-- :mod:`export.language.commands` has all commands: those of :mod:`export.language.cli`, which prints
-  :mod:`export.language.table`, of :mod:`export.papers.backward.run`,
-  :mod:`export.language.finetune_cli`, :mod:`export.language.reduce_cli` and :mod:`export.language.export_cli`
+- :mod:`export.generate.decoder` makes the graph of a model for a device, :mod:`export.generate.joined_cache` its form
+  for TensorRT, :mod:`export.generate.decoder_artifacts` its precisions, :mod:`export.generate.bundle` the bundle with
+  :mod:`export.generate.golden_texts`, and :mod:`export.papers.backward.bundle` that of a head
+- :mod:`export.commands.language_group` has all commands: those of :mod:`export.commands.language`, which prints
+  :mod:`export.generate.table`, of :mod:`export.papers.backward.run`,
+  :mod:`export.commands.language_finetune`, :mod:`export.commands.language_reduce` and :mod:`export.commands.language_export`
 """

@@ -15,8 +15,8 @@ from torch import nn
 from edge.errors import Raw, UsageError
 from edge.files import replaced_directory, write_durably
 from export.errors import CheckpointError
-from export.language.files import INDEX, TOKENIZER_CONFIG, WEIGHTS
-from export.language.tokenizer import TextTokenizer
+from export.generate.files import INDEX, TOKENIZER_CONFIG, WEIGHTS
+from export.generate.tokenizer import TextTokenizer
 from export.training.runs import CONFIG, TOKENIZER
 
 if TYPE_CHECKING:

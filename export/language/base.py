@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from torch import Tensor, nn
 
-from export.language.backbone import load_backbone
-from export.language.files import WEIGHTS, tokenizer_files
-from export.language.read_out import ReadOut, read_out_of
-from export.language.tokenizer import TextTokenizer
+from export.generate.backbone import load_backbone
+from export.generate.files import WEIGHTS, tokenizer_files
+from export.generate.read_out import ReadOut, read_out_of
+from export.generate.tokenizer import TextTokenizer
 from export.papers.backward.training import revised_logits
 from export.training.device import DeviceName, device_of
 from export.training.runs import CONFIG, TOKENIZER
@@ -53,7 +53,7 @@ class Base:
     """A frozen language model with its tokenizer.
 
     Args:
-        directory: as :func:`export.language.backbone.load_backbone` reads it.
+        directory: as :func:`export.generate.backbone.load_backbone` reads it.
 
     Attributes:
         embeddings: of its tokens, [V, E].

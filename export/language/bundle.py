@@ -19,13 +19,13 @@ from edge.programs.generate import Generate
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.bundle.exported import FULL, Exported
 from export.bundle.latencies import with_latencies
-from export.language.backbone import load_backbone
-from export.language.base import BaseIdentity, identity_of
-from export.language.decoder import LAST, LENGTHS, LOGITS, TOKENS, DecoderGraph, cache_names
-from export.language.decoder_artifacts import MAX_BATCH_SIZE, decoders_of
-from export.language.decoding import end_tokens
-from export.language.golden_texts import clearest, golden_of_texts, greedy_of_file, greedy_of_model
-from export.language.parts import left_parameters
+from export.generate.backbone import load_backbone
+from export.generate.base import BaseIdentity, identity_of
+from export.generate.decoder import LAST, LENGTHS, LOGITS, TOKENS, DecoderGraph, cache_names
+from export.generate.decoder_artifacts import MAX_BATCH_SIZE, decoders_of
+from export.generate.decoding import end_tokens
+from export.generate.golden_texts import clearest, golden_of_texts, greedy_of_file, greedy_of_model
+from export.generate.parts import left_parameters
 from export.training.provenance import provenance
 
 if TYPE_CHECKING:

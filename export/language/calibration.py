@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from edge.errors import Raw
 from export.data.tokens import sorted_batches
 from export.errors import ReductionError
-from export.language.objective import Batch, learnt_logits, padded
-from export.language.parts import Part, layers_of, parts_of
-from export.language.tokenizer import Encoded
+from export.generate.objective import Batch, learnt_logits, padded
+from export.generate.parts import Part, layers_of, parts_of
+from export.generate.tokenizer import Encoded
 from export.reduce.calibration import Moments
 from export.reduce.states import recorded, tokens_of
 from export.training.device import model_device

@@ -10,9 +10,9 @@ import click
 from edge.cli.output import json_option, print_json, progress
 from edge.errors import UsageError
 from export.bundle.outputs import check_name
-from export.language.files import check_language_model
-from export.language.formats import Source, source_of
-from export.language.table import print_files
+from export.generate.files import check_language_model
+from export.generate.formats import Source, source_of
+from export.generate.table import print_files
 from export.loading import loading_torch
 from export.measures import print_measures
 from export.options import (
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from edge.bundles.manifest import Measure
-    from export.language.recipes import Size
+    from export.generate.recipes import Size
     from export.training.device import DeviceName
     from export.training.recipe import Precision
 
@@ -115,8 +115,8 @@ def train(
         raise UsageError("--vocabulary", given=vocabulary, expected="--tokenizer bpe", fix="Leave --vocabulary out.")
     check_language_model("--out", directory, files_of(sources), replace=replace)
     with loading_torch("loading torch and data"):
-        from export.language.recipes import plan_of
-        from export.language.train import read_corpus, tokenizer_for, train_language
+        from export.generate.recipes import plan_of
+        from export.generate.train import read_corpus, tokenizer_for, train_language
 
         plan = plan_of(size, steps=steps, precision=precision)
         corpus = read_corpus(sources, seed=seed, limit=limit)
@@ -176,10 +176,10 @@ def evaluate(
         fix = "Give --temperature 1, or leave --top-k out."
         raise UsageError("--top-k", given=top_k, expected="--temperature above 0 beside it", fix=fix)
     with loading_torch("loading torch and the model"):
-        from export.language.base import Base
-        from export.language.decoding import Decoding
-        from export.language.evaluate import evaluate as measures_of
-        from export.language.formats import read_source
+        from export.generate.base import Base
+        from export.generate.decoding import Decoding
+        from export.generate.evaluate import evaluate as measures_of
+        from export.generate.formats import read_source
         from export.papers.backward.training import load_head
 
         base = Base(directory, device)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from export.language.cli import language
-from export.language.export_cli import export, export_head
-from export.language.finetune_cli import finetune
-from export.language.reduce_cli import reduce
+from export.commands.language import language
+from export.commands.language_export import export, export_head
+from export.commands.language_finetune import finetune
+from export.commands.language_reduce import reduce
 from export.papers.backward.run import compare, head, mismatch
 
 for command in (finetune, head, compare, mismatch, reduce, export, export_head):

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from export.language.parts import drop_removed
-from export.language.read_out import read_out_of, softcapped
+from export.generate.parts import drop_removed
+from export.generate.read_out import read_out_of, softcapped
 from export.models.convert import to_onnx
 
 TOKENS, LENGTHS, LAST, LOGITS = "tokens", "lengths", "last", "logits"
@@ -27,7 +27,7 @@ class DecoderGraph(nn.Module):
     """Logits of each row's last token, and new keys and values.
 
     Args:
-        model: of :data:`export.language.backbone.ARCHITECTURES`. It loses the heads and neurons that a reduction
+        model: of :data:`export.generate.backbone.ARCHITECTURES`. It loses the heads and neurons that a reduction
             removed, and its attention is replaced.
 
     Attributes:

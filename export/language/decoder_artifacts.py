@@ -14,8 +14,8 @@ from edge.datatypes import Array, TensorSpec
 from edge.runtimes.host import FEWEST_PLACES
 from export.bundle.exported import FULL, int8_tier
 from export.bundle.tier_files import measured
-from export.language.decoder import LAST, LENGTHS, LOGITS, TOKENS, DecoderGraph, cache_names, decoder_onnx
-from export.language.joined_cache import join_caches
+from export.generate.decoder import LAST, LENGTHS, LOGITS, TOKENS, DecoderGraph, cache_names, decoder_onnx
+from export.generate.joined_cache import join_caches
 from export.models.convert import OPSET, golden_of
 from export.quantize.dynamic import dynamic_int8
 from export.quantize.precision import fused, half

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from export.data.tokens import sorted_batches
-from export.language.backbone import positions_of
-from export.language.tokenizer import TextTokenizer
+from export.generate.backbone import positions_of
+from export.generate.tokenizer import TextTokenizer
 from export.training.device import model_device
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from edge.bundles.manifest import Measure
 from edge.errors import Raw
 from export.errors import DataError
-from export.language.answers import parse_answer
-from export.language.backbone import positions_of
-from export.language.decoding import GREEDY, Decoding, complete
-from export.language.formats import Example
-from export.language.metrics import answer_measures, token_measures
-from export.language.objective import teacher_forced
-from export.language.tokenizer import Encoded, TextTokenizer
+from export.generate.answers import parse_answer
+from export.generate.backbone import positions_of
+from export.generate.decoding import GREEDY, Decoding, complete
+from export.generate.formats import Example
+from export.generate.metrics import answer_measures, token_measures
+from export.generate.objective import teacher_forced
+from export.generate.tokenizer import Encoded, TextTokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -31,7 +31,7 @@ def evaluate(
     batch_size: int = 32,
     on_batch: Callable[[int], None] = lambda size: None,
 ) -> tuple[Measure, ...]:
-    """Return the metrics of :mod:`export.language.metrics` on examples.
+    """Return the metrics of :mod:`export.generate.metrics` on examples.
 
     Those of tokens are without the examples that have more tokens than the model has positions; those of answers are
     over all examples.

@@ -10,7 +10,7 @@ import click
 from edge.cli.output import json_option, working
 from export.bundle.exported import print_exported
 from export.bundle.outputs import check_bundle, check_name
-from export.language.formats import read_source, source_of
+from export.generate.formats import read_source, source_of
 from export.loading import loading_torch
 from export.options import DIRECTORY, replace_option, repository_option, version_option
 
@@ -54,7 +54,7 @@ def export(
     sources = [source_of(text) for text in data]
     examples = [one for source in sources for of in read_source(source, _MOST_PROMPTS).values() for one in of]
     with loading_torch():
-        from export.language.bundle import export_language_model
+        from export.generate.bundle import export_language_model
     started = time.perf_counter()
     with working(f"exporting {directory}"):
         exported = export_language_model(
@@ -91,7 +91,7 @@ def export_head(
     read = {"RUN": run, "--backbone": backbone, "--base": base}
     check_bundle(repository / f"{check_name('--name', name)}-{version}", read, replace=replace)
     with loading_torch():
-        from export.language.base import Base
+        from export.generate.base import Base
         from export.papers.backward.bundle import export_head as write_head
         from export.papers.backward.bundle import fold
         from export.papers.backward.training import load_head

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from torch import nn
 
 from edge.errors import Raw, UsageError
-from export.language.base import Base
-from export.language.files import ADAPTER
-from export.language.finetuned import adapter_files, merged, moved, trainable, unfrozen, with_lora
-from export.language.nf4 import rounded_to_nf4
-from export.language.train import Corpus, train_to_directory
+from export.generate.base import Base
+from export.generate.files import ADAPTER
+from export.generate.finetuned import adapter_files, merged, moved, trainable, unfrozen, with_lora
+from export.generate.nf4 import rounded_to_nf4
+from export.generate.train import Corpus, train_to_directory
 from export.training.objective import SILENT, Observer
 from export.training.recipe import Recipe
 from export.training.runs import RunMetrics
@@ -77,7 +77,7 @@ def finetune(
 
     Adapters are merged into the FP32 base, whatever base they were trained on, and also written in peft's format. The
     files of the tokenizer stay as they are.
-    Everything else is as in :func:`export.language.train.train_language`.
+    Everything else is as in :func:`export.generate.train.train_language`.
 
     Args:
         seed: of the adapters' initial weights and of the order of examples.

@@ -10,9 +10,9 @@ import click
 from edge.cli.output import json_option, print_json
 from edge.errors import UsageError
 from export.bundle.outputs import check_name
-from export.language.cli import data_option, files_of, language_seed_option, limit_option
-from export.language.files import check_language_model
-from export.language.formats import source_of
+from export.commands.language import data_option, files_of, language_seed_option, limit_option
+from export.generate.files import check_language_model
+from export.generate.formats import source_of
 from export.loading import loading_torch
 from export.measures import print_measures
 from export.options import device_option, replace_option, runs_option, tensorboard_option
@@ -20,7 +20,7 @@ from export.training.watch import watching
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
-    from export.language.finetune import BasePrecision
+    from export.generate.finetune import BasePrecision
     from export.training.device import DeviceName
 
 #: Of adapters, unless options say otherwise.
@@ -88,10 +88,10 @@ def finetune(
         raise UsageError("--rank", given=rank, expected="adapters", fix="Leave --full or --rank out.")
     check_language_model("--out", directory, {"--backbone": backbone, **files_of(sources)}, replace=replace)
     with loading_torch("loading torch, model and data"):
-        from export.language.base import Base
-        from export.language.finetune import Tuning
-        from export.language.finetune import finetune as tune
-        from export.language.train import read_corpus
+        from export.generate.base import Base
+        from export.generate.finetune import Tuning
+        from export.generate.finetune import finetune as tune
+        from export.generate.train import read_corpus
 
         rate = lr or (_FULL_RATE if full else RATE)
         tuning = Tuning(rank=None if full else rank or RANK, base=base_precision, epochs=epochs, rate=rate)

@@ -6,7 +6,7 @@ format         PATH                                                where it come
 gsm8k          a JSONL file with ``question`` and ``answer``       github.com/openai/grade-school-math
 openmath       a JSONL or Parquet file, or a directory of them     huggingface.co/datasets/nvidia/OpenMathInstruct-2
 mathematics    a text file with questions and answers on           github.com/google-deepmind/mathematics_dataset, or
-               alternating lines, or a directory of them           export/language/generate_mathematics.py
+               alternating lines, or a directory of them           export/papers/backward/generate_mathematics.py
 calculator     a split: train, val, in_range, out_of_range, long   :mod:`export.papers.calculator.data`
 =============  ==================================================  ==========================================
 
@@ -26,8 +26,8 @@ import msgspec
 
 from edge.errors import Raw, UsageError
 from export.errors import DataError
-from export.language.answers import MARK, normalised, parse_answer
-from export.language.rows import json_lines, lines, malformed, parquet_rows
+from export.generate.answers import MARK, normalised, parse_answer
+from export.generate.rows import json_lines, lines, malformed, parquet_rows
 from export.papers.calculator import data as calculator
 
 _CALCULATION = re.compile(r"<<[^<>]*>>")

@@ -5,7 +5,7 @@ imports nothing of this project::
 
     python3 -m venv mathenv
     mathenv/bin/pip install sympy==1.5.1 mathematics-dataset==1.0.1
-    mathenv/bin/python export/language/generate_mathematics.py --modules arithmetic__mul,numbers__gcd --out mathematics
+    mathenv/bin/python export/papers/backward/generate_mathematics.py --modules arithmetic__mul,numbers__gcd --out mathematics
 
 It writes ``OUT/SPLIT/MODULE.txt`` with a question and its answer on alternating lines. The splits are ``train-easy``,
 ``train-medium`` and ``train-hard``, a third of ``--per-module`` each, or ``train`` with ``--merge-train``; then

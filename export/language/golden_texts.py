@@ -19,7 +19,7 @@ from edge.bundles.steps import TokenizerPreprocess
 from edge.errors import Raw, UsageError
 from edge.programs.generate import Generate
 from edge.programs.generated_text import Pieces
-from export.language.decoding import generate
+from export.generate.decoding import generate
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -11,8 +11,8 @@ import msgspec
 from edge.cli.options import grouped_options
 from edge.cli.output import json_option, print_json
 from export.bundle.outputs import check_run, check_workspace
-from export.language.cli import data_option, files_of, language_seed_option, limit_option
-from export.language.formats import source_of
+from export.commands.language import data_option, files_of, language_seed_option, limit_option
+from export.generate.formats import source_of
 from export.loading import loading_torch
 from export.measures import print_measures
 from export.options import (
@@ -96,8 +96,8 @@ def head(
     states = out.with_name(_STATES)
     check_workspace("--out", states, inputs, settings="*/targets.npy")
     with loading_torch("loading torch, model and data"):
-        from export.language.base import Base
-        from export.language.train import read_corpus
+        from export.generate.base import Base
+        from export.generate.train import read_corpus
         from export.papers.backward.training import new_head, train_head
         from export.training.intervals import pooled
 

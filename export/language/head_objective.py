@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edge.datatypes import Array
-from export.language.read_out import ReadOut
+from export.generate.read_out import ReadOut
 from export.papers.backward.training import HiddenStates, revised_logits
 from export.training.checkpoint import fingerprint
 from export.training.device import model_device

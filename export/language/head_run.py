@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from edge.bundles.manifest import Provenance
 from edge.errors import Raw
 from export.errors import CheckpointError
-from export.language.backbone import positions_of
-from export.language.base import Base, BaseIdentity, LastStates
-from export.language.evaluate import completion_limit, encode_fitting, evaluate
-from export.language.tokenizer import Encoded
-from export.language.train import Corpus
+from export.generate.backbone import positions_of
+from export.generate.base import Base, BaseIdentity, LastStates
+from export.generate.evaluate import completion_limit, encode_fitting, evaluate
+from export.generate.tokenizer import Encoded
+from export.generate.train import Corpus
 from export.papers.backward.head import BackwardHead, HeadConfig, create
 from export.papers.backward.training import HeadObjective, HiddenStates, cached_hidden
 from export.training.checkpoint import load, save
@@ -66,7 +66,7 @@ def train_head(
 ) -> RunMetrics:
     """Train a head, measure it on the hold-out, and write its run directory.
 
-    The metrics are those of :func:`export.language.evaluate.evaluate`, of the model with the head. The state of an
+    The metrics are those of :func:`export.generate.evaluate.evaluate`, of the model with the head. The state of an
     unfinished run is kept beside the directory; the same call resumes from it.
 
     Args:

@@ -26,8 +26,8 @@ from edge.errors import Raw, UsageError
 from edge.files import replaced_directory, write_durably
 from export.data.tokens import sorted_batches
 from export.errors import DataError
-from export.language.objective import padded
-from export.language.tokenizer import Encoded
+from export.generate.objective import padded
+from export.generate.tokenizer import Encoded
 from export.training.device import model_device
 
 HIDDEN, TARGETS = "hidden.npy", "targets.npy"

@@ -1,6 +1,6 @@
 """The attention of a decoder's graph as TensorRT computes it in one kernel: over earlier and new tokens together.
 
-The graph of :mod:`export.language.decoder` computes their scores apart, so that ONNX Runtime never copies the cache.
+The graph of :mod:`export.generate.decoder` computes their scores apart, so that ONNX Runtime never copies the cache.
 TensorRT copies it even so, to pad the operands of its products, and recognises no attention. It does where keys and
 values are concatenated first. For a single new token and as many heads of keys as of queries, its kernel even reads
 both parts where they are. Nor does it recognise the attention of Gemma 2, for its tanh between scores and softmax; it
@@ -42,7 +42,7 @@ def join_caches(model: bytes, heads_per_key: int) -> bytes:
     """Return a decoder's graph with one product for all scores, and one of weights and values, in each layer.
 
     Args:
-        model: as :func:`export.language.decoder.decoder_onnx` returns it.
+        model: as :func:`export.generate.decoder.decoder_onnx` returns it.
         heads_per_key: H / G. These heads stay rows of one product, so that no key is repeated.
     """
     parsed = loaded(model)

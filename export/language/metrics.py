@@ -8,8 +8,8 @@ import numpy as np
 
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
-from export.language.answers import parse_number, same_answer
-from export.language.objective import TeacherForced
+from export.generate.answers import parse_number, same_answer
+from export.generate.objective import TeacherForced
 from export.training.intervals import item_shares, known_interval, known_middle, mean, mean_measure
 
 
@@ -47,7 +47,7 @@ def answer_measures(split: str, found: Sequence[str | None], right: Sequence[str
     ``mse`` and ``rmse`` are over the answers that are numbers; ``unparsable`` is the share of those that are not.
 
     Args:
-        found: by :func:`export.language.answers.parse_answer`.
+        found: by :func:`export.generate.answers.parse_answer`.
     """
     pairs = list(zip(found, right, strict=True))
     measures = [mean_measure("exact_match", split, np.array([same_answer(*pair) for pair in pairs]))]

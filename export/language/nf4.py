@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from export.language.backbone import linear_layers
+from export.generate.backbone import linear_layers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

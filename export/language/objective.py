@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from edge.datatypes import Array
 from export.data.tokens import shuffled_batches, sorted_batches
-from export.language.tokenizer import Encoded
+from export.generate.tokenizer import Encoded
 from export.training.checkpoint import fingerprint
 from export.training.device import model_device, multiplying_in
 from export.training.objective import Score

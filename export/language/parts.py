@@ -87,7 +87,7 @@ class Part(NamedTuple):
 
 
 def layers_of(model: Any) -> list[Any]:
-    """Return the layers of a model of :data:`export.language.backbone.ARCHITECTURES`."""
+    """Return the layers of a model of :data:`export.generate.backbone.ARCHITECTURES`."""
     base = model.base_model
     return list(base.h if hasattr(base, "h") else base.layers)
 

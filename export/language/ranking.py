@@ -14,8 +14,8 @@ from torch import Tensor
 
 from edge.datatypes import Array
 from edge.errors import UsageError
-from export.language.calibration import Calibration
-from export.language.parts import Part
+from export.generate.calibration import Calibration
+from export.generate.parts import Part
 from export.reduce.lowrank import regularised
 from export.reduce.removal import Removal, head_removal, neuron_removal
 

@@ -1,6 +1,6 @@
 """Reduction of a language model: fewer heads and fewer neurons in the directory of a model of transformers.
 
-One ranking of all layers (:mod:`export.language.ranking`) says which heads and how many neurons each of them keeps.
+One ranking of all layers (:mod:`export.generate.ranking`) says which heads and how many neurons each of them keeps.
 Then each layer is calibrated on the outputs of the smaller layers before it, and the weights that stay are fitted by
 least squares to what the whole layer returns.
 """
@@ -18,18 +18,18 @@ import numpy as np
 
 from edge.bundles.manifest import Measure
 from edge.errors import Raw, UsageError
-from export.language.backbone import load_backbone, positions_of, save_backbone
-from export.language.base import identity_of
-from export.language.bundle import origin_of
-from export.language.calibration import Calibration, Features
-from export.language.evaluate import encode_fitting
-from export.language.files import TRAINING, tokenizer_files
-from export.language.metrics import token_measures
-from export.language.objective import teacher_forced
-from export.language.parts import Part, left_parameters
-from export.language.ranking import NEURON_BLOCK, OnPart, blocks_to_remove, by_calibration, by_magnitude, kept_counts
-from export.language.tokenizer import Encoded, TextTokenizer
-from export.language.train import Corpus
+from export.generate.backbone import load_backbone, positions_of, save_backbone
+from export.generate.base import identity_of
+from export.generate.bundle import origin_of
+from export.generate.calibration import Calibration, Features
+from export.generate.evaluate import encode_fitting
+from export.generate.files import TRAINING, tokenizer_files
+from export.generate.metrics import token_measures
+from export.generate.objective import teacher_forced
+from export.generate.parts import Part, left_parameters
+from export.generate.ranking import NEURON_BLOCK, OnPart, blocks_to_remove, by_calibration, by_magnitude, kept_counts
+from export.generate.tokenizer import Encoded, TextTokenizer
+from export.generate.train import Corpus
 from export.reduce.removal import kept_columns, least_squares, output_error
 from export.training.device import DeviceName, device_of
 from export.training.provenance import processor, provenance

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from edge.cli.output import json_option, print_json, print_table
-from export.language.cli import data_option, files_of, language_seed_option, limit_option
-from export.language.files import check_language_model
-from export.language.formats import source_of
+from export.commands.language import data_option, files_of, language_seed_option, limit_option
+from export.generate.files import check_language_model
+from export.generate.formats import source_of
 from export.loading import loading_torch
 from export.measures import print_measures
 from export.options import device_option, replace_option
@@ -18,7 +18,7 @@ from export.training.watch import watching
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
-    from export.language.reduce import Method
+    from export.generate.reduce import Method
     from export.training.device import DeviceName
 
 _share = click.FloatRange(0, 1, min_open=True)
@@ -74,8 +74,8 @@ def reduce(
     sources = [source_of(text) for text in data]
     check_language_model("--out", out, {"DIRECTORY": source, **files_of(sources)}, replace=replace)
     with loading_torch("loading torch, model and data"):
-        from export.language.reduce import Shares, reduce_directory
-        from export.language.train import read_corpus
+        from export.generate.reduce import Shares, reduce_directory
+        from export.generate.train import read_corpus
 
         corpus = read_corpus(sources, seed=seed, limit=limit)
     with watching(out.name, lines=False) as watch:

@@ -16,8 +16,8 @@ from edge.datatypes import Array
 from edge.errors import Raw, UsageError
 from export.data.tokens import load_tokenizer
 from export.errors import CheckpointError
-from export.language.files import GENERATION
-from export.language.formats import Example, prompt_text
+from export.generate.files import GENERATION
+from export.generate.formats import Example, prompt_text
 from export.training.runs import CONFIG
 
 #: Ends every example; GPT-2's name for it.

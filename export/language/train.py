@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from export.errors import DataError
-from export.language.backbone import new_gpt2, positions_of, save_backbone
-from export.language.evaluate import completion_limit, encode_fitting, evaluate
-from export.language.files import TRAINING
-from export.language.formats import Example, Source, read_source
-from export.language.objective import LanguageObjective
-from export.language.recipes import Plan
-from export.language.tokenizer import TextTokenizer, gpt2_bpe, train_bpe, train_characters
+from export.generate.backbone import new_gpt2, positions_of, save_backbone
+from export.generate.evaluate import completion_limit, encode_fitting, evaluate
+from export.generate.files import TRAINING
+from export.generate.formats import Example, Source, read_source
+from export.generate.objective import LanguageObjective
+from export.generate.recipes import Plan
+from export.generate.tokenizer import TextTokenizer, gpt2_bpe, train_bpe, train_characters
 from export.training.device import DeviceName, device_of
 from export.training.log import RunFiles
 from export.training.objective import SILENT, Observer

@@ -23,8 +23,7 @@ from export.estimate.devices import BoardMode
 from export.estimate.model import RUNTIME, how_counted, kernels
 from export.estimate.operations import work_of
 from export.estimate.roofline import Prediction, Regime, predict, summed
-from export.estimate.transformers import layer_kernels
-from export.estimate.work import Work
+from export.estimate.work import Work, layer_kernels
 from export.finetune.objectives import Head
 from export.models.convert import golden_of
 from export.models.transformer import Layer, LayerShape, TransformerConfig
@@ -188,7 +187,7 @@ def layer_work(
     """Return the work of one layer, as in its graph for TensorRT, without other kernels than products and attention.
 
     Args:
-        first_tokens: as :func:`export.estimate.transformers.layer_kernels` has it.
+        first_tokens: as :func:`export.estimate.work.layer_kernels` has it.
     """
     fp16 = Scheme().fp16 if precision == "int8" else ()
     found = layer_kernels(config.dim, shape, point.tokens, point.batch, precision, fp16, first_tokens=first_tokens)

@@ -14,8 +14,7 @@ from export.commands.reduce_options import Target
 from export.errors import PlanError
 from export.finetune.models import Architecture, open_model
 from export.finetune.objectives import Head
-from export.finetune.registry import task_of
-from export.finetune.run import predict_splits, prepare, save_run
+from export.finetune.run import predict_splits, prepare, save_run, task_of
 from export.finetune.task import Data, Reader, Task
 from export.models.transformer import LayerShape
 from export.reduce.device import check_points, devices_of

@@ -58,8 +58,8 @@ def report(run: Path, out: Path | None, data_dir: Path | None, replace: bool, as
         check_file("--out", out, inputs, replace=replace)
         new_figure(1, 1, without=_WITHOUT)
     with loading_torch():
+        from export.report.numbers import read_report
         from export.report.page import page_of
-        from export.report.run import read_report
     with working(f"reporting on {run.name}"):
         found, items = read_report(run, data_dir)
         if out:
@@ -84,8 +84,8 @@ def write_reports(runs: Sequence[Path], data_dir: Path) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         remark("no report.html: pip install 'fewheads[plot]', then run 'fewheads report RUN'")
         return
+    from export.report.numbers import read_report
     from export.report.page import page_of
-    from export.report.run import read_report
 
     for run in runs:
         with working(f"reporting on {run.name}"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edge.errors import Raw, UsageError
 from export.finetune.models import OpenedModel, open_model
-from export.finetune.registry import task_of
+from export.finetune.run import task_of
 from export.report.items import Items, items_of
 from export.report.numbers import Report, report_of
 

@@ -10,7 +10,7 @@ from edge.bench.layer_latencies import PREDICTION, Label
 from export.estimate.devices import DEFAULT_BOARD, DEVICES
 from export.estimate.roofline import Prediction, predict
 from export.estimate.sizes import USUAL_BATCHES, USUAL_LENGTHS
-from export.estimate.transformers import transformer_work
+from export.estimate.work import transformer_work
 from export.finetune.models import Architecture
 from export.models.transformer import LayerShape, TransformerConfig
 from export.training.runs import RunConfig, Speedup

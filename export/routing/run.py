@@ -18,7 +18,7 @@ from export.data.examples import Examples, held_out
 from export.data.tokens import encode, load_tokenizer
 from export.finetune.models import Architecture, open_model, open_tuned
 from export.finetune.predictions import Predictions, read_matching
-from export.finetune.registry import task_of
+from export.finetune.run import task_of
 from export.finetune.task import HOLDOUT
 from export.finetune.text_tasks import SentenceTask
 from export.models.heads import SequenceClassifier

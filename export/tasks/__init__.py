@@ -32,7 +32,7 @@ DATA = {
     "MNIST": Files("mnist", "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and those of t10k", "MNIST's site"),
     "ImageNet": Files("imagenet", "train/ and val/ with a directory of images for each class", "image-net.org"),
 }
-#: Names of the tasks of :mod:`export.finetune.registry`, for command lines without NumPy and torch.
+#: Names of the tasks of :mod:`export.finetune.run`, for command lines without NumPy and torch.
 NAMES = (*_GLUE, "SQuAD", "MNIST", "digits", "ImageNet")
 #: Tasks of models that ``fewheads import`` read, which have no data of their own.
 IMPORTED = (

@@ -19,7 +19,7 @@ from export.bundle.tier_files import ExportedArtifact
 from export.finetune.image_tasks import ImageTask
 from export.finetune.models import SCORE, Architecture, open_model
 from export.finetune.predictions import read_predictions
-from export.finetune.registry import task_of
+from export.finetune.run import task_of
 from export.finetune.task import Task
 from export.finetune.text_tasks import SentenceTask
 from export.models.heads import SequenceClassifier

@@ -14,8 +14,8 @@ from edge.bundles.preprocess import TokenizerPreprocessor
 from edge.datatypes import Array, TensorSpec
 from export.data.examples import drawn, limited
 from export.data.images import ImageFolder, Images, image_step
-from export.data.texts import MAX_TEXT_BYTES
 from export.data.tokens import load_tokenizer
+from export.data.unlabelled import MAX_TEXT_BYTES
 from export.finetune.image_tasks import ImageTask
 from export.finetune.models import Architecture
 from export.finetune.task import ImageShape

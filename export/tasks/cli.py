@@ -160,8 +160,7 @@ def finetune(
         from export.finetune.imported import ImportedTask
         from export.finetune.models import open_model
         from export.finetune.own_task import own_task
-        from export.finetune.registry import TASKS, task_of
-        from export.finetune.run import finetune_run, prepare
+        from export.finetune.run import TASKS, finetune_run, prepare, task_of
         from export.training.intervals import pooled
     on: Task
     if isinstance(chosen, str):

@@ -17,8 +17,8 @@ import torch
 from edge.bundles.steps import ImagePreprocess
 from edge.datatypes import Array
 from edge.errors import Raw, UsageError
-from export.data.image_files import ENDINGS, MAX_BYTES, MAX_PIXELS, ImageFiles, read_image, read_pixels
 from export.data.tokens import Batch
+from export.data.unlabelled import ENDINGS, MAX_BYTES, MAX_PIXELS, ImageFiles, read_image, read_pixels
 from export.errors import DataError, listed
 from export.models.transformer import LayerShape, TransformerConfig
 

@@ -20,9 +20,8 @@ from edge.bundles.manifest import Measure
 from edge.datatypes import Array
 from edge.errors import Raw, UsageError
 from export.data.examples import Examples, limited, split_holdout
-from export.data.image_files import ImageFiles, find_images
-from export.data.texts import read_texts
 from export.data.tokens import Batch, Encoded, Rows, encode, load_tokenizer
+from export.data.unlabelled import ImageFiles, find_images, read_texts
 from export.finetune import IMPORTED
 from export.finetune.models import Architecture, OpenedModel, Source, open_model
 from export.finetune.objectives import Head, Outputs
@@ -126,7 +125,7 @@ class ImportedTask(msgspec.Struct, frozen=True):
         """Read texts or images, hold a tenth of them out by their hash, and let the original answer all of them.
 
         Args:
-            data_dir: a file of texts, as :func:`export.data.texts.read_texts` reads it, or a directory of images.
+            data_dir: a file of texts, as :func:`export.data.unlabelled.read_texts` reads it, or a directory of images.
 
         Raises:
             UsageError: the original reads fewer tokens.

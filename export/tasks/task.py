@@ -1,6 +1,6 @@
 """The interface of a task: from data to rows, and from predictions to metrics.
 
-GLUE, SQuAD, images and own data each implement :class:`Task`; :mod:`export.finetune.registry` finds them.
+GLUE, SQuAD, images and own data each implement :class:`Task`; :mod:`export.finetune.run` finds them.
 """
 
 from __future__ import annotations

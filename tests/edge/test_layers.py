@@ -106,7 +106,7 @@ def test_few_files_read_the_environment() -> None:
         if getattr(node, "attr", "") in names
         or (isinstance(node, ast.ImportFrom) and {alias.name for alias in node.names} & names)
     }
-    script = "export/language/generate_mathematics.py"  # it starts itself again with a fixed seed of hashes
+    script = "export/papers/backward/generate_mathematics.py"  # it starts itself again with a fixed seed of hashes
     jobs = "export/training/jobs.py"  # each has one thread, and may have a GPU of its own
     serve = "edge/cli/serve.py"  # sets what gRPC's core logs
     assert readers == {"edge/runtimes/cache.py", "edge/health/systemd.py", "edge/cli/checks.py", serve, script, jobs}

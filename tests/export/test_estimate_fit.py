@@ -2,8 +2,7 @@
 
 import pytest
 
-from export.estimate.document import README, tables
-from export.estimate.fit import compare, errors, fit
+from export.estimate.document import README, compare, errors, fit, tables
 from export.estimate.measurements import published
 from export.estimate.roofline import ERRORS, FITTED
 

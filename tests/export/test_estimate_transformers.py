@@ -5,7 +5,7 @@ from export.bundle.fewest_kernels import fewest_kernels
 from export.estimate.devices import DEFAULT_BOARD
 from export.estimate.operations import work_of
 from export.estimate.roofline import predict
-from export.estimate.transformers import transformer_work
+from export.estimate.work import transformer_work
 from export.models.convert import dynamic_of, to_onnx
 from export.models.heads import SequenceClassifier
 from export.models.transformer import LayerShape, Transformer, TransformerConfig

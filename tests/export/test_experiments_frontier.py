@@ -14,7 +14,7 @@ from edge.files import write_whole
 from export.commands.reduce_options import LATENCIES
 from export.errors import CheckpointError, DataError
 from export.finetune.predictions import Predictions, encode_predictions
-from export.finetune.registry import TASKS
+from export.finetune.run import TASKS
 from export.models.transformer import LayerShape
 from export.papers.experiment import check_settings, keep_settings
 from export.papers.frontier.cli import frontier

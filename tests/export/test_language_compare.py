@@ -13,17 +13,17 @@ from click.testing import CliRunner
 from edge.bundles.manifest import Measure
 from edge.errors import UsageError
 from edge.files import write_whole
+from export.commands.language_group import language
 from export.errors import CheckpointError, DataError
-from export.language.backbone import new_gpt2, save_backbone
-from export.language.base import Base, LastStates, identity_of
-from export.language.commands import language
-from export.language.decoding import complete
-from export.language.evaluate import evaluate
-from export.language.finetuned import trainable, unfrozen, with_lora
-from export.language.formats import Example, Source, read_source
-from export.language.objective import learnt_logits, padded, teacher_forced
-from export.language.tokenizer import train_characters
-from export.language.train import read_corpus
+from export.generate.backbone import new_gpt2, save_backbone
+from export.generate.base import Base, LastStates, identity_of
+from export.generate.decoding import complete
+from export.generate.evaluate import evaluate
+from export.generate.finetuned import trainable, unfrozen, with_lora
+from export.generate.formats import Example, Source, read_source
+from export.generate.objective import learnt_logits, padded, teacher_forced
+from export.generate.tokenizer import train_characters
+from export.generate.train import read_corpus
 from export.papers.backward.compare import parts
 from export.papers.backward.compare.changes import Changes
 from export.papers.backward.compare.methods import ADAPTER, FROZEN, HEAD, METHODS

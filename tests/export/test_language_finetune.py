@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.errors import UsageError
+from export.commands.language_group import language
 from export.errors import CheckpointError
-from export.language.backbone import linear_layers, load_backbone
-from export.language.base import Base
-from export.language.commands import language
-from export.language.evaluate import completion_limit, encode_fitting, evaluate
-from export.language.files import is_language_model
-from export.language.finetune import Tuning, adapted, finetune
-from export.language.finetuned import merged, moved, trainable
-from export.language.nf4 import BLOCK, LEVELS, nearest, rounded_to_nf4
-from export.language.train import Corpus
+from export.generate.backbone import linear_layers, load_backbone
+from export.generate.base import Base
+from export.generate.evaluate import completion_limit, encode_fitting, evaluate
+from export.generate.files import is_language_model
+from export.generate.finetune import Tuning, adapted, finetune
+from export.generate.finetuned import merged, moved, trainable
+from export.generate.nf4 import BLOCK, LEVELS, nearest, rounded_to_nf4
+from export.generate.train import Corpus
 from tests.support.language_models import EXAMPLES, bpe, check_tokenizer_is_kept, save_with_chat, tiny_gpt2
 from tests.support.task_data import Seen, invoke
 

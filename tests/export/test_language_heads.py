@@ -11,8 +11,8 @@ from torch.nn import functional
 from edge.errors import UsageError
 from export.data.tokens import sorted_batches
 from export.errors import CheckpointError, DataError
-from export.language.read_out import ReadOut
-from export.language.tokenizer import Encoded
+from export.generate.read_out import ReadOut
+from export.generate.tokenizer import Encoded
 from export.papers.backward.head import BackwardHead, HeadConfig, create
 from export.papers.backward.training import (
     HIDDEN,

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.errors import UsageError
+from export.commands.language_group import language
 from export.errors import CheckpointError
-from export.language.backbone import save_backbone
-from export.language.commands import language
-from export.language.decoding import complete_tokens
-from export.language.finetuned import with_lora
-from export.language.formats import Example
-from export.language.objective import teacher_forced
+from export.generate.backbone import save_backbone
+from export.generate.decoding import complete_tokens
+from export.generate.finetuned import with_lora
+from export.generate.formats import Example
+from export.generate.objective import teacher_forced
 from export.papers.backward.mismatch.parts import BASES, begin_of
 from export.papers.backward.mismatch.places import moved_back
 from export.papers.backward.mismatch.records import BEGINS, Part, Scores

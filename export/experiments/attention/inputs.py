@@ -12,8 +12,7 @@ from edge.errors import Raw, UsageError
 from edge.files import sha256
 from export.data.tokens import Encoded
 from export.finetune.models import open_model
-from export.finetune.registry import task_of
-from export.finetune.run import prepare
+from export.finetune.run import prepare, task_of
 from export.finetune.task import Data, Task
 from export.models.heads import SequenceClassifier
 from export.papers.adaptive.mechanisms import Mechanism

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from edge.datatypes import Array
-from export.language.answers import same_answer
+from export.generate.answers import same_answer
 from export.papers.backward.compare.methods import FROZEN, HEAD
 from export.papers.backward.compare.parts import Experiment
 from export.papers.backward.compare.records import Part

@@ -73,8 +73,8 @@ def compare(
     if plots:
         new_figure(1, 1, without="give --no-plots")
     with loading_torch("loading torch, model and data"):
-        from export.language.backbone import positions_of
-        from export.language.base import Base
+        from export.generate.backbone import positions_of
+        from export.generate.base import Base
         from export.papers.backward.compare.methods import METHODS
         from export.papers.backward.compare.parts import Experiment
         from export.papers.backward.compare.records import Settings

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from export.language.base import Base
-from export.language.decoding import GREEDY, Decoding
-from export.language.finetuned import trainable, unfrozen, with_lora
+from export.generate.base import Base
+from export.generate.decoding import GREEDY, Decoding
+from export.generate.finetuned import trainable, unfrozen, with_lora
 from export.papers.backward.training import LowRankAdapter, Temperature, VocabularyBias, new_head
 
 if TYPE_CHECKING:

@@ -19,12 +19,12 @@ from torch import nn
 from edge.errors import Raw
 from edge.files import write_whole
 from export.errors import TrainingError
-from export.language.answers import parse_answer
-from export.language.base import Base
-from export.language.decoding import GREEDY, complete
-from export.language.finetuned import trainable
-from export.language.metrics import answer_measures, token_measures
-from export.language.objective import LanguageObjective, teacher_forced
+from export.generate.answers import parse_answer
+from export.generate.base import Base
+from export.generate.decoding import GREEDY, complete
+from export.generate.finetuned import trainable
+from export.generate.metrics import answer_measures, token_measures
+from export.generate.objective import LanguageObjective, teacher_forced
 from export.papers.backward.compare.methods import HEAD, METHODS, Method
 from export.papers.backward.compare.records import Part, Settings
 from export.papers.backward.compare.tasks import Task

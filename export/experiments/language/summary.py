@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 
 from edge.bundles.manifest import Measure
-from export.language.answers import same_answer
-from export.language.base import BaseIdentity
+from export.generate.answers import same_answer
+from export.generate.base import BaseIdentity
 from export.papers.backward.compare.methods import FROZEN, HEAD, METHODS
 from export.papers.backward.compare.records import Part, Settings
 from export.papers.backward.compare.tasks import Task

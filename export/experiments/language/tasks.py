@@ -9,10 +9,10 @@ import numpy as np
 
 from edge.errors import Raw
 from export.errors import DataError
-from export.language.evaluate import completion_limit, encode_fitting
-from export.language.formats import Example, Source, read_source
-from export.language.tokenizer import Encoded, TextTokenizer
-from export.language.train import read_corpus
+from export.generate.evaluate import completion_limit, encode_fitting
+from export.generate.formats import Example, Source, read_source
+from export.generate.tokenizer import Encoded, TextTokenizer
+from export.generate.train import read_corpus
 
 FORMAT, TRAIN, TEST = "mathematics", "train*", "interpolate"
 
@@ -50,7 +50,7 @@ def read_task(path: Path, tokenizer: TextTokenizer, positions: int, limit: int) 
     """
     trains = sorted(path.parent.glob(f"{TRAIN}/{path.name}.txt"))
     if not trains:
-        fix = "Generate them with export/language/generate_mathematics.py, or correct the path."
+        fix = "Generate them with export/papers/backward/generate_mathematics.py, or correct the path."
         expected = f"{path.parent}/{TRAIN}/{path.name}.txt"
         raise DataError(f"--data {path}", given=Raw("no training split"), expected=expected, fix=fix)
     corpus = read_corpus([Source(FORMAT, str(file)) for file in trains], seed=0)

@@ -12,10 +12,10 @@ import msgspec
 from edge.cli.output import json_option, print_json, print_table, remark
 from edge.files import sha256, write_whole
 from export.bundle.outputs import check_workspace
+from export.commands.language import limit_option
+from export.commands.language_finetune import RATE
 from export.figures import new_figure
-from export.language.cli import limit_option
-from export.language.finetune_cli import RATE
-from export.language.formats import source_of
+from export.generate.formats import source_of
 from export.loading import loading_torch
 from export.options import device_option
 
@@ -91,9 +91,9 @@ def mismatch(
     if plots:
         new_figure(1, 1, without="give --no-plots")
     with loading_torch("loading torch, model and data"):
-        from export.language.base import Base
-        from export.language.formats import read_source
-        from export.language.train import read_corpus
+        from export.generate.base import Base
+        from export.generate.formats import read_source
+        from export.generate.train import read_corpus
         from export.papers.backward.mismatch.parts import BASES, Experiment, begin_of
         from export.papers.backward.mismatch.records import Settings
         from export.papers.experiment import each_part, keep_settings

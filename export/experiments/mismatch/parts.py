@@ -12,17 +12,17 @@ import msgspec
 import numpy as np
 
 from edge.files import write_whole
-from export.language.answers import parse_answer, same_answer
-from export.language.backbone import positions_of
-from export.language.base import Base
-from export.language.decoding import complete_tokens
-from export.language.evaluate import fitting
-from export.language.finetune import BasePrecision, Tuning, adapted
-from export.language.finetuned import merged, moved, trainable
-from export.language.formats import Example
-from export.language.objective import LanguageObjective, teacher_forced
-from export.language.tokenizer import TextTokenizer
-from export.language.train import Corpus
+from export.generate.answers import parse_answer, same_answer
+from export.generate.backbone import positions_of
+from export.generate.base import Base
+from export.generate.decoding import complete_tokens
+from export.generate.evaluate import fitting
+from export.generate.finetune import BasePrecision, Tuning, adapted
+from export.generate.finetuned import merged, moved, trainable
+from export.generate.formats import Example
+from export.generate.objective import LanguageObjective, teacher_forced
+from export.generate.tokenizer import TextTokenizer
+from export.generate.train import Corpus
 from export.papers.backward.mismatch.places import moved_back
 from export.papers.backward.mismatch.records import BEGINS, Begin, Part, Scores, Settings
 from export.papers.experiment import Before, read_part

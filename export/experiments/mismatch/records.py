@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from export.language.finetune import BasePrecision
+from export.generate.finetune import BasePrecision
 
 #: How the begin tokens stand before a text: once as in training, twice, or twice while all further tokens keep their
 #: places of the training.
@@ -21,7 +21,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         backbone: SHA-256 of its identity.
         data: SHA-256 of the examples that are trained on, and of each test split.
         begin: the tokens that stand before each text once in training.
-        rank, epochs, rate: as in :class:`export.language.finetune.Tuning`.
+        rank, epochs, rate: as in :class:`export.generate.finetune.Tuning`.
     """
 
     backbone: str

@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from export.language.base import BaseIdentity
-from export.language.finetune import BasePrecision
+from export.generate.base import BaseIdentity
+from export.generate.finetune import BasePrecision
 from export.papers.backward.mismatch.records import Begin, Settings
 from export.training.intervals import Difference, Mean
 from export.training.provenance import Processor

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from export.language.finetune import BasePrecision
+from export.generate.finetune import BasePrecision
 from export.papers.backward.mismatch.parts import BASES, TRAINED
 from export.papers.backward.mismatch.records import Begin, Part, Scores
 from export.papers.backward.mismatch.results import Effect, Metric, Row, Step

@@ -128,7 +128,7 @@ def _classes(data: OwnData) -> str:
 
 def _remarks(data: OwnData) -> list[str]:
     """Return what was decided about the data, and what makes metrics on them doubtful."""
-    from export.data.image_files import OTHER_ENDINGS
+    from export.data.unlabelled import OTHER_ENDINGS
 
     name = data.name
     rows = ", ".join(f"{split.rows:,} {split.name}" for split in data.splits)
