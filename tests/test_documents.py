@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from export.estimate.measurements import published
 from export.estimate.roofline import ERRORS
 from export.models.transformer import LayerShape
 from export.papers import predicted
+from export.papers.backward import tables as backward_tables
+from export.papers.experiment import report_experiment
 from export.papers.frontier.boards import BoardPlans, table_of
 from export.reduce.plan import amdahl_bound, macs_per_token
 from export.training.intervals import Difference, points
@@ -201,8 +204,19 @@ def test_the_tables_of_predictions_are_made_from_their_record() -> None:
     record = msgspec.json.decode(predicted.RECORD.read_bytes(), type=predicted.Record)
     assert record.tables.keys() == predicted.PAGES.keys()
     for table, page in predicted.PAGES.items():
-        assert predicted.block_of(record, table) in page.read_text(), table
+        assert predicted.page_of(record, table) == page.read_text(), table
     assert record.tables["layers"] == predicted.layers(), "python -m export.papers.predicted writes them anew"
+
+
+def test_the_tables_of_backward_attention_are_made_from_their_records(tmp_path: Path) -> None:
+    assert backward_tables.page() == backward_tables.PAGE.read_text(), "python -m export.papers.backward.tables"
+    results = shutil.copytree(backward_tables.RESULTS, tmp_path / "results")
+    comparison, mismatched = backward_tables.experiments(results)
+    report_experiment(comparison, results / "compare", plots=False)
+    report_experiment(mismatched, results / "mismatch", plots=False)
+    for name in ("compare", "mismatch"):
+        published = backward_tables.RESULTS / name / "report.md"
+        assert (results / name / "report.md").read_text() == published.read_text()
 
 
 def test_the_tables_of_the_limits_agree_with_their_records() -> None:
@@ -269,7 +283,7 @@ SERVED = {
     "The calculators": _CALCULATORS,
     "Text models": _CLASSES,
     "Image models": _PICTURES,
-    "Looped models": "tests/export/test_looped_cli.py::test_a_run_is_served_and_computes_the_same_loops",
+    "Looped models": "tests/export/test_papers_looped_runs.py::test_tiers_of_a_bundle_compute_the_loops_of_their_runs",
     "Models that generate text": _TYPES,
 }
 

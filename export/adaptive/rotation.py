@@ -1,6 +1,6 @@
 """Calibrated order of the coordinates of heads: the same outputs, and the first d' coordinates are the best d'.
 
-At full rank, the factors of :mod:`export.reduce.lowrank` are an exact change of basis. The new coordinates are
+At full rank, the factors of :mod:`export.reduce.algebra` are an exact change of basis. The new coordinates are
 sorted by their contribution. Those of a head's output have mean zero, so that a dropped one is replaced by its mean.
 """
 
@@ -15,9 +15,8 @@ import torch
 from export.data.tokens import Batch
 from export.finetune.objectives import Head
 from export.models.attention import MultiHeadAttention
-from export.reduce.calibration import AttentionStatistics, attention_statistics, check_calibration
-from export.reduce.lowrank import blocks, fill, heads_of, joined, query_key_factors, value_output_factors
-from export.reduce.reduce import check_original
+from export.reduce.algebra import blocks, fill, heads_of, joined, query_key_factors, value_output_factors
+from export.reduce.calibration import AttentionStatistics, attention_statistics, check_calibration, check_original
 from export.reduce.states import after_feed_forward, embedded, layers_of
 
 HeadT = TypeVar("HeadT", bound=Head)

@@ -1,4 +1,4 @@
-"""Language models: frozen backbones, heads of backward attention on them (paper 004), and their controls.
+"""Language models: text formats, training, fine-tuning, reduction and export.
 
 - :mod:`export.generate.formats` and :mod:`export.generate.answers` read data sets as one text format, from
   :mod:`export.generate.rows`; ``generate_mathematics.py`` is a script that makes one of them
@@ -8,19 +8,12 @@
 - :mod:`export.generate.decoding`, :mod:`export.generate.metrics` and :mod:`export.generate.evaluate` measure any
 - :mod:`export.generate.reduce` removes heads and neurons, which :mod:`export.generate.parts` finds in a model, by the
   scores of :mod:`export.generate.ranking` from :mod:`export.generate.calibration`
-- :mod:`export.papers.backward.head` has the head, with the shape of :mod:`export.papers.backward.head`, and
-  :mod:`export.papers.backward.bundle` its form for inference
-- :mod:`export.papers.backward.head` computes weighted means over the vocabulary in chunks
 - :mod:`export.generate.finetuned` makes copies of a model to train, with adapters or whole; :mod:`export.generate.nf4`
   rounds the base of adapters, and :mod:`export.generate.finetune` trains and writes them
-- :mod:`export.papers.backward.training` has simpler modules that a head has to beat
-- :mod:`export.generate.base` has a frozen model as heads see it, with its :mod:`export.generate.read_out`
-- :mod:`export.papers.backward.training` keeps the last hidden states of a backbone on disk
-- :mod:`export.papers.backward.training` trains a head or a control on them, and
-  :mod:`export.papers.backward.training` writes and reads heads
+- :mod:`export.generate.base` has a frozen model, with its :mod:`export.generate.read_out`
 - :mod:`export.generate.decoder` makes the graph of a model for a device, :mod:`export.generate.joined_cache` its form
   for TensorRT, :mod:`export.generate.decoder_artifacts` its precisions, :mod:`export.generate.bundle` the bundle with
-  :mod:`export.generate.golden_texts`, and :mod:`export.papers.backward.bundle` that of a head
+  :mod:`export.generate.golden_texts`
 - :mod:`export.commands.language_group` has all commands: those of :mod:`export.commands.language`, which prints
   :mod:`export.generate.table`, of :mod:`export.papers.backward.run`,
   :mod:`export.commands.language_finetune`, :mod:`export.commands.language_reduce` and :mod:`export.commands.language_export`

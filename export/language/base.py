@@ -15,7 +15,6 @@ from export.generate.backbone import load_backbone
 from export.generate.files import WEIGHTS, tokenizer_files
 from export.generate.read_out import ReadOut, read_out_of
 from export.generate.tokenizer import TextTokenizer
-from export.papers.backward.training import revised_logits
 from export.training.device import DeviceName, device_of
 from export.training.runs import CONFIG, TOKENIZER
 
@@ -37,7 +36,7 @@ class BaseIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LastStates(nn.Module):
-    """From token ids [B, T] to the last hidden states [B, T, E], a :data:`export.papers.backward.training.Backbone`."""
+    """From token ids [B, T] to the last hidden states [B, T, E]."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -91,8 +90,8 @@ class Base:
         """Return the model with its logits changed by a head or a control, which also writes texts, during the block.
 
         Args:
-            module: as in :class:`export.papers.backward.training.HeadObjective`, on the model's device; None changes
-                nothing.
+            module: returns logits [N, V] from logits [N, V] and hidden states [N, E], on the model's device; None
+                changes nothing.
         """
         if module is None:
             yield self.model
@@ -126,7 +125,7 @@ class _RevisedReadOut(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         rows = hidden.flatten(0, -2)
-        revised = revised_logits(self.module, self._read_out.logits(rows), rows)
+        revised: Tensor = self.module(self._read_out.logits(rows), rows)
         return revised.reshape(*hidden.shape[:-1], -1)
 
 

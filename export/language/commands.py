@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from export.commands.language import language
-from export.commands.language_export import export, export_head
+from export.commands.language_export import export
 from export.commands.language_finetune import finetune
 from export.commands.language_reduce import reduce
-from export.papers.backward.run import compare, head, mismatch
+from export.papers.backward.run import compare, export_head, head, mismatch
 
 for command in (finetune, head, compare, mismatch, reduce, export, export_head):
     language.add_command(command)

@@ -1,4 +1,4 @@
-"""The commands ``fewheads language export`` and ``fewheads language export-head``."""
+"""The command ``fewheads language export``."""
 
 from __future__ import annotations
 
@@ -18,14 +18,11 @@ from export.options import DIRECTORY, replace_option, repository_option, version
 _PROMPTS = ("Question: What is 3 + 4?\nAnswer:", "The", "Once upon a time", "1, 2, 3,", "Hello", "In the year 2000")
 _MOST_PROMPTS = 12
 
-_name_option = click.option("--name", required=True, help="Name of the bundle.")
-_repository_option = repository_option("it")
-
 
 @click.command()
 @click.argument("directory", type=DIRECTORY)
-@_name_option
-@_repository_option
+@click.option("--name", required=True, help="Name of the bundle.")
+@repository_option("it")
 @click.option("--data", multiple=True, metavar="FORMAT:PATH", help="Take golden prompts from there; see `train`.")
 @click.option(
     "--positions", type=click.IntRange(2), help="Tokens of prompt and text.  [default: the model's, 1024 at most]"
@@ -64,51 +61,6 @@ def export(
             prompts=[one.text_before for one in examples[:_MOST_PROMPTS]] or _PROMPTS,
             int8=int8,
             positions=positions,
-            version=version,
-            replace=replace,
-        )
-    print_exported([(exported, time.perf_counter() - started)], as_json=as_json)
-
-
-@click.command("export-head")
-@click.argument("run", type=DIRECTORY)
-@click.option(
-    "--backbone", required=True, type=DIRECTORY, help="Directory of the language model that the head was trained on."
-)
-@click.option("--base", required=True, type=DIRECTORY, help="Bundle of that model, of `fewheads language export`.")
-@_name_option
-@_repository_option
-@version_option
-@replace_option("an existing bundle of that name and version")
-@json_option
-def export_head(
-    run: Path, backbone: Path, base: Path, name: str, repository: Path, version: int, replace: bool, as_json: bool
-) -> None:
-    """Export a head in RUN, of `fewheads language head`, to a bundle of its own.
-
-    A server that has loaded it and its base applies it to requests to the base that name it as `head`.
-    """
-    read = {"RUN": run, "--backbone": backbone, "--base": base}
-    check_bundle(repository / f"{check_name('--name', name)}-{version}", read, replace=replace)
-    with loading_torch():
-        from export.generate.base import Base
-        from export.papers.backward.bundle import export_head as write_head
-        from export.papers.backward.bundle import fold
-        from export.papers.backward.training import load_head
-        from export.training.runs import METRICS, RunMetrics, decode, read_config
-
-        model = Base(backbone, "cpu")
-        head = load_head(run, model)
-    started = time.perf_counter()
-    with working(f"exporting {run}"):
-        exported = write_head(
-            fold(head),
-            base,
-            repository,
-            name,
-            identity=model.identity,
-            provenance=read_config(run).provenance,
-            measures=decode(run / METRICS, RunMetrics).measures,
             version=version,
             replace=replace,
         )

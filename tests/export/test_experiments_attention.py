@@ -30,13 +30,13 @@ from export.papers.adaptive.mechanisms import ABLATIONS, MECHANISMS
 from export.papers.adaptive.records import Record, read_record, save_record
 from export.papers.adaptive.reductions import pruned_by_gradient
 from export.papers.adaptive.run import compare as command
-from export.papers.adaptive.run import place_of, time_mechanism
+from export.papers.adaptive.run import place_of, time_mechanism, trained_place
 from export.papers.adaptive.stopwatch import Speed, Stopwatch, multiplications
 from export.papers.adaptive.summary import row_of
 from export.papers.adaptive.term import adaptive_term
 from export.papers.adaptive.use import head_use
 from export.training.intervals import interval
-from export.training.jobs import run_all
+from export.training.jobs import run_jobs
 from tests.support.reduction_data import inputs, model
 from tests.support.task_data import invoke
 
@@ -152,15 +152,15 @@ def test_a_mechanism_is_trained_in_a_job_and_timed_later(place, tmp_path):
         return unfinished_jobs(inputs, settings, mechanisms, run=run, data_dir=place, directory=tmp_path, device="cpu")
 
     (job,) = jobs()
-    run_all([job], logs=tmp_path / "logs")
-    assert read_record(job.output).speeds == ()
+    run_jobs([job], logs=tmp_path / "logs")
+    assert read_record(trained_place(place_of(tmp_path, 0, "uniform"))).speeds == ()
     assert jobs() == []
     directory = place_of(tmp_path, 0, "uniform")
     time_mechanism(directory, Stopwatch(inputs.dense, 2))
     record = read_record(directory)
     assert [speed.tokens for speed in record.speeds] == [8, 64]
     assert all(speed.bound > 1 and speed.milliseconds > 0 for speed in record.speeds)
-    assert not job.output.exists()
+    assert not trained_place(directory).exists()
     assert jobs() == []
 
 

@@ -35,7 +35,7 @@ from export.generate.base import BaseIdentity, identity_of
 from export.generate.bundle import export_language_model
 from export.generate.decoder import TOKENS, DecoderGraph
 from export.generate.golden_texts import LEAST_LEAD, Greedy, clearest, golden_of_texts
-from export.papers.backward.bundle import export_head, fold
+from export.papers.backward.bundle import export_head
 from export.papers.backward.head import BackwardHead, HeadConfig
 from export.training.provenance import provenance
 from tests.support.language_models import TYPES, characters, tiny_of
@@ -66,7 +66,7 @@ def repository(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     for number, strength in enumerate((0.0, 40.0)):
         head = head_of(directory, strength)
         made, identity = provenance(trainer="a test", data="none", seed=0), identity_of(directory)
-        export_head(fold(head), place / "letters-1", place, f"head-{number}", identity=identity, provenance=made)
+        export_head(head, place / "letters-1", place, f"head-{number}", identity=identity, provenance=made)
     return place
 
 
@@ -263,15 +263,15 @@ def test_heads_of_other_weights_and_broken_heads_are_refused(directory: Path, re
         assert "'other', a head of letters 1, expected a head of letters 1 with the same" in refused.value.details()
     made, identity = provenance(trainer="a test", data="none", seed=0), BaseIdentity("another", "0" * 64)
     with pytest.raises(UsageError, match=r"SHA-256 \w+, expected a bundle of another, SHA-256 000"):
-        export_head(fold(head_of_any()), repository / "letters-1", tmp_path, "x", identity=identity, provenance=made)
+        export_head(head_of_any(), repository / "letters-1", tmp_path, "x", identity=identity, provenance=made)
     model = identity_of(directory)
     record = msgspec.structs.replace(letters.manifest.provenance, trainer=f"distilled from a, {model.sha256}, on b")
     files = {name: letters.read(name) for name in letters.manifest.files}
     write_bundle(tmp_path / "student", msgspec.structs.replace(letters.manifest, provenance=record), files)
     with pytest.raises(UsageError, match=r"got distilled from a, \w+, on b, expected a bundle of letters, SHA-256"):
-        export_head(fold(head_of_any()), tmp_path / "student", tmp_path, "x", identity=model, provenance=made)
+        export_head(head_of_any(), tmp_path / "student", tmp_path, "x", identity=model, provenance=made)
     with pytest.raises(UsageError, match="got no such model, expected a bundle that generates text"):
-        export_head(fold(head_of_any()), repository / "head-1-1", tmp_path, "x", identity=identity, provenance=made)
+        export_head(head_of_any(), repository / "head-1-1", tmp_path, "x", identity=identity, provenance=made)
     broken = msgspec.structs.replace(bundle.manifest.program, layers=3)
     with pytest.raises(BundleError, match="the arrays of 3 layers"):
         open_head(bundle, broken, {})

@@ -21,7 +21,6 @@ from export.errors import DataError
 from export.finetune.models import open_model
 from export.finetune.predictions import read_predictions
 from export.papers.adaptive.run import compare
-from export.quantize.compare_cli import int8
 from export.training.runs import CONFIG, REPORT, read_config
 from tests.support.task_data import NEUTRAL, invoke, make_sentiment
 
@@ -224,7 +223,6 @@ def test_own_data_are_not_replaced_where_they_were_recorded_or_are_now(tuned, tm
         for command, *arguments in (
             (report, run, "--out", file),
             (route, run, run, "--cost-ratio", 0.5, "--out", file),
-            (int8, run, "--out", file),
             (reduce, run, *CALIBRATION, "--out", tmp_path / "lean", "--plot", file),
             (plan, run, *CALIBRATION, "--plot", file),
         ):

@@ -9,15 +9,17 @@ from edge.errors import UsageError
 
 def write_process(output):
     Path(output).write_text(f"{os.getpid()} {os.environ['OMP_NUM_THREADS']}")
+    return Path(output).name
 
 
 def meet(output, other):
     """Write the own process id, and return when the other job has written its own: only if both run at once."""
-    write_process(output)
+    name = write_process(output)
     deadline = time.monotonic() + 60
     while not Path(other).exists():
         assert time.monotonic() < deadline, "the other job does not run"
         time.sleep(0.05)
+    return name
 
 
 def fail(output):
@@ -25,8 +27,8 @@ def fail(output):
     raise UsageError("colour", given="blue", expected="red", fix="Paint it.")
 
 
-def leave_nothing(output):
-    pass
+def exit_early(output):
+    os._exit(3)
 
 
 def end_itself(output):

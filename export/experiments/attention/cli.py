@@ -26,7 +26,7 @@ from export.options import (
     ray_option,
     run_data_dir_option,
 )
-from export.training.jobs import run_all, use_gpus
+from export.training.jobs import run_jobs, use_gpus
 from export.training.provenance import described
 from export.training.runs import recorded
 from export.training.watch import watching
@@ -154,7 +154,7 @@ def compare(
             device="cuda" if gpu else "cpu",
             on_part=watch.on_part,
         )
-    run_all(trainings, logs=out / "logs", workers=jobs, ray=ray, gpu=gpu)
+    run_jobs(trainings, logs=out / "logs", workers=jobs, ray=ray, gpu=gpu)
     with watching("timing models") as watch:
         result = comparison.time_and_sum_up(
             inputs, settings, mechanisms, out, lengths=_LENGTHS if lengths else (), on_part=watch.on_part

@@ -78,7 +78,7 @@ def unfinished_jobs(
     for (name, seed), place in missing.items():
         place.parent.mkdir(parents=True, exist_ok=True)
         arguments = (name, seed, run, data_dir, settings, costs, directory, device)
-        jobs.append(Job(f"{name}-seed{seed}", train_mechanism, arguments, trained_place(place)))
+        jobs.append(Job(f"{name}-seed{seed}", train_mechanism, arguments))
     return jobs
 
 

@@ -11,7 +11,6 @@ import msgspec
 
 from edge.errors import Raw
 from edge.files import replaced_directory, write_durably
-from export.commands.reduce_options import CALIBRATION_EXAMPLES
 from export.data.tokens import Batch, Encoded, sorted_batches
 from export.errors import CheckpointError
 from export.finetune.recipe import Recipe
@@ -20,6 +19,7 @@ from export.papers.adaptive.stopwatch import Speed, Timed
 from export.papers.adaptive.term import CostCurve
 from export.papers.adaptive.use import HeadUse
 from export.reduce.grid import Times
+from export.reduce.target import CALIBRATION_EXAMPLES
 from export.training.provenance import Processor
 from export.training.runs import PREDICTIONS
 

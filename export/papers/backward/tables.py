@@ -1,0 +1,105 @@
+"""The tables of RESULTS.md, of the committed records; ``python -m export.papers.backward.tables`` writes them anew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edge.bundles.manifest import Measure
+from edge.files import write_whole
+from export.papers.backward import compare, mismatch
+from export.papers.experiment import Table, read_records, read_settings, report_experiment, with_blocks
+from export.training.intervals import bounds_of
+
+HERE = Path(__file__).parent
+PAGE, RESULTS = HERE / "RESULTS.md", HERE / "results"
+#: Right answers in percent, as paper 000 has them.
+_PAPER = {"Gemma 3 270M": (54.2, 9.7, 28.0), "Gemma 3 1B": (93.4, 63.3, 39.6)}
+_SPLITS = ("in range", "out of range", "long")
+#: What the fewer heads and neurons are named in the records, and in the table.
+_KEPT = {
+    "-neurons-0.5": (1, 0.5, "half of the neurons"),
+    "-0.75": (0.75, 0.75, "3/4 of heads and neurons"),
+    "": (0.75, 1, "3/4 of the heads"),
+    "-0.5": (0.5, 0.5, "half of heads and neurons"),
+}
+
+
+def experiments(results: Path) -> tuple[compare.Comparison, mismatch.Mismatch]:
+    """Return the comparison and the mismatch as they were run, without their models."""
+    return (
+        compare.Comparison(read_settings(results / "compare", compare.Settings), results / "compare"),
+        mismatch.Mismatch(read_settings(results / "mismatch", mismatch.Settings), results / "mismatch"),
+    )
+
+
+def page() -> str:
+    """Return RESULTS.md with its tables made from the records."""
+    comparison, mismatched = experiments(RESULTS)
+    entropies, *_ = comparison.tables(read_records(RESULTS / "compare", compare.Record))
+    switches, conditions = mismatched.tables(read_records(RESULTS / "mismatch", mismatch.Record))
+    tables = {
+        "compare": entropies,
+        "calculators": _calculators(conditions.rows),
+        "mismatch": switches,
+        "reduce": _reduced(),
+    }
+    blocks = {name: table.markdown() for name, table in tables.items()}
+    return with_blocks(PAGE.read_text(), "export.papers.backward.tables", blocks)
+
+
+def _calculators(conditions: Sequence[Sequence[object]]) -> Table:
+    rows: list[tuple[object, ...]] = [(f"{name}, QLoRA (paper 000)", 1, *of) for name, of in _PAPER.items()]
+    measured = {measure.split: _percent(measure) for measure in _exact("models/calculator-char-test.json")}
+    of_splits = [measured[f"calculator/{split.replace(' ', '_')}"] for split in _SPLITS]
+    rows.append(("calculator-char, trained on 1,717 of the 1,907 expressions alone", 1, *of_splits))
+    for name, base, used in (
+        ("math-small, LoRA of rank 32", "FP32", "FP32, its own"),
+        ("math-small rounded to NF4, LoRA of rank 32, merged into FP32", "NF4", "FP32, merged"),
+    ):
+        answers = [row[-1] for row in conditions if row[:3] == (base, used, "once") and row[3] != mismatch.TRAINED]
+        rows.append((name, 3, *answers))
+    return Table("Calculators", ("model", "seeds", *_SPLITS), rows)
+
+
+def _reduced() -> Table:
+    mathematics = msgspec.json.decode((RESULTS / "reduce" / "mathematics.json").read_bytes())["results"]
+    found = {(of["method"], of.get("heads", 1), of.get("neurons", 1)): of for of in mathematics}
+    rows: list[tuple[object, ...]] = [
+        ("all", _of_calculator("dense"), None, _of_mathematics(found["dense", 1, 1]), None)
+    ]
+    for end, (heads, neurons, words) in _KEPT.items():
+        methods = ("calibrated", "magnitude")
+        of_calculator = [_of_calculator(f"{method}{end}") if end else "not measured" for method in methods]
+        of_mathematics = [_of_mathematics(found[method, heads, neurons]) for method in methods]
+        rows.append((words, *of_calculator, *of_mathematics))
+    columns = ("kept", "calculator, calibrated", "magnitude", "mathematics, calibrated", "magnitude")
+    return Table("Fewer heads and neurons", columns, rows)
+
+
+def _of_calculator(name: str) -> str:
+    (measure,) = _exact(f"reduce/evaluate-{name}.json")
+    return _percent(measure)
+
+
+def _of_mathematics(of: dict[str, Any]) -> str:
+    return _percent(Measure("exact", "", of["exact"], 1600, interval=tuple(of["exact_interval"])))
+
+
+def _exact(file: str) -> list[Measure]:
+    measures = msgspec.json.decode((RESULTS / file).read_bytes())["measures"]
+    return [measure for measure in msgspec.convert(measures, list[Measure]) if measure.metric == "exact_match"]
+
+
+def _percent(measure: Measure) -> str:
+    return f"{100 * measure.value:.1f} ({bounds_of(measure.interval, lambda share: f'{100 * share:.1f}')})"
+
+
+if __name__ == "__main__":
+    comparison, mismatched = experiments(RESULTS)
+    report_experiment(comparison, RESULTS / "compare", plots=False)
+    report_experiment(mismatched, RESULTS / "mismatch", plots=False)
+    write_whole(PAGE, page().encode())

@@ -1,0 +1,318 @@
+"""The frame of all experiments: settings that are checked, parts that resume, and tables and figures of the records.
+
+A directory has ``settings.json``, ``records.jsonl`` with a line for each finished part, ``report.md`` and figures.
+"""
+
+from __future__ import annotations
+
+import lzma
+import os
+import shutil
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from edge.cli.output import print_json, print_table, remark
+from edge.errors import Raw, UsageError
+from edge.files import sha256, write_whole
+from export.errors import CheckpointError
+from export.figures import new_figure, write_figure
+from export.training.jobs import Job, Outcome, run_jobs
+from export.training.watch import Watch, watching, watching_each
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+R = TypeVar("R", bound=msgspec.Struct)
+S = TypeVar("S", bound=msgspec.Struct)
+SETTINGS, RECORDS, REPORT, LOGS, UNFINISHED = "settings.json", "records.jsonl", "report.md", "logs", "unfinished"
+
+
+class Part(NamedTuple):
+    """What is computed once and alone; its name is unique and a file name without a suffix."""
+
+    name: str
+    arguments: tuple[Any, ...] = ()
+
+
+class Table(NamedTuple):
+    """A table of a report: on the terminal, in Markdown and as JSON.
+
+    Attributes:
+        rows: numbers are written with four digits; what has ``value`` and ``interval`` with both, differences (which
+            :class:`export.training.intervals.Difference` are) with a sign.
+        texts: the first columns, which are texts; the others are numbers, at the right in Markdown.
+        note: a paragraph before it.
+    """
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    texts: int = 1
+    note: str = ""
+
+    def markdown(self) -> list[str]:
+        """Return the lines of the table, without title and note."""
+        rule = ["---"] * self.texts + ["---:"] * (len(self.heads) - self.texts)
+        cells = [list(self.heads), rule, *([cell_text(cell) for cell in row] for row in self.rows)]
+        return ["| " + " | ".join(row) + " |" for row in cells]
+
+    def print(self) -> None:
+        """Print the table on stdout."""
+        is_plain = (int, float, type(None))
+        rows = [[cell if isinstance(cell, is_plain) else cell_text(cell) for cell in row] for row in self.rows]
+        print_table(self.title, self.heads, rows)
+
+
+def cell_text(cell: object) -> str:
+    """Return the text of a cell of a :class:`Table`."""
+    if isinstance(cell, float):
+        return f"{cell:.4g}"
+    if hasattr(cell, "value") and hasattr(cell, "interval"):
+        from export.training.intervals import Difference, with_interval
+
+        sign = "+" if isinstance(cell, Difference) else ""
+        return with_interval(cell.value, cell.interval, lambda number: f"{round(number, 9) + 0:{sign}.4g}")
+    return "" if cell is None else str(cell)
+
+
+class Experiment(ABC, Generic[R]):
+    """An experiment, which :func:`run_experiment` runs; it is pickled for jobs side by side.
+
+    Attributes:
+        title: of the report.
+        settings: all that the records depend on.
+        extensible: names of settings, or how they begin, that may differ from those on disk, such as ``seeds``: they
+            decide which parts there are, not what one of them gives.
+        record: the type of a part's record.
+    """
+
+    title: str
+    settings: msgspec.Struct
+    extensible: tuple[str, ...] = ()
+    record: type[R]
+
+    @abstractmethod
+    def parts(self) -> Sequence[Part]:
+        """Return all parts, in the order of their computation."""
+
+    @abstractmethod
+    def compute(self, part: Part, watch: Watch) -> R:
+        """Return the record of a part."""
+
+    @abstractmethod
+    def tables(self, records: Mapping[str, R]) -> Sequence[Table]:
+        """Return the tables of the records by part, in the order of :meth:`parts`; some may be missing."""
+
+    def text(self, records: Mapping[str, R]) -> str:
+        """Return what the report says before its tables, in Markdown."""
+        return ""
+
+    def figures(self, records: Mapping[str, R]) -> Mapping[str, Figure]:
+        """Return figures by file name without a suffix."""
+        return {}
+
+
+def run_experiment(
+    experiment: Experiment[R],
+    out: Path,
+    *,
+    jobs: int | None = 1,
+    ray: str | None = None,
+    gpu: bool = False,
+    plots: bool = True,
+    as_json: bool = False,
+) -> dict[str, R]:
+    """Compute the parts by :func:`compute_parts`, then report as :func:`report_experiment`; return all records."""
+    if plots:
+        new_figure(1, 1, without="give --no-plots")
+    compute_parts(experiment, out, jobs=jobs, ray=ray, gpu=gpu)
+    return report_experiment(experiment, out, plots=plots, as_json=as_json)
+
+
+def compute_parts(
+    experiment: Experiment[R], out: Path, *, jobs: int | None = 1, ray: str | None = None, gpu: bool = False
+) -> None:
+    """Compute the parts that have no record yet.
+
+    Args:
+        jobs, ray, gpu: see :func:`export.training.jobs.run_jobs`; one job on this machine stays in this process.
+
+    Raises:
+        UsageError: ``out`` has records of other settings, or cannot be written.
+        JobError: some parts failed; the others are recorded.
+    """
+    keep_settings(out, experiment.settings, extensible=experiment.extensible)
+    parts = experiment.parts()
+    records = read_records(out, experiment.record)
+    missing = [part for part in parts if part.name not in records]
+    if len(missing) < len(parts):
+        remark(f"{len(parts) - len(missing)} of {len(parts)} parts were computed earlier")
+
+    calls = [Job(part.name, _compute, (experiment, part)) for part in missing]
+
+    def keep(outcome: Outcome) -> None:
+        if not outcome.error:
+            _append(out / RECORDS, _Line(outcome.job.name, outcome.seconds, outcome.result))
+            shutil.rmtree(out / UNFINISHED / outcome.job.name, ignore_errors=True)
+
+    if jobs == 1 and ray is None:
+        with watching_each("computing") as begin:
+            for number, (part, job) in enumerate(zip(missing, calls, strict=True), len(parts) - len(missing) + 1):
+                remark(f"{number} of {len(parts)}: {part.name}")
+                watch, started = begin(part.name), time.perf_counter()
+                record = experiment.compute(part, watch)
+                keep(Outcome(job, time.perf_counter() - started, record))
+    else:
+        run_jobs(calls, logs=out / LOGS, workers=jobs, ray=ray, gpu=gpu, on_outcome=keep)
+
+
+def report_experiment(
+    experiment: Experiment[R], out: Path, *, plots: bool = True, as_json: bool = False
+) -> dict[str, R]:
+    """Write report.md and figures from ``records.jsonl`` alone, and print the tables; return the records."""
+    found = read_records(out, experiment.record)
+    names = [part.name for part in experiment.parts()]
+    records = {name: found[name] for name in names if name in found}
+    text, tables = experiment.text(records), experiment.tables(records)
+    missing = len(names) - len(records)
+    figures = experiment.figures(records) if plots else {}
+    for name, figure in figures.items():
+        write_figure(figure, out / f"{name}.png")
+    lines = [f"# {experiment.title}"]
+    lines += ["", text] if text else []
+    lines += ["", f"{missing} of {len(names)} parts are still to be computed."] if missing else []
+    for table in tables:
+        lines += ["", f"## {table.title}", "", *((table.note, "") if table.note else ()), *table.markdown()]
+    for name in figures:
+        lines += ["", f"![{name}]({name}.png)"]
+    write_whole(out / REPORT, "\n".join([*lines, ""]).encode())
+    if as_json:
+        described = [{"title": one.title, "heads": one.heads, "rows": one.rows} for one in tables]
+        print_json({"settings": experiment.settings, "missing": missing, "text": text, "tables": described})
+    else:
+        for table in tables:
+            table.print()
+        remark(f"written: {out / REPORT}")
+    return records
+
+
+def unfinished(out: Path, part: Part) -> Path:
+    """Return a directory for what a part resumes from, such as the state of a training; its record removes that."""
+    path = out / UNFINISHED / part.name
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def read_records(out: Path, kind: type[R]) -> dict[str, R]:
+    """Return the records of a directory by part; an unfinished last line, of a run that was killed, is left out.
+
+    Published records may be compressed, as ``records.jsonl.xz``.
+
+    Raises:
+        CheckpointError: a line is malformed.
+    """
+    path, packed = out / RECORDS, out / f"{RECORDS}.xz"
+    data = lzma.decompress(packed.read_bytes()) if packed.exists() else b""
+    data += path.read_bytes() if path.exists() else b""
+    lines, decoder = data.split(b"\n")[:-1], msgspec.json.Decoder(_Line[kind])  # type: ignore[valid-type]
+    records = {}
+    for number, line in enumerate(lines, 1):
+        try:
+            read = decoder.decode(line)
+        except msgspec.DecodeError as error:
+            fix = "Delete the line, and give the same command: it computes the part again."
+            subject = f"{path}, line {number}"
+            raise CheckpointError(subject, given=Raw(error), expected="a record", fix=fix) from None
+        records[read.part] = read.record
+    return records
+
+
+def with_blocks(page: str, module: str, blocks: Mapping[str, Sequence[str]]) -> str:
+    """Return a document with the lines of each block between its markers, which name the module that makes them."""
+    for name, lines in blocks.items():
+        begin, end = f"<!-- {name}: made by python -m {module} -->", f"<!-- end of {name} -->"
+        page = "\n".join([page.split(begin)[0] + begin, "", *lines, "", end + page.split(end)[1]])
+    return page
+
+
+def read_settings(out: Path, kind: type[S]) -> S:
+    """Return the settings of an experiment that ran in a directory; a UsageError says that there are none."""
+    try:
+        return msgspec.json.decode((out / SETTINGS).read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError) as error:
+        raise _malformed(out, error, "Give the --out of an earlier run.") from None
+
+
+def keep_settings(out: Path, settings: msgspec.Struct, *, extensible: tuple[str, ...] = ()) -> None:
+    """Write settings into a directory without any, or check those there.
+
+    Raises:
+        UsageError: it has other or unknown settings, or records without any, or cannot be written.
+    """
+    data, path = msgspec.json.format(msgspec.json.encode(settings), indent=2), out / SETTINGS
+    try:
+        if path.exists():
+            _check_same(out, msgspec.json.decode(path.read_bytes()), msgspec.json.decode(data), extensible)
+        elif out.is_dir() and any(out.iterdir()):
+            given, expected = Raw("results without settings"), f"{SETTINGS} beside them"
+            raise UsageError(f"--out {out}", given=given, expected=expected, fix="Give another --out.")
+        write_whole(path, data)
+    except (msgspec.DecodeError, AttributeError) as error:
+        raise _malformed(out, error, "Give another --out.") from None
+    except OSError as error:
+        given, fix = Raw(error.strerror), "Give another --out."
+        raise UsageError(f"--out {out}", given=given, expected="a directory to write", fix=fix) from None
+
+
+def digest(directory: Path, *patterns: str) -> str:
+    """Return one SHA-256 of the files of a directory that match a pattern, names included."""
+    files = sorted({path for pattern in patterns for path in directory.glob(pattern)})
+    return sha256("\n".join(f"{path.name} {sha256(path.read_bytes())}" for path in files).encode())
+
+
+class _Line(msgspec.Struct, Generic[R]):
+    part: str
+    seconds: float
+    record: R
+
+
+def _compute(experiment: Experiment[R], part: Part) -> R:
+    with watching(part.name) as watch:
+        return experiment.compute(part, watch)
+
+
+def _append(path: Path, line: _Line[Any]) -> None:
+    """Append a line in place of an unfinished one, and wait until it is on the disk."""
+    with open(path, "a+b") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+        file.write(msgspec.json.encode(line) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _check_same(out: Path, found: Any, wanted: Any, extensible: tuple[str, ...]) -> None:
+    there, here = dict(_flat(found)), dict(_flat(wanted))
+    names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+    names = [name for name in names if not name.startswith(extensible)]
+    if names:
+        given, expected = (", ".join(f"{name} {str(of.get(name))[:40]}" for name in names) for of in (there, here))
+        fix = "Give the earlier options on the same machine, or another --out."
+        raise UsageError(f"--out {out}", given=Raw(given), expected=expected, fix=fix)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _malformed(out: Path, error: Exception, fix: str) -> UsageError:
+    return UsageError(f"{out / SETTINGS}", given=Raw(error), expected="settings of an experiment", fix=fix)

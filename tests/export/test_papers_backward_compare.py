@@ -1,0 +1,352 @@
+"""Heads on language models that stay as they are, and the comparison with other methods."""
+
+import json
+import shutil
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+import transformers
+from click.testing import CliRunner
+
+from edge.bundles.manifest import Measure
+from edge.errors import UsageError
+from export.commands.language_group import language
+from export.errors import CheckpointError, DataError
+from export.generate.backbone import new_gpt2, save_backbone
+from export.generate.base import Base, LastStates, identity_of
+from export.generate.decoding import complete
+from export.generate.evaluate import evaluate
+from export.generate.finetuned import trainable, unfrozen, with_lora
+from export.generate.formats import Example, Source, read_source
+from export.generate.objective import teacher_forced
+from export.generate.tokenizer import train_characters
+from export.generate.train import read_corpus
+from export.papers.backward.compare import Comparison, Record, Settings
+from export.papers.backward.methods import ADAPTER, FROZEN, HEAD, METHODS, read_task
+from export.papers.backward.training import LowRankAdapter, Temperature, load_head, new_head, train_head
+from export.papers.experiment import read_records
+from export.training.objective import Observer
+from export.training.provenance import processor
+from export.training.runs import read_config
+from tests.support.task_data import invoke
+
+WIDTH, LAYERS, POSITIONS = 16, 2, 40
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Directory of a module with sums modulo 10, in two training splits and a test split."""
+    place = tmp_path_factory.mktemp("mathematics")
+    generator = np.random.default_rng(0)
+    pairs = [divmod(int(number), 30) for number in generator.permutation(900)]
+    for split, some in (("train-easy", pairs[:60]), ("train-hard", pairs[60:120]), ("interpolate", pairs[120:150])):
+        path = place / split / "sums.txt"
+        path.parent.mkdir()
+        path.write_text("".join(f"{a} and {b}?\n{(a + b) % 10}\n" for a, b in some))
+    return place
+
+
+@pytest.fixture(scope="module")
+def tokenizer(data):
+    return train_characters(["Question: \nAnswer: #### ?and0123456789"])
+
+
+@pytest.fixture(scope="module")
+def backbone(data, tokenizer, tmp_path_factory):
+    return write_backbone(tmp_path_factory.mktemp("models") / "toy", tokenizer, seed=0)
+
+
+@pytest.fixture(scope="module")
+def base(backbone):
+    return Base(backbone)
+
+
+def write_backbone(path, tokenizer, *, seed):
+    torch.manual_seed(seed)
+    model = new_gpt2(tokenizer.size, WIDTH, LAYERS, 2, POSITIONS, end=tokenizer.end)
+    for weights in model.parameters():
+        weights.data.mul_(4)  # so that logits differ
+    save_backbone(model, tokenizer, path)
+    return path
+
+
+def of_architecture(kind, path, tokenizer):
+    torch.manual_seed(0)
+    shape = {
+        "vocab_size": tokenizer.size, "hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 8, "intermediate_size": 24, "max_position_embeddings": POSITIONS,
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.end),
+    }  # fmt: skip
+    if kind == "llama":
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape))
+    else:
+        config = transformers.Gemma2Config(**shape, final_logit_softcapping=0.5, query_pre_attn_scalar=8)
+        model = transformers.Gemma2ForCausalLM(config)
+    save_backbone(model, tokenizer, path)
+    return Base(path)
+
+
+def random_adapter(base, rank=3):
+    torch.manual_seed(1)
+    adapter = LowRankAdapter(base.vocabulary, base.width, rank)
+    torch.nn.init.normal_(adapter.up)
+    return adapter
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2"])
+def test_a_revised_model_has_the_logits_of_the_module_and_is_itself_again(kind, base, tokenizer, tmp_path):
+    base = base if kind == "gpt2" else of_architecture(kind, tmp_path / kind, tokenizer)
+    ids = torch.arange(12).reshape(2, 6)
+    adapter = random_adapter(base)
+    with torch.no_grad():
+        before = base.model(ids).logits
+        states = LastStates(base.model)(ids)
+        torch.testing.assert_close(base.read_out.logits(states), before)
+        with base.revised(Temperature()) as model:
+            torch.testing.assert_close(model(ids).logits, before)
+        with base.revised(adapter) as model:
+            expected = before + states @ adapter.down.T @ adapter.up.T
+            torch.testing.assert_close(model(ids).logits, expected)
+        assert torch.equal(base.model(ids).logits, before)
+
+
+def test_texts_of_a_revised_model_are_those_of_a_loop_without_a_cache(base):
+    adapter = random_adapter(base)
+    prompts = ["1 and 2?", "13 and 7?"]
+    with base.revised(adapter) as model, torch.no_grad():
+        found = complete(model, base.tokenizer, prompts, 6)
+        for prompt, text in zip(prompts, found, strict=True):
+            ids = base.tokenizer.prompt(prompt)
+            start = len(ids)
+            while len(ids) < start + 6 and base.tokenizer.end not in ids:
+                ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+            assert text == base.tokenizer.decode(ids[start:])
+    assert found != complete(base.model, base.tokenizer, prompts, 6)
+
+
+def test_lora_trains_queries_keys_and_values_alone_and_starts_as_the_model(base, tokenizer, tmp_path):
+    adapted = with_lora(base.model, 2, seed=0)
+    assert trainable(adapted) == 2 * LAYERS * (WIDTH + 3 * WIDTH)
+    assert {name.split(".")[-3] for name, p in adapted.named_parameters() if p.requires_grad} == {"lora_A", "lora_B"}
+    ids = torch.arange(6)[None]
+    torch.testing.assert_close(adapted(ids).logits, base.model(ids).logits)
+    assert trainable(base.model) == 0
+    assert trainable(unfrozen(base.model)) == base.model.num_parameters()
+    layer = adapted.transformer.h[0].attn.c_attn
+    down, up = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    torch.nn.init.normal_(up)
+    states = torch.randn(3, WIDTH)
+    torch.testing.assert_close(layer(states), layer.base_layer(states) + states @ down.T @ up.T)
+    llama = of_architecture("llama", tmp_path / "llama", tokenizer)
+    assert trainable(with_lora(llama.model, 1, seed=0)) == 2 * (3 * WIDTH + 16 + 8 + 8)
+
+
+def test_the_command_trains_heads_that_know_their_model(base, backbone, data, tokenizer, tmp_path):
+    out = tmp_path / "head"
+    arguments = ("head", backbone, "--data", f"mathematics:{data}/train-easy", "--dims", 4, "--heads", 2)
+    arguments += ("--layers", 2, "--steps", 20, "--seeds", 2, "--out", out, "--json")
+    printed = json.loads(invoke(language, *arguments))
+    assert printed["base"] == msgspec.to_builtins(identity_of(backbone))
+    names = {measure["metric"] for measure in printed["metrics"]["measures"]}
+    assert names >= {"cross_entropy", "perplexity", "exact_match", "unparsable", "token_f1"}
+    assert {entry.name for entry in tmp_path.iterdir()} == {"head-seed0", "head-seed1"}
+    heads = [load_head(tmp_path / f"head-seed{seed}", base) for seed in range(2)]
+    assert (heads[0].config.heads, heads[0].config.layers) == (2, 2)
+    assert not torch.equal(heads[0].layers[0].key, heads[1].layers[0].key)
+    assert all(layer.alpha != 0 for head in heads for layer in head.layers)
+    assert read_config(tmp_path / "head-seed1").arguments["base"] == printed["base"]
+    examples = ("--data", f"mathematics:{data / 'interpolate'}", "--limit", 10, "--json")
+    measured = json.loads(invoke(language, "evaluate", backbone, "--head", tmp_path / "head-seed0", *examples))
+    with base.revised(heads[0]) as model:
+        ((split, asked),) = read_source(Source("mathematics", str(data / "interpolate")), 10).items()
+        expected = evaluate(model, base.tokenizer, split, asked, max_tokens=512)
+    assert msgspec.convert(measured["measures"], tuple[Measure, ...]) == expected
+    assert expected != evaluate(base.model, base.tokenizer, split, asked, max_tokens=512)
+    log = (tmp_path / "head-seed0" / "log.jsonl").read_text()
+    assert "cross-entropy" in log
+    with pytest.raises(UsageError, match=r"head-seed0: got an existing run, expected a free path"):
+        CliRunner().invoke(language, list(map(str, arguments)), catch_exceptions=False)
+    other = Base(write_backbone(tmp_path / "other", tokenizer, seed=1))
+    with pytest.raises(CheckpointError, match=r"head .*: got a head of toy with SHA-256 .*, expected a head of other"):
+        load_head(tmp_path / "head-seed0", other)
+
+
+def test_an_interrupted_head_ends_with_the_same_weights(base, data, tmp_path):
+    class Interrupted(Observer):
+        def on_epoch(self, epoch):
+            if epoch.number == 2:
+                raise KeyboardInterrupt
+
+    corpus = read_corpus([Source("mathematics", str(data / "train-easy"))], seed=0)
+
+    def train(name, **options):
+        head = new_head(base, 0, dims=4)
+        metrics = train_head(head, base, corpus, tmp_path / name, seed=0, steps=8, **options)
+        return metrics, head.state_dict()
+
+    expected, weights = train("whole")
+    assert expected.epochs > 3
+    with pytest.raises(KeyboardInterrupt):
+        train("resumed", observer=Interrupted())
+    found, resumed = train("resumed")
+    assert (found.scores, found.measures) == (expected.scores, expected.measures)
+    assert all(torch.equal(weights[name], resumed[name]) for name in weights)
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_the_identity_of_a_model_follows_from_each_file_that_decides_its_states(backbone, tmp_path, file):
+    copy = shutil.copytree(backbone, tmp_path / backbone.name)
+    assert identity_of(copy) == identity_of(backbone)
+    (copy / file).write_bytes((copy / file).read_bytes() + b" ")
+    assert identity_of(copy) != identity_of(backbone)
+
+
+def test_a_head_of_a_malformed_shape_or_without_its_model_is_refused(base, backbone, data, tmp_path):
+    out = tmp_path / "head"
+    source = "calculator:train"
+    invoke(language, "head", backbone, "--data", source, "--limit", 20, "--steps", 1, "--out", out)
+    path = out / "config.json"
+    config = json.loads(path.read_text())
+    config["arguments"]["config"]["dims"] = "six"
+    path.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="field arguments: got Expected `int`, got `str`"):
+        load_head(out, base)
+    del config["arguments"]["base"]
+    path.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="expected the identity of its language model"):
+        load_head(out, base)
+
+
+def test_methods_start_from_the_model_and_have_about_equal_parameters(base):
+    ids = torch.arange(6)[None]
+    expected = base.model(ids).logits
+    counts = {}
+    for method in METHODS.values():
+        module = method.make(base, 0) if method.make else None
+        counts[method.name] = trainable(module) if module else 0
+        with method.applied(base, module) as model, torch.no_grad():
+            logits = model(ids).logits
+        if "literal" in method.name:
+            torch.testing.assert_close(logits.sum(dim=2), torch.ones(1, 6))
+        else:
+            torch.testing.assert_close(logits, expected)
+    assert counts[ADAPTER.name] == pytest.approx(counts[HEAD.name], rel=0.02)
+    assert abs(counts["LoRA"] - counts[HEAD.name]) <= trainable(with_lora(base.model, 1, 0)) / 2
+
+
+def test_a_task_has_a_test_split_and_training_splits_apart(base, data, tokenizer):
+    task = read_task(data / "sums", tokenizer, POSITIONS, 50)
+    assert (len(task.train), len(task.holdout), len(task.test)) == (50, 12, 30)
+    assert task.test[0].prompt == (data / "interpolate" / "sums.txt").read_text().splitlines()[0]
+    tokens = [{tuple(row.ids.tolist()) for row in rows} for rows in (task.train, task.holdout)]
+    assert not tokens[0] & tokens[1]
+    assert len(read_task(data / "sums", tokenizer, 35, 50).test) < 30
+    with pytest.raises(DataError, match=r"got no training split, expected .*train\*/products.txt"):
+        read_task(data / "products", tokenizer, POSITIONS, 50)
+
+
+def test_questions_of_the_test_split_are_not_trained_on(tokenizer, tmp_path):
+    for split, numbers in (("train", range(40)), ("interpolate", range(30, 50))):
+        (tmp_path / split).mkdir()
+        lines = [f"{number} and 0?\n{number % 10}\n" for number in numbers]
+        (tmp_path / split / "sums.txt").write_text("".join(lines))
+    task = read_task(tmp_path / "sums", tokenizer, POSITIONS, 40)
+    known = sorted(tokenizer.decode(row.ids) for row in (*task.train, *task.holdout))
+    assert known == sorted(
+        tokenizer.decode(tokenizer.encode(Example(f"{a} and 0?", "", str(a % 10))).ids) for a in range(30)
+    )
+
+
+def settings_of(base, **changes):
+    values = {"data": {"sums": ""}, "limit": 40, "epochs": 1, "items": 2, "seeds": 1, "processor": processor()}
+    return Settings(base=base.identity, **{**values, **changes})
+
+
+def test_an_epoch_of_each_method_has_each_example_once(base, data, tmp_path):
+    task = read_task(data / "sums", base.tokenizer, POSITIONS, 40)
+    experiment = Comparison(settings_of(base), tmp_path, base, {"sums": task})
+    for method in METHODS.values():
+        if method.make:
+            objective = experiment.objective("sums", method, method.make(base, 0), 0)
+            batches = list(objective.batches(0, 0))
+            tokens = [batch.learnt[:, 1:].sum() if method.of_model else len(batch.targets) for batch in batches]
+            assert sum(tokens) == sum(row.learnt[1:].sum() for row in task.train)
+            assert len(batches) == objective.steps_per_epoch > 1 or not method.of_model
+
+
+@pytest.fixture(scope="module")
+def compared(backbone, data, tmp_path_factory):
+    """Directory of a comparison with two seeds, and what the command printed."""
+    out = tmp_path_factory.mktemp("compared") / "out"
+    return out, comparison(backbone, data, out)
+
+
+def comparison(backbone, data, out, *options, seeds=2):
+    arguments = ("--limit", 40, "--epochs", 1, "--items", 10, "--seeds", seeds, "--out", out, "--json", *options)
+    return json.loads(invoke(language, "compare", backbone, "--data", data / "sums", *arguments))
+
+
+def test_one_command_compares_all_methods_and_resumes(compared, backbone, base, data):
+    out, printed = compared
+    losses, right, rates, flips = ({row[0]: row[1:] for row in table["rows"]} for table in printed["tables"])
+    assert [name for name in losses if name in METHODS] == list(METHODS)
+    assert printed["text"].partition("\n")[0] in (out / "report.md").read_text()
+    assert not any((out / "unfinished").iterdir())
+    records = read_records(out, Record)
+    tried, kept = (records[f"sums-backward-attention-seed{seed}"] for seed in range(2))
+    best = min(tried.holdout, key=tried.holdout.get)
+    assert (len(tried.holdout), [*kept.holdout], tried.rate, rates[HEAD.name]) == (5, [best], float(best), [tried.rate])
+    frozen, head = (np.array(records[f"sums-{name}-seed0"].right) for name in ("frozen-model", "backward-attention"))
+    assert flips == {"sums": [10, int((head & ~frozen).sum()), int((frozen & ~head).sum())]}
+    assert right[FROZEN.name][1]["value"] == pytest.approx(100 * frozen.mean())
+    forced = teacher_forced(base.model, read_task(data / "sums", base.tokenizer, POSITIONS, 40).test_rows)
+    assert losses[FROZEN.name][1]["value"] == pytest.approx(forced.losses.mean(), abs=1e-5)
+    lines = (out / "records.jsonl").read_text().splitlines()
+    (out / "records.jsonl").write_text("".join(f"{line}\n" for line in lines if "sums-LoRA-seed1" not in line))
+    assert comparison(backbone, data, out)["tables"] == printed["tables"]
+    with pytest.raises(UsageError, match="got items 10, expected items 11"):
+        comparison(backbone, data, out, "--items", 11)
+    with pytest.raises(UsageError, match="--data: got 'sums, sums', expected modules of different names"):
+        comparison(backbone, data, out, "--data", data / "sums")
+
+
+def tables_of(base, tmp_path, losses, right):
+    """Return cross-entropies and right answers by row, of losses by method and seed, of two tokens for each example."""
+    experiment = Comparison(settings_of(base, data={"toy": ""}, seeds=3), tmp_path)
+    names = {part.arguments[1:]: part.name for part in experiment.parts()}
+    records = {
+        names[method.name, seed]: Record(losses=tuple(of), tokens=(2,) * len(of), right=tuple(map(bool, right[method])))
+        for (method, seed), of in losses.items()
+    }
+    return [{row[0]: row[2] for row in table.rows} for table in experiment.tables(records)[:2]]
+
+
+@pytest.mark.parametrize("shift", [-0.2, 0.2])
+def test_differences_are_paired_by_example(base, tmp_path, shift):
+    generator = np.random.default_rng(0)
+    losses, right = generator.exponential(2, 200), generator.random(200) < 0.5
+    found = {(FROZEN, 0): losses}
+    for seed in range(3):
+        noise = generator.normal(0, 0.01, 200)
+        found[HEAD, seed] = losses + 2 * shift + noise - noise.mean()
+        found[ADAPTER, seed] = losses
+    more = right | (np.arange(200) < 20)
+    entropies, answers = tables_of(base, tmp_path, found, {FROZEN: right, HEAD: more, ADAPTER: right})
+    change = entropies["the head minus: frozen model"]
+    assert change.value == pytest.approx(shift, abs=1e-9)
+    low, high = change.interval
+    assert high - low < 0.01 < np.subtract(*entropies[HEAD.name].interval[::-1])
+    assert answers["the head minus: low-rank adapter"].value == pytest.approx(100 * (more & ~right).mean())
+    assert "the head minus: backward attention" not in entropies
+
+
+def test_intervals_add_the_spread_of_seeds(base, tmp_path):
+    found = {(FROZEN, 0): np.full(300, 2.0)}
+    found |= {(HEAD, seed): np.full(300, level) for seed, level in enumerate((2.38, 2.4, 2.42))}
+    entropies, _ = tables_of(base, tmp_path, found, {FROZEN: [True] * 300, HEAD: [True] * 300})
+    half = 4.303 * 0.01 / 3**0.5  # Student's quantile of 2 degrees of freedom, for losses of two tokens
+    assert entropies[HEAD.name].interval == pytest.approx((1.2 - half, 1.2 + half), abs=1e-4)
+    assert entropies["the head minus: frozen model"].interval == pytest.approx((0.2 - half, 0.2 + half), abs=1e-4)
