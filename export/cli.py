@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edge.cli.output import json_option, print_json, print_table
-from edge.errors import Raw, UsageError
+from edge.errors import UsageError
 from export.bundle.exported import RUNTIMES, print_exported
 from export.bundle.outputs import check_run
 from export.bundle.targets import targets_of
@@ -34,7 +34,7 @@ from export.options import (
 from export.papers.calculator.specs import DEFAULT_NAMES, NAMES, SPECS
 from export.papers.calculator.stack import NAMES as STACK_NAMES
 from export.papers.looped import NAMES as LOOPED
-from export.papers.looped.train_cli import LoopedOptions, looped_options, train_looped
+from export.papers.looped.options import LoopedOptions, looped_options, train_looped
 from export.training.runs import recorded
 from export.training.watch import counting, watching
 
@@ -143,7 +143,6 @@ def train(
     help="Runtime whose files a bundle of fine-tuned runs carries, repeatable; both by default. Without onnxruntime, a "
     "board serves it only where TensorRT runs.",
 )
-@click.option("--int8", is_flag=True, help="Looped models: tiers in INT8, too, if their loops are about as good.")
 @click.option(
     "--measure/--no-measure",
     default=True,
@@ -162,7 +161,6 @@ def export(
     version: int,
     tiers: tuple[str, ...],
     artifacts: tuple[str, ...],
-    int8: bool,
     measure: bool,
     data_dir: Path | None,
     data: Path | None,
@@ -183,12 +181,8 @@ def export(
     targets = targets_of(
         runs, repository, name=name, version=version, tiers=tiers, data_dir=data_dir, data=data, replace=replace
     )
-    for target in targets:
-        if target.name not in LOOPED:
-            _check_int8(int8, target.runs[0])
     with loading_torch():
-        from export.bundle.classifier import export_classifier
-        from export.bundle.imported import export_imported
+        from export.bundle.classifier import export_classifier, export_imported
         from export.papers.calculator.bundle import export_run, export_stack
         from export.papers.looped.bundle import export_looped
     results = []
@@ -196,9 +190,7 @@ def export(
         started = time.perf_counter()
         with counting(f"exporting {', '.join(map(str, target.runs))}") as on_rows:
             if target.name in LOOPED:
-                exported = export_looped(
-                    target.runs, repository, tiers=target.tiers, int8=int8, version=version, replace=replace
-                )
+                exported = export_looped(target.runs, repository, tiers=target.tiers, version=version, replace=replace)
             elif target.tiers and answers_like_imported(recorded(target.runs[0])):
                 exported = export_imported(
                     target.runs,
@@ -229,12 +221,6 @@ def export(
                 exported = export_calculator(target.runs[0], repository, version=version, replace=replace)
         results.append((exported, time.perf_counter() - started))
     print_exported(results, as_json=as_json)
-
-
-def _check_int8(int8: bool, run: Path) -> None:
-    if int8:
-        fix = "Leave --int8 out."
-        raise UsageError("--int8", given=Raw(str(run)), expected="a run of a looped model", fix=fix)
 
 
 def _names(models: Sequence[str]) -> list[str]:

@@ -93,6 +93,13 @@ class Sample:
             error = math.hypot(_seed_error(self._by_seed), _seed_error(other._by_seed))
         return Difference(value, _widened(value, self._drawn - other._drawn, error))
 
+    def over(self, other: Sample) -> Mean:
+        """Return the ratio of the means; the error of the seeds is by Welch, on logarithms."""
+        value = float(self._by_seed.mean() / other._by_seed.mean())
+        seeds = 2 * _welch_error([np.log(self._by_seed), np.log(other._by_seed)])  # of a sum, not of a mean of two
+        low, high = _widened(math.log(value), np.log(self._drawn) - np.log(other._drawn), seeds)
+        return Mean(value, (math.exp(low), math.exp(high)))
+
 
 class PairedRuns(NamedTuple):
     """Differences of a metric between two models that were trained with the same seeds, on the same items.

@@ -17,7 +17,7 @@ from edge.bundles.latency import Latency, MeasuredLatency, PredictedLatency
 from edge.bundles.manifest import Artifact, Manifest
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.estimate.devices import DEFAULT_BOARD, DEVICES
-from export.estimate.parts import Shapes, parts_of, predict_file, tier_files
+from export.estimate.parts import FirstTier, Shapes, parts_of, predict_file, tier_files
 from export.estimate.roofline import Prediction
 from export.estimate.sizes import USUAL_BATCHES, check_sizes, input_shapes
 
@@ -97,7 +97,7 @@ def _measured(manifest: Manifest, files: Mapping[str, bytes]) -> dict[str, list[
 def _predicted(manifest: Manifest, files: Mapping[str, bytes], loops: Mapping[str, float]) -> dict[str, list[Latency]]:
     target = DEFAULT_BOARD
     batches = [batch for batch in USUAL_BATCHES if batch <= max(manifest.max_batch_size, 1)]
-    first: dict[tuple[str, int, int | None], float] = {}  # milliseconds
+    first = FirstTier()
     found: dict[str, list[Latency]] = {}
     for tier, artifacts in _artifacts(manifest, _BOARD).items():
         found[tier] = []
@@ -108,7 +108,6 @@ def _predicted(manifest: Manifest, files: Mapping[str, bytes], loops: Mapping[st
 
         for part in parts_of(manifest, artifacts, files.__getitem__, batches=batches, loops=loops.get(tier)):
             one = part.predict(run)
-            faster = first.setdefault(part.key, one.milliseconds) / one.milliseconds
             found[tier].append(
                 PredictedLatency(
                     device=DEVICES[target.board].name,
@@ -121,7 +120,7 @@ def _predicted(manifest: Manifest, files: Mapping[str, bytes], loops: Mapping[st
                     milliseconds=one.milliseconds,
                     low_ms=one.low_ms,
                     high_ms=one.high_ms,
-                    times_faster=faster,
+                    times_faster=first.times_faster(part.key, one.milliseconds),
                 )
             )
     return found

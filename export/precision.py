@@ -16,7 +16,7 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 from onnxruntime.transformers.onnx_model import OnnxModel
 from onnxscript.rewriter.ort_fusions import optimize_for_ort
 
-from export.quantize.mixed_precision import keep_fp32
+from export.quantize.precision import keep_fp32
 
 _RUNTIME_DOMAIN = "com.microsoft"
 #: Operators that ONNX Runtime has in the standard domain, although no version of ONNX has them.

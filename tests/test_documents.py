@@ -204,7 +204,7 @@ def test_the_tables_of_predictions_are_made_from_their_record() -> None:
     record = msgspec.json.decode(predicted.RECORD.read_bytes(), type=predicted.Record)
     assert record.tables.keys() == predicted.PAGES.keys()
     for table, page in predicted.PAGES.items():
-        assert predicted.block_of(record, table) in page.read_text(), table
+        assert predicted.page_of(record, table) == page.read_text(), table
     assert record.tables["layers"] == predicted.layers(), "python -m export.papers.predicted writes them anew"
 
 
@@ -283,7 +283,7 @@ SERVED = {
     "The calculators": _CALCULATORS,
     "Text models": _CLASSES,
     "Image models": _PICTURES,
-    "Looped models": "tests/export/test_looped_cli.py::test_a_run_is_served_and_computes_the_same_loops",
+    "Looped models": "tests/export/test_papers_looped_runs.py::test_tiers_of_a_bundle_compute_the_loops_of_their_runs",
     "Models that generate text": _TYPES,
 }
 

@@ -14,7 +14,7 @@ from edge.programs.tier_program import golden_loops, load_tier
 from export.estimate.devices import Mode
 from export.estimate.estimate import Row
 from export.estimate.model import RUNTIME, TierModel
-from export.estimate.parts import parts_of, tier_files
+from export.estimate.parts import FirstTier, parts_of, tier_files
 
 
 def part_rows(
@@ -36,7 +36,7 @@ def part_rows(
     looped = isinstance(manifest.program, LoopProgram)
     tiers = [tier for tier in manifest.tiers if tier_files(tier, RUNTIME, manifest.roles)] or manifest.tiers[:1]
     rows: list[Row] = []
-    first: dict[tuple[str, int, int | None], float] = {}
+    first = FirstTier()
     for done, tier in enumerate(tiers):
         mean, source = (loops, "as given") if loops or not looped else _mean_loops(bundle, tier)
         files = {role: TierModel(bundle, tier, role) for role in manifest.roles}
@@ -52,7 +52,7 @@ def part_rows(
                     tokens=part.tokens,
                     milliseconds=found.milliseconds,
                     prediction=found,
-                    times_faster=first.setdefault(part.key, found.milliseconds) / found.milliseconds,
+                    times_faster=first.times_faster(part.key, found.milliseconds),
                     counted=counted,
                     label=PREDICTION,
                     part=part.name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from edge.bundles.fields import Role
@@ -53,6 +53,14 @@ class Part(NamedTuple):
     def predict(self, predict_run: Predict) -> Prediction:
         """Return the prediction, the sum over the runs."""
         return total([(run.times, predict_run(run.role, run.shapes)) for run in self.runs])
+
+
+class FirstTier(dict[Hashable, float]):
+    """Latencies of the first tier by the part of a request; those of other tiers are compared with them."""
+
+    def times_faster(self, key: Hashable, milliseconds: float) -> float:
+        """Return the latency of the first tier that was given with this key over this one."""
+        return self.setdefault(key, milliseconds) / milliseconds
 
 
 def tier_files(tier: Tier, runtime: str, roles: Sequence[Role]) -> dict[Role, Artifact]:

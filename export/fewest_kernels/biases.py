@@ -8,7 +8,7 @@ from onnx import NodeProto
 from edge.datatypes import Array
 from export.bundle.fewest_kernels.attention import HEADS, TRANSPOSED_HEADS, Attention, Weight, bias_of
 from export.bundle.fewest_kernels.graph import Graph
-from export.bundle.fewest_kernels.heads import set_weight, to_heads
+from export.bundle.fewest_kernels.projections import set_weight, to_heads
 
 #: Multiples of a normalisation's factors by which its tokens may be shifted.
 _SHIFTS = (0.0, 0.25, -0.25, 0.5, -0.5, 1.0, -1.0)

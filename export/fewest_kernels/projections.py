@@ -6,9 +6,8 @@ import numpy as np
 from onnx.helper import make_node
 
 from export.bundle.fewest_kernels.attention import HEADS, Attention, Weight, weight_of
-from export.bundle.fewest_kernels.biases import remove_biases
 from export.bundle.fewest_kernels.graph import Graph
-from export.bundle.fewest_kernels.heads import set_weight, to_heads
+from export.bundle.fewest_kernels.projections import remove_biases, set_weight, to_heads
 
 
 def rewrite(graph: Graph, found: Attention) -> bool:

@@ -11,8 +11,8 @@ import numpy as np
 from edge.bundles.image import ImagePreprocessor
 from edge.bundles.steps import ImagePreprocess, TokenizerPreprocess
 from edge.datatypes import Array
-from export.bundle.classifier_inputs import BATCH_NAMES, GOLDEN_ROWS, TEXTS, columns, text_step
-from export.bundle.imported_accuracy import BY_TOKEN
+from export.bundle.accuracy import BY_TOKEN
+from export.bundle.clients import BATCH_NAMES, GOLDEN_ROWS, TEXTS, columns, text_step
 from export.data.examples import Examples, limited, split_holdout
 from export.data.unlabelled import read_image, read_pixels, sample_texts
 from export.finetune.imported import ImportedTask

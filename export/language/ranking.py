@@ -1,6 +1,6 @@
 """Which heads and neurons of a language model go first, and how many each layer keeps.
 
-Ranked is by the loss of optimal brain surgery (:mod:`export.reduce.removal`), measured in what the error of a part's
+Ranked is by the loss of optimal brain surgery (:mod:`export.reduce.algebra`), measured in what the error of a part's
 output does to the model's logits. This unit is the same in all layers, so that they can be compared.
 """
 
@@ -16,8 +16,7 @@ from edge.datatypes import Array
 from edge.errors import UsageError
 from export.generate.calibration import Calibration
 from export.generate.parts import Part
-from export.reduce.lowrank import regularised
-from export.reduce.removal import Removal, head_removal, neuron_removal
+from export.reduce.algebra import Removal, head_removal, neuron_removal, regularised
 
 #: Is called with the work, and how many of how many parts of it are done.
 OnPart = Callable[[str, int, int], None]

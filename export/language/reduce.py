@@ -30,7 +30,7 @@ from export.generate.parts import Part, left_parameters
 from export.generate.ranking import NEURON_BLOCK, OnPart, blocks_to_remove, by_calibration, by_magnitude, kept_counts
 from export.generate.tokenizer import Encoded, TextTokenizer
 from export.generate.train import Corpus
-from export.reduce.removal import kept_columns, least_squares, output_error
+from export.reduce.algebra import kept_columns, least_squares, output_error
 from export.training.device import DeviceName, device_of
 from export.training.provenance import processor, provenance
 from export.training.runs import METRICS, RunConfig, RunMetrics

@@ -8,10 +8,8 @@ import click
 import msgspec
 
 from edge.cli.output import json_option, print_json, print_table, progress, remark
-from export.bundle.pack.bundle import DEFAULT_MAX_BATCH_SIZE, pack_model
+from export.bundle.pack.bundle import DEFAULT_MAX_BATCH_SIZE, Packed, PackedFile, PackOptions, pack_model
 from export.bundle.pack.inputs import RANDOM
-from export.bundle.pack.options import PackOptions
-from export.bundle.pack.packed import Packed, PackedFile
 from export.bundle.pack.profiles import parse_shapes
 from export.options import replace_option, repository_option, version_option
 

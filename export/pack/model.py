@@ -10,8 +10,7 @@ import msgspec
 from edge.datatypes import NUMPY_TYPES, TensorName, TensorSpec
 from edge.errors import BundleError, Raw, UsageError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.bundle.pack.operators import Operators, all_nodes, check_operators
-from export.bundle.pack.weights import read_with_weights, tensors_of
+from export.bundle.pack.graph import Operators, all_nodes, check_operators, read_with_weights, tensors_of
 
 if TYPE_CHECKING:
     import onnx

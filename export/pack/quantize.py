@@ -16,7 +16,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_
 from onnxruntime.quantization.quant_utils import add_pre_process_metadata
 
 from edge.datatypes import Array
-from export.bundle.pack.simplify import simplified
+from export.bundle.pack.quantize import simplified
 from export.quantize.static import INT8_OPSET
 
 #: Operators with weights as the second input.

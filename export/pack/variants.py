@@ -74,7 +74,7 @@ def fp16_variant(model: OnnxModel, checks: Checks) -> Variant:
     import onnx
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST
 
-    from export.bundle.pack.simplify import simplified
+    from export.bundle.pack.quantize import simplified
     from export.quantize.precision import half
 
     def convert() -> bytes:
@@ -174,7 +174,7 @@ def _checked(
 
 def _check_range(data: bytes, option: str, subject: str, checks: Checks) -> None:
     """Check the first golden row alone, because all intermediate results stay in memory."""
-    from export.bundle.pack.overflow import overflowing_tensor
+    from export.bundle.pack.variants import overflowing_tensor
 
     rows = slice(0, 1 if checks.max_batch_size else None)
     inputs = {name: array[rows] for name, array in checks.golden.inputs.items()}

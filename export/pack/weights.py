@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.errors import Raw, UsageError
-from export.bundle.pack.operators import all_nodes
+from export.bundle.pack.graph import all_nodes
 
 if TYPE_CHECKING:
     import onnx

@@ -11,7 +11,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.quant_utils import add_pre_process_metadata
 
 from export.quantize.precision import checked, loaded
-from export.quantize.projections import projections
+from export.quantize.ranges import projections
 
 
 def dynamic_int8(model: bytes, *, has_head: bool = True) -> bytes:

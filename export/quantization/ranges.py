@@ -19,7 +19,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from edge.datatypes import Array
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.quantize.precision import loaded
-from export.quantize.projections import projections
+from export.quantize.ranges import projections
 
 _BINS = 4096
 #: Levels of INT8 on each side of 0.

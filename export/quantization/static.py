@@ -12,8 +12,7 @@ from onnx.helper import make_node
 from edge.datatypes import Array
 from export.bundle.fewest_kernels import fewest_kernels
 from export.quantize.precision import checked, half, loaded
-from export.quantize.projections import projections
-from export.quantize.ranges import LEVELS, InputRange, scale_of
+from export.quantize.ranges import LEVELS, InputRange, projections, scale_of
 
 #: QuantizeLinear and DequantizeLinear take FP16 scales from here on; TensorRT 10.3 reads up to 20.
 INT8_OPSET = 19

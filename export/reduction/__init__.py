@@ -2,8 +2,8 @@
 
 - :mod:`export.reduce.states`, :mod:`export.reduce.calibration`: the states between layers, and their means and
   covariances
-- :mod:`export.reduce.lowrank`: heads of a smaller width, in closed form
-- :mod:`export.reduce.removal`: removal of heads and hidden units, with compensation by the others
+- :mod:`export.reduce.algebra`: heads of a smaller width, in closed form
+- :mod:`export.reduce.algebra`: removal of heads and hidden units, with compensation by the others
 - :mod:`export.reduce.sublayers`: both together, as smaller sub-layers
 - :mod:`export.reduce.plan`: a shape for each layer, its cost, and its largest possible speed-up
 - :mod:`export.reduce.latency`: measured times of shapes and models

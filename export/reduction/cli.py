@@ -35,14 +35,14 @@ from export.options import (
     run_data_dir_option,
 )
 from export.papers.looped import MODEL as LOOPED
-from export.papers.looped.reduce_cli import SizeOptions, check_others, print_reduced, shrink_run, size_options
-from export.reduce.strategy import OFFERED, Strategy
+from export.papers.looped.options import SizeOptions, check_others, print_reduced, shrink_run, size_options
+from export.reduce.target import OFFERED, Strategy
 from export.training.points import THIS, points_of
 from export.training.runs import recorded
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
-    from export.reduce.run import Reduced
+    from export.reduce.run import ReducedRun as Reduced
     from export.training.device import DeviceName
 
 #: Options that looped runs do not have.

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import msgspec
 
-from export.commands.reduce_options import Target
 from export.models.transformer import LayerShape
 from export.reduce.device import check_points, devices_of
 from export.reduce.grid import grid_of, widest
 from export.reduce.reduce import Progress, measure_losses
 from export.reduce.run import open_source, state_of
 from export.reduce.search import check_target, choose_shapes
+from export.reduce.target import Target
 from export.training.points import Point, PointTimes
 
 

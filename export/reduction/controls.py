@@ -16,11 +16,11 @@ from export.errors import PlanError
 from export.finetune.objectives import Head
 from export.models.transformer import LayerShape, TransformerConfig
 from export.reduce.grid import Times, widest
+from export.reduce.losses import Losses
 from export.reduce.plan import LayerPlan, Plan
-from export.reduce.search import Losses
 from export.reduce.states import gradient_importance
-from export.reduce.strategy import Strategy
 from export.reduce.sublayers import Method
+from export.reduce.target import Strategy
 
 #: Hidden units of a uniform shape come in multiples of this.
 _UNITS = 32

@@ -16,7 +16,7 @@ from export.options import F
 from export.training.points import THIS, PointTimes
 
 if TYPE_CHECKING:
-    from export.reduce.reduce import Progress
+    from export.reduce.losses import Progress
 
 #: Times of the shapes of layers, in the state of a reduction and in the directory of a frontier.
 LATENCIES = "latency.json"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from export.figures import new_figure, write_figure
-from export.reduce.run import Reduced
+from export.reduce.run import ReducedRun as Reduced
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +21,7 @@ def draw(reduced: Reduced, path: str | Path) -> None:
     """Draw two panels over the layers: heads, their width and hidden units that stay, and the errors.
 
     Shares are of the original layer, with the numbers above the bars. Errors are those of
-    :class:`export.reduce.reduce.LayerReport`, measured on the calibration inputs. Errors as
+    :class:`export.reduce.plan.LayerReport`, measured on the calibration inputs. Errors as
     :func:`export.figures.write_figure`.
     """
     layers, dense = reduced.layers, reduced.dense

@@ -37,7 +37,6 @@ from export.reduce.states import (
     layers_of,
     relative_error,
 )
-from export.reduce.strategy import Strategy
 from export.reduce.sublayers import (
     AttentionReducer,
     FeedForwardReducer,
@@ -47,6 +46,7 @@ from export.reduce.sublayers import (
     with_attention,
     with_feed_forward,
 )
+from export.reduce.target import Strategy
 from export.training.checkpoint import fingerprint, load_state, save_state
 
 _BATCH = 32
@@ -183,7 +183,7 @@ def reduce_model(
         model: the original, with the head of its task; it is not changed.
         calibration: real inputs of the task. Only the strategy ``gradient`` reads their targets.
         times: of the options, such as :attr:`export.reduce.device.Device.mean`.
-        strategy: see :data:`export.reduce.strategy.Strategy`.
+        strategy: see :data:`export.reduce.target.Strategy`.
         seed: of a random choice.
         asymmetric: whether a layer makes up for the reduced ones before it; only the search and ``uniform`` can.
         state: a directory for the state of an unfinished reduction. It also has the losses, which serve every target.

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from export.models.transformer import Layer
+from export.reduce.algebra import regularised
 from export.reduce.calibration import Moments
-from export.reduce.lowrank import regularised
 from export.reduce.states import Padded, Part, last_of, run_half, tokens_of
 
 #: Added to the inputs' covariance, in units of their mean variance: the weights stay near the original ones in

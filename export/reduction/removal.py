@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from export.reduce.lowrank import RIDGE, regularised
+from export.reduce.algebra import RIDGE, regularised
 
 #: Columns of P that are subtracted at once: a matrix product of so many is faster than as many products of one.
 _BLOCK = 64

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import msgspec
 
 from edge.bench.layer_latencies import Shape
-from export.commands.reduce_options import Target
 from export.errors import PlanError
 from export.finetune.models import Architecture, open_model
 from export.finetune.objectives import Head
@@ -32,7 +31,7 @@ from export.reduce.reduce import (
     reduce_model,
 )
 from export.reduce.search import check_target
-from export.reduce.strategy import Strategy
+from export.reduce.target import Strategy, Target
 from export.training.points import Planned, Point, PointTimes
 from export.training.provenance import provenance
 from export.training.runs import RunMetrics, Speedup
@@ -98,7 +97,7 @@ def reduce_run(
         points: the sizes of runs whose mean time is to fall.
         target: the device to plan for.
         precision: of a prediction, see :func:`export.reduce.device.devices_of`.
-        strategy: see :data:`export.reduce.strategy.Strategy`.
+        strategy: see :data:`export.reduce.target.Strategy`.
         seed: of a random choice.
         asymmetric: see :func:`export.reduce.reduce.reduce_model`.
 

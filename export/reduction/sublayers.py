@@ -17,19 +17,23 @@ from torch import Tensor, nn
 
 from export.models.attention import MultiHeadAttention
 from export.models.transformer import FeedForward, Layer
-from export.reduce.calibration import AttentionStatistics, FeedForwardStatistics
-from export.reduce.lowrank import (
+from export.reduce.algebra import (
     Factors,
     blocks,
     fill,
+    head_removal,
     heads_of,
     joined,
+    kept_columns,
+    least_squares,
+    neuron_removal,
+    output_error,
     query_key_factors,
     sliced,
     value_output_factors,
     weight_statistics,
 )
-from export.reduce.removal import head_removal, kept_columns, least_squares, neuron_removal, output_error
+from export.reduce.calibration import AttentionStatistics, FeedForwardStatistics
 
 #: Reduction by calibration, or as baselines by the weights alone, of heads also by a slice of their coordinates.
 Method = Literal["calibrated", "weights", "slice"]

@@ -80,7 +80,7 @@ def route(
             _print(found.task, split)
         stdout.print(f"{found.diagnosis.recommendation}: {found.diagnosis.reason}", markup=False, highlight=False)
     if plot:  # last, so that a failure loses no results
-        from export.reduce.route_plot import draw
+        from export.routing.plot import draw
 
         draw(found, plot)
 

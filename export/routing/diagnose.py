@@ -9,7 +9,7 @@ import numpy as np
 import scipy.stats
 
 from edge.datatypes import Array
-from export.reduce.route_policies import Items, Outcome, Policy, route, shuffled_at_cost
+from export.reduce.routing import Items, Outcome, Policy, route, shuffled_at_cost
 from export.training.intervals import Difference, draws, with_interval
 
 #: Of the items, which candidates for a threshold send to the full tier.

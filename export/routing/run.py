@@ -22,10 +22,9 @@ from export.finetune.run import task_of
 from export.finetune.task import HOLDOUT
 from export.finetune.text_tasks import SentenceTask
 from export.models.heads import SequenceClassifier
-from export.reduce import route_policies as policies
-from export.reduce.route_diagnose import Diagnosis, Judged, auc, choose, diagnose, judge, thresholds
-from export.reduce.route_linear import Linear, fit, pooled_embeddings
-from export.reduce.route_policies import Items, Policy
+from export.reduce import routing as policies
+from export.reduce.route import Linear, fit, pooled_embeddings
+from export.reduce.routing import Diagnosis, Items, Judged, Policy, auc, choose, diagnose, judge, thresholds
 from export.training.intervals import Estimate, known_interval
 from export.training.runs import read_config
 

@@ -12,11 +12,10 @@ from edge.bundles.steps import LabelPostprocess, ScorePostprocess
 from edge.datatypes import TensorSpec
 from edge.errors import Raw, UsageError
 from export.bundle.accuracy import OnRows, in_tier, tier_measures
-from export.bundle.classifier_inputs import MAX_BATCH_SIZE, BundleInputs, image_inputs, text_inputs
-from export.bundle.classifier_tier import tier_files
+from export.bundle.clients import MAX_BATCH_SIZE, BundleInputs, image_inputs, text_inputs
 from export.bundle.exported import RUNTIMES, Exported, int8_tier
 from export.bundle.latencies import with_latencies
-from export.bundle.tier_files import ExportedArtifact
+from export.bundle.tier_files import ExportedArtifact, tier_files
 from export.finetune.image_tasks import ImageTask
 from export.finetune.models import SCORE, Architecture, open_model
 from export.finetune.predictions import read_predictions

@@ -47,7 +47,7 @@ def run_outputs(run: Path, inputs: dict[str, Any]) -> list[Any]:
 
     with torch.no_grad():
         if run.name.startswith("looped"):
-            from export.papers.looped.solvers import trajectory
+            from export.papers.looped.model import trajectory
 
             model = _load(run, "prompt-transformer", public("export.papers.looped.train", "create"))
             path = trajectory(model, inputs["xs"], inputs["ys"], 3)

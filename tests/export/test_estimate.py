@@ -13,6 +13,7 @@ from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.manifest import Profile
 from edge.datatypes import TensorSpec
 from edge.errors import BundleError, UsageError
+from export.bundle.tier_files import static_int8
 from export.commands.estimate import estimate
 from export.estimate.estimate import estimate_bundle
 from export.estimate.model import kernels, parse_layers
@@ -24,7 +25,6 @@ from export.models.transformer import LayerShape, Transformer, TransformerConfig
 from export.papers.calculator.networks import create
 from export.quantize.precision import half
 from export.quantize.ranges import LARGEST, input_ranges
-from export.quantize.static import static_int8
 from export.reduce.latency import feeds_of
 from export.reduce.plan import macs_per_token
 from tests.support.task_data import invoke

@@ -23,7 +23,7 @@ from export.generate.files import is_language_model
 from export.generate.parts import attention_of, layers_of
 from export.generate.ranking import kept_counts
 from export.generate.reduce import Shares, reduce_model
-from export.reduce.removal import Removal
+from export.reduce.algebra import Removal
 from export.reduce.states import recorded
 from tests.support.language_models import (
     EXAMPLES,

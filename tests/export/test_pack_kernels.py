@@ -7,7 +7,7 @@ import torch
 from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST
 
 from edge.bundles.bundle import Bundle
-from export.bundle.pack.simplify import simplified
+from export.bundle.pack.quantize import simplified
 from export.estimate.model import kernels
 from export.models.convert import outputs_of
 from export.quantize.precision import half

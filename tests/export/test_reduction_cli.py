@@ -16,9 +16,9 @@ from export.commands.export import export
 from export.commands.finetune import finetune
 from export.commands.plan import plan
 from export.commands.reduce import reduce
-from export.commands.reduce_options import LATENCIES
 from export.errors import DataError, PlanError, ReductionError
 from export.finetune.models import open_model, open_tuned
+from export.reduce.target import LATENCIES
 from export.training.runs import CONFIG
 from tests.support.task_data import invoke
 

@@ -15,9 +15,8 @@ from export.errors import PlanError
 from export.models.transformer import Layer, LayerShape, TransformerConfig
 from export.reduce.grid import Grid, Times, grid_of
 from export.reduce.latency import feeds_of, machine_key, measure_layers, measure_times
-from export.reduce.plan import LayerPlan, amdahl_bound, check_plan, check_speedup, macs_per_token, plan_of
+from export.reduce.plan import LayerPlan, LayerReport, amdahl_bound, check_plan, check_speedup, macs_per_token, plan_of
 from export.reduce.plot import draw
-from export.reduce.reduce import LayerReport
 from export.reduce.run import Divergence, Reduced
 from export.reduce.search import Losses, LossMeter, check_target, choose_shapes, least_loss
 from export.reduce.states import embedded

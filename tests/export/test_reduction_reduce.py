@@ -11,7 +11,7 @@ from export.models.transformer import LayerShape, Transformer
 from export.reduce.grid import Grid
 from export.reduce.plan import plan_of
 from export.reduce.reduce import apply_plan, reduce_model
-from export.reduce.strategy import Strategy
+from export.reduce.target import Strategy
 from tests.support.reduction_data import config, inputs, mac_times, model
 from tests.support.task_data import same
 

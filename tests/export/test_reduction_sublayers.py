@@ -2,9 +2,18 @@ import pytest
 import torch
 
 from export.errors import ReductionError
+from export.reduce.algebra import (
+    blocks,
+    head_removal,
+    kept_columns,
+    least_squares,
+    neuron_removal,
+    output_error,
+    query_key_factors,
+    regularised,
+    value_output_factors,
+)
 from export.reduce.calibration import Moments, attention_statistics, check_calibration, feed_forward_statistics
-from export.reduce.lowrank import blocks, query_key_factors, regularised, value_output_factors
-from export.reduce.removal import head_removal, kept_columns, least_squares, neuron_removal, output_error
 from export.reduce.states import embedded, gradient_importance, layers_of, relative_error
 from export.reduce.sublayers import AttentionReducer, FeedForwardReducer, with_attention, with_feed_forward
 from tests.support.reduction_data import batches, model

@@ -14,10 +14,23 @@ from export.errors import CheckpointError
 from export.finetune.models import open_tuned
 from export.finetune.predictions import encode_predictions, read_predictions
 from export.finetune.text_tasks import TASKS, read
-from export.reduce import route_policies as policies
-from export.reduce.route_diagnose import auc, choose, diagnose, judge, thresholds
-from export.reduce.route_linear import fit, pooled_embeddings
-from export.reduce.route_policies import Items, Policy, area, at_cost, curve, mean_costs, shuffled_at_cost, static
+from export.reduce import routing as policies
+from export.reduce.route import fit, pooled_embeddings
+from export.reduce.routing import (
+    Items,
+    Policy,
+    area,
+    at_cost,
+    auc,
+    choose,
+    curve,
+    diagnose,
+    judge,
+    mean_costs,
+    shuffled_at_cost,
+    static,
+    thresholds,
+)
 from export.training.runs import CONFIG, PREDICTIONS
 from tests.support.task_data import invoke
 

@@ -227,7 +227,6 @@ def test_own_data_are_not_replaced_where_they_were_recorded_or_are_now(tuned, tm
         for command, *arguments in (
             (report, run, "--out", file),
             (route, run, run, "--cost-ratio", 0.5, "--out", file),
-            (int8, run, "--out", file),
             (reduce, run, *CALIBRATION, "--out", tmp_path / "lean", "--plot", file),
             (plan, run, *CALIBRATION, "--plot", file),
         ):

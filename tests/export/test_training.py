@@ -4,10 +4,10 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from export.papers.looped.functions import FUNCTION_CLASSES
 from export.papers.looped.model import PromptTransformer
-from export.papers.looped.objective import PromptObjective
+from export.papers.looped.prompts import FUNCTION_CLASSES
 from export.papers.looped.recipes import plan_of
+from export.papers.looped.train import PromptObjective
 from export.training.trainer import train
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -23,7 +23,7 @@ def trained_one_step(device="cpu", name="linear", **changes):
     model, stage = PromptTransformer(plan.config).to(device), plan.stages[0]
     before = {name: parameter.detach().cpu().clone() for name, parameter in model.named_parameters()}
     recipe = replace(stage.recipe, warmup_share=0.0, **changes)
-    objective = PromptObjective(model, name, stage.curriculum, seed=0, steps_per_epoch=1, precision=recipe.precision)
+    objective = PromptObjective(model, name, replace(stage, recipe=recipe, steps_per_epoch=1), seed=0)
     trained = train(objective, recipe, seed=0)
     return trained, {name: p.detach().cpu() - before[name] for name, p in model.named_parameters()}
 

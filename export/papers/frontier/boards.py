@@ -1,0 +1,175 @@
+"""The published tiers planned anew for a Jetson, before any training: shapes and predicted speeds.
+
+``python -m export.papers.frontier.boards RUN`` takes an imported run of the model that the published families
+start from. It writes a record and a table beside this module, in ``boards/``. The losses, which take the longest, are
+kept beside RUN and reused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import wrap
+
+import click
+import msgspec
+import numpy as np
+
+from edge.bench.layer_latencies import Label
+from edge.files import write_whole
+from export.commands.reduce_options import reduction_progress
+from export.estimate.devices import DEFAULT_BOARD, board_mode
+from export.finetune import needed_data
+from export.models.transformer import LayerShape
+from export.options import DIRECTORY, imported_data_option
+from export.papers.experiment import Table, read_records
+from export.papers.frontier.records import DENSE, Answered, Record, frozen
+from export.reduce.device import Device, devices_of
+from export.reduce.grid import grid_of
+from export.reduce.losses import measure_losses
+from export.reduce.run import open_source, state_of
+from export.reduce.search import choose_shapes
+from export.training.points import Point, PointTimes
+from export.training.runs import recorded
+
+_RESULTS, _BOARDS = (Path(__file__).with_name(name) for name in ("results", "boards"))
+_SIZES = ((32, 1), (32, 8), (128, 1), (128, 8))
+#: Published runs in the table, beside the dense one and the tiers.
+_CONTROLS = ("third-first-layers", "third-uniform")
+#: Whole layers, counted from 0, for comparison.
+_WHOLE_LAYERS = ((1, 3, 5), (2, 5))
+_EXAMPLES = 256
+
+
+class BoardRow(msgspec.Struct, frozen=True):
+    """A model at each operating point.
+
+    Attributes:
+        shapes: of its layers; None is left out. Empty for the mean over ``families``.
+        families: whose shapes the times are a mean of; 0 for a new plan.
+        loss: of a new plan, by the search; None for a published one, which is trained.
+    """
+
+    name: str
+    shapes: tuple[LayerShape | None, ...]
+    families: int
+    points: tuple[PointTimes, ...]
+    loss: float | None = None
+
+
+class BoardPlans(msgspec.Struct, frozen=True):
+    """Published and new tiers on a board; the losses are measured on so many examples."""
+
+    board: str
+    label: Label
+    key: dict[str, str]
+    examples: int
+    rows: tuple[BoardRow, ...]
+
+
+def plan_tiers(run: Path, data: Path, board: str, examples: int = _EXAMPLES) -> BoardPlans:
+    """Predict the published tiers on a board, and plan them anew, or raise a PlanError if a target is out of reach.
+
+    For 32 tokens at batch 1, and for all operating points, each with the same share of the dense model's time.
+
+    Args:
+        run: an imported run of the model of the published families.
+        data: texts, for the losses.
+    """
+    opened = open_source(run, data, examples)
+    model, config, state = opened.model, opened.model.transformer.config, state_of(run, run)
+    grid = grid_of(config)
+    (even,) = devices_of([board_mode(board)], model, grid, [Point(*size) for size in _SIZES], state)
+    weights = [1 / times.of(config.layers) for times in even.times]
+    fair = [Point(*size, weight) for size, weight in zip(_SIZES, weights, strict=True)]
+    device = even._replace(points=tuple(fair))
+    short = device._replace(points=device.points[:1], times=device.times[:1])
+    with reduction_progress() as (_, on_progress):
+        losses = measure_losses(model, opened.data.train, grid, state=state, on_progress=on_progress)
+    records = read_records(_RESULTS, Record).values()
+    families = sorted((one.answered for one in records if one.answered), key=lambda one: (one.task, one.seed))
+    targets, dense = frozen({}).tiers, config.layers
+    rows = [_published(name, families, device) for name in (DENSE, *targets, *_CONTROLS)]
+    plans: dict[str, Sequence[LayerShape | None]] = {
+        f"layers {', '.join(map(str, kept))}": [shape if number in kept else None for number, shape in enumerate(dense)]
+        for kept in _WHOLE_LAYERS
+    }
+    for where, words in ((short, device.points[0].name), (device, "all sizes")):
+        for tier, target in targets.items():
+            shapes = choose_shapes(dense, losses, where.mean, target, f"{tier} on {where.name}")
+            plans[f"{tier}, planned for {words}"] = shapes
+    for name, planned in plans.items():
+        loss = sum(one.of(device.mean.grid, shape) for one, shape in zip(losses, planned, strict=True))
+        rows.append(BoardRow(name, tuple(planned), 0, device.at_points(dense, planned), loss))
+    return BoardPlans(board, device.label, device.key, examples, tuple(rows))
+
+
+def _published(name: str, families: Sequence[Answered], device: Device) -> BoardRow:
+    """Return the mean times of a published run over the families that have it."""
+    found = [(family.layers[DENSE], family.layers[name]) for family in families if name in family.layers]
+    every = zip(*(device.at_points(dense, shapes) for dense, shapes in found), strict=True)
+    fields = ("milliseconds", "low_ms", "high_ms")
+    points = tuple(
+        msgspec.structs.replace(
+            same[0], **{field: float(np.mean([getattr(one, field) for one in same])) for field in fields}
+        )
+        for same in every
+    )
+    alike = {shapes for _, shapes in found}
+    return BoardRow(name, alike.pop() if len(alike) == 1 else (), len(found), points)
+
+
+def table_of(plans: BoardPlans) -> str:
+    """Return the document of a record."""
+    paragraphs = (
+        f"**Predictions, not measurements on a board**, in {plans.key['precision'].upper()}, by `export/estimate`: "
+        "speeds relative to the dense model, whose row has milliseconds with their error band. Kernels are "
+        f"{plans.key['kernels']}.",
+        "Published tiers are means over their families. New ones have the published targets, for one size alone, or "
+        "for all sizes, each with the same share of the dense model's time. They are planned before any training. The "
+        "loss, which the search adds up over the layers, is the squared distance of embeddings to the original's, of "
+        f"{plans.examples} texts; it says little about what a distillation restores. A layer is written as heads x "
+        "width, hidden units.",
+    )
+    rows = []
+    for row in plans.rows:
+        cells = (
+            f"{one.milliseconds:.2f} ms ({one.low_ms:.2f} … {one.high_ms:.2f})"
+            if row.name == DENSE
+            else f"{one.speedup:.2f}"
+            for one in row.points
+        )
+        shapes = "; ".join(_words(shape) for shape in row.shapes) or f"of {row.families} families"
+        rows.append((row.name, *cells, "" if row.loss is None else f"{row.loss:.3f}", shapes))
+    heads = ("tier", *(point.name for point in plans.rows[0].points), "loss", "layers")
+    table = Table("", heads, rows).markdown()
+    table[1] = table[1].removesuffix("---: |") + "--- |"  # shapes are texts
+    commands = (
+        "fewheads import all-MiniLM-L6-v2 --out runs/minilm --data texts.txt",
+        f"python -m export.papers.frontier.boards runs/minilm --for {plans.board}",
+    )
+    wrapped = (line for text in paragraphs for line in (*wrap(text, 120, break_long_words=False), ""))
+    return "\n".join([f"# The published tiers on {plans.board}", "", *wrapped, *table, "", "```", *commands, "```", ""])
+
+
+def _words(shape: LayerShape | None) -> str:
+    if shape is None:
+        return "left out"
+    return f"{f'{shape.num_heads} x {shape.head_dim}' if shape.num_heads else 'none'}, {shape.ffn_dim}"
+
+
+@click.command()
+@click.argument("run", type=DIRECTORY)
+@imported_data_option
+@click.option("--for", "board", default=str(DEFAULT_BOARD), show_default=True, help="The board and its power mode.")
+def main(run: Path, data: Path | None, board: str) -> None:
+    """Plan the published tiers for a board, and write a record and a table."""
+    plans = plan_tiers(run, needed_data(recorded(run), None, data), board)
+    place = _BOARDS / board.replace(":", "-")
+    write_whole(place.with_suffix(".json"), msgspec.json.format(msgspec.json.encode(plans), indent=1) + b"\n")
+    write_whole(place.with_suffix(".md"), table_of(plans).encode())
+    click.echo(table_of(plans))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""The command ``fewheads frontier``."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from edge.cli.options import given_options
+from edge.cli.output import json_option
+from edge.errors import Raw, UsageError
+from export.bundle.outputs import check_workspace
+from export.figures import new_figure
+from export.finetune import AVERAGED, data_directory
+from export.loading import loading_torch
+from export.options import (
+    DIRECTORY,
+    data_dir_option,
+    device_option,
+    jobs_option,
+    out_option,
+    plots_option,
+    precision_option,
+    ray_option,
+)
+
+# torch takes seconds to import, so only the commands' bodies do it.
+if TYPE_CHECKING:
+    from export.training.device import DeviceName
+    from export.training.recipe import Precision
+
+#: Parameters of a command that trains nothing.
+_OF_REPORTS = ("out", "only_report", "plots", "as_json")
+
+
+@click.command()
+@click.option("--model", type=DIRECTORY, help="Hugging Face directory that all runs start from.")
+@click.option(
+    "--task", "tasks", multiple=True, type=click.Choice(AVERAGED), help="A task, repeatable; all five by default."
+)
+@click.option(
+    "--seeds", type=click.IntRange(1), help="Families of each task; 3 or 5 by default, as the settings have it."
+)
+@click.option("--epochs", type=click.IntRange(1), help="Length of each training; by default, the settings decide.")
+@click.option("--limit", type=click.IntRange(1), help="Train on at most so many examples; all by default.")
+@device_option
+@precision_option()
+@data_dir_option
+@jobs_option
+@ray_option
+@out_option("Directory for all results; the same settings resume there, with more seeds, too, and others are refused.")
+@click.option("--report", "only_report", is_flag=True, help="Train nothing: sum up the records in --out.")
+@plots_option
+@json_option
+def frontier(
+    model: Path | None,
+    tasks: tuple[str, ...],
+    seeds: int | None,
+    epochs: int | None,
+    limit: int | None,
+    device: DeviceName,
+    precision: Precision,
+    data_dir: Path,
+    jobs: int | None,
+    ray: str | None,
+    out: Path,
+    only_report: bool,
+    plots: bool,
+    as_json: bool,
+) -> None:
+    """Measure speed against accuracy: dense models, leaner ones, and simple reductions of the same speed.
+
+    On five tasks of GLUE and several seeds, each family is trained, reduced, distilled, and exported in FP32 and INT8;
+    then all files are timed in turns on ONNX Runtime. Writes records.jsonl, report.md and frontier.png. A family takes
+    20 to 80 minutes of a core.
+    """
+    if plots:
+        new_figure(1, 1, without="give --no-plots")
+    if only_report:
+        _report(out, plots=plots, as_json=as_json)
+        return
+    if model is None:
+        fix = "Give the directory of a BERT, or --report to sum up earlier records."
+        raise UsageError("--model", given=Raw("nothing"), expected="a Hugging Face directory", fix=fix)
+    data = {f"the data of {task} in": data_directory(task, data_dir) for task in tasks or AVERAGED}
+    check_workspace("--out", out, {"--model": model, **data}, settings="settings.json")
+    changes = {"seeds": seeds, "limit": limit, **dict.fromkeys(("epochs", "teacher_epochs", "reduced_epochs"), epochs)}
+    with loading_torch("loading torch and data"):
+        from export.papers.experiment import compute_parts, keep_settings, run_experiment
+        from export.papers.frontier.family import time_shapes
+        from export.papers.frontier.records import frozen, settings_of
+        from export.papers.frontier.run import Frontier
+        from export.training.jobs import use_gpus
+        from export.training.watch import watching
+
+        gpu = use_gpus(device, ray)
+        changed = frozen({name: value for name, value in changes.items() if value}, tasks)
+        found = msgspec.structs.replace(changed, precision=precision)
+        settings = settings_of(found, model, data_dir, "cuda" if gpu else "cpu")
+    experiment = Frontier(settings, (model, data_dir, out))
+    keep_settings(out, settings, extensible=experiment.extensible)
+    with watching("shapes") as watch:
+        time_shapes(model, out, found.tokens, partial(watch.on_part, "shapes timed"))
+    # Files are timed at the end, when nothing else runs.
+    trainings = Frontier(settings, (model, data_dir, out), trainings=True)
+    compute_parts(trainings, out, jobs=jobs, ray=ray, gpu=gpu)
+    run_experiment(experiment, out, plots=plots, as_json=as_json)
+
+
+def _report(out: Path, *, plots: bool, as_json: bool) -> None:
+    for parameter in given_options():
+        if parameter.name not in _OF_REPORTS:
+            given, fix = Raw("an option of a training"), "Leave it out: the records have their settings."
+            raise UsageError(parameter.opts[0], given=given, expected="nothing beside --report", fix=fix)
+    with loading_torch("reading records"):
+        from export.papers.experiment import read_settings, report_experiment
+        from export.papers.frontier.records import Settings
+        from export.papers.frontier.run import Frontier
+
+        experiment = Frontier(read_settings(out, Settings))
+    report_experiment(experiment, out, plots=plots, as_json=as_json)

@@ -1,0 +1,94 @@
+"""The experiment: families of runs are trained and answer dev, each a part; then their files are timed, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from export.papers.experiment import Experiment, Part, Table, read_records
+from export.papers.frontier.records import Family, Record, Settings, measured
+from export.papers.frontier.summary import Summary
+from export.papers.frontier.tables import draw, tables_of, text_of
+from export.training.watch import Watch
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_TIMES = "-times"
+
+
+class Frontier(Experiment[Record]):
+    """Speed against accuracy of dense models, leaner ones, and simple reductions of the same speed.
+
+    Args:
+        paths: of model, data and results; None only reports.
+        trainings: whether the times of files are left out; they need a machine without other work.
+    """
+
+    title = "Speed against accuracy"
+    record = Record
+    settings: Settings
+
+    def __init__(
+        self, settings: Settings, paths: tuple[Path, Path, Path] | None = None, *, trainings: bool = False
+    ) -> None:
+        self.settings, self._paths, self._trainings = settings, paths, trainings
+        self._found: Summary | None = None
+        names = ("seeds", "controls")
+        self.extensible = tuple(f"frontier.tasks.{task}.{name}" for task in settings.frontier.tasks for name in names)
+
+    def parts(self) -> Sequence[Part]:
+        """Return the parts of all families, seed by seed, and behind them those of their times."""
+        frontier = self.settings.frontier
+        families = [
+            Family(frontier, task, seed, self.settings.device)
+            for task, of_task in frontier.tasks.items()
+            for seed in range(of_task.seeds)
+        ]
+        names = [(one.name, one) for one in sorted(families, key=lambda family: family.seed)]
+        times = [] if self._trainings else [Part(f"{name}{_TIMES}", (one,)) for name, one in names]
+        return [*(Part(name, (one,)) for name, one in names), *times]
+
+    def compute(self, part: Part, watch: Watch) -> Record:
+        """Train a family and return its answers, or time its files."""
+        from export.papers.frontier.family import answer, inputs_of, time_files, train
+
+        assert self._paths, "it only reports"
+        (family,), (model, data_dir, out) = part.arguments, self._paths
+        inputs, directory = inputs_of(family, model, data_dir), out / family.name
+        if part.name.endswith(_TIMES):
+            answered = read_records(out, Record)[family.name].answered
+            assert answered
+            return Record(timed=time_files(answered, inputs, directory, watch))
+        train(family, inputs, directory, watch)
+        return Record(answered=answer(family, inputs, directory, watch))
+
+    def text(self, records: Mapping[str, Record]) -> str:
+        """Return the conditions and the table of the first screen."""
+        summary = self._summary(records)
+        return text_of(summary) if summary else ""
+
+    def tables(self, records: Mapping[str, Record]) -> Sequence[Table]:
+        """Return all further tables."""
+        summary = self._summary(records)
+        return tables_of(summary) if summary else []
+
+    def figures(self, records: Mapping[str, Record]) -> Mapping[str, Figure]:
+        """Return the figure of speed against accuracy."""
+        summary = self._summary(records)
+        return {"frontier": draw(summary)} if summary else {}
+
+    def _summary(self, records: Mapping[str, Record]) -> Summary | None:
+        """Return the summary of the measured families, task by task, which takes seconds; None without any."""
+        if self._found is None:
+            found = []
+            for task in self.settings.frontier.tasks:
+                names = [name for name in records if name.startswith(f"{task}-seed") and name + _TIMES in records]
+                for name in names:
+                    answered, timed = records[name].answered, records[name + _TIMES].timed
+                    assert answered
+                    assert timed
+                    found.append(measured(answered, timed))
+            self._found = Summary(found, self.settings.frontier) if found else None
+        return self._found

@@ -1,0 +1,177 @@
+"""Recipes of the models: the paper's size for a GPU, and one that two cores train in minutes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from edge.errors import UsageError
+from export.papers.looped.model import Injection, PromptConfig, gpt2_shapes
+from export.training.recipe import Recipe
+
+Size = Literal["small", "paper"]
+#: The most steps between two scores.
+_STEPS_PER_EPOCH = 500
+#: Share of a further training's steps with a rising learning rate, which then falls to 0.
+_TUNING_WARMUP_SHARE = 0.05
+#: With Muon, a quarter of AdamW's steps lead to the same error.
+_SMALL = Recipe(epochs=1, optimizer="muon", peak_learning_rate=2e-3, batch_size=64, schedule="cosine", clip_norm=1.0)
+_PAPER = Recipe(epochs=1, peak_learning_rate=1e-4, batch_size=64)
+#: T and the last number of loops, by function class, of the paper's public code.
+_LOOPS = {"linear": (15, 30), "sparse": (10, 20), "tree": (15, 70), "relu": (5, 12)}
+
+
+class Rising(msgspec.Struct, frozen=True):
+    """A number that grows during training: by ``increment`` every ``interval`` steps, from ``start`` to ``end``."""
+
+    start: int
+    end: int
+    increment: int = 1
+    interval: int = 1
+
+    def at(self, step: int) -> int:
+        """Return the number in a step, counted from 0."""
+        return min(self.end, self.start + step // self.interval * self.increment)
+
+
+class Curriculum(msgspec.Struct, frozen=True):
+    """How prompts and loops grow.
+
+    Attributes:
+        dims: coordinates of the points that are not zero.
+        points: of a prompt.
+        loops: of the model; 1 for an unlooped one.
+        window: T, the last loops whose predictions are in the loss.
+        drawn_loops: the number of loops of each step is drawn evenly from here to ``loops``; None is ``loops`` itself.
+            Training on drawn numbers makes a solver that holds its fixed point.
+    """
+
+    dims: Rising
+    points: Rising
+    loops: Rising = Rising(1, 1)
+    window: int = 1
+    drawn_loops: int | None = None
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """One of the trainings of a model, whose score is measured after ``evaluated_loops``."""
+
+    name: str
+    recipe: Recipe
+    curriculum: Curriculum
+    evaluated_loops: int
+    steps_per_epoch: int
+
+    @property
+    def steps(self) -> int:
+        """The number of steps."""
+        return self.recipe.epochs * self.steps_per_epoch
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """The shape of a model, and the stages of its training."""
+
+    config: PromptConfig
+    stages: tuple[Stage, ...]
+
+
+def plan_of(
+    function: str,
+    size: Size,
+    *,
+    injection: Injection | None = "add",
+    layers: int | None = None,
+    dim: int | None = None,
+    steps: int | None = None,
+) -> Plan:
+    """Return how to train a model on a function class.
+
+    Args:
+        injection: None is an unlooped model, with twelve layers by default; a looped one has one.
+        steps: of the first stage, in place of the size's; the rest keeps its proportion.
+
+    Raises:
+        UsageError: the width cannot be shared by the heads.
+    """
+    layers = layers or (12 if injection is None else 1)
+    make, usual_dim, heads = (_small, 64, 4) if size == "small" else (_paper, 256, 8)
+    dim = dim or usual_dim
+    if dim % heads:
+        fix = f"Give --dim {max(1, dim // heads) * heads}."
+        raise UsageError("--dim", given=dim, expected=f"a multiple of the {heads} heads", fix=fix)
+    return make(function, injection, layers, dim, steps)
+
+
+def tuning_plan(function: str, config: PromptConfig, steps: int) -> Plan:
+    """Return the plan of a further training: the last stage of the model's own plan, from the end of its curriculum.
+
+    Args:
+        config: of the model, whose layers may be smaller than the plan's.
+        steps: 0 is a plan without training.
+    """
+    if not steps:
+        return Plan(config, ())
+    size: Size = "small" if config.dims == plan_of(function, "small").config.dims else "paper"
+    layers = len(config.shapes)
+    stage = plan_of(function, size, injection=config.injection, layers=layers, steps=steps).stages[-1]
+    loops = stage.curriculum.loops.end
+    ends = {"dims": config.dims, "points": config.points, "loops": loops}
+    curriculum = replace(stage.curriculum, **{name: Rising(end, end) for name, end in ends.items()})
+    rate = stage.recipe.peak_learning_rate / 2  # the weights are trained already
+    recipe = replace(stage.recipe, peak_learning_rate=rate, schedule="cosine", final_share=0.0)
+    return Plan(config, (_stage("tune", steps, recipe, curriculum, loops, round(_TUNING_WARMUP_SHARE * steps)),))
+
+
+def _small(function: str, injection: Injection | None, layers: int, dim: int, steps: int | None) -> Plan:
+    """Five dimensions and ten pairs; 20 pairs for trees and networks, which need more.
+
+    The first stage finds a solution within few loops; the second, with drawn numbers of loops, makes it a fixed point.
+    """
+    pairs = {"linear": 10, "sparse": 10}.get(function, 20)
+    config = PromptConfig(dims=5, points=pairs + 1, dim=dim, shapes=gpt2_shapes(dim, 4, layers), injection=injection)
+    steps = steps or 1500
+    interval = max(1, steps // 5)
+    dims, points = Rising(2, 5, 1, interval), Rising(5, pairs + 1, 2 if pairs == 10 else 4, interval)
+    if injection is None:
+        # 5,000 steps of 12 layers, with gradients in all, cost what both stages of a looped model do; those of fewer
+        # layers cost less.
+        recipe = replace(_SMALL, peak_learning_rate=3e-3) if layers < 4 else _SMALL
+        return Plan(config, (_stage("unlooped", steps * 10 // 3, recipe, Curriculum(dims, points), 1),))
+    solve = Curriculum(dims, points, Rising(6, 12, 2, interval), window=6)
+    settle = Curriculum(Rising(5, 5), Rising(pairs + 1, pairs + 1), Rising(30, 30), window=8, drawn_loops=8)
+    stages = (
+        _stage("solve", steps, replace(_SMALL, peak_learning_rate=5e-3, schedule="constant"), solve, 12),
+        # On linear functions, half this rate makes errors 1.8 times as large, a quarter of it 3.2 times, and twice this
+        # rate 1.1 times (one seed).
+        _stage("settle", max(1, steps * 8 // 3), replace(_SMALL, peak_learning_rate=6e-3), settle, 30),
+    )
+    return Plan(config, stages)
+
+
+def _paper(function: str, injection: Injection | None, layers: int, dim: int, steps: int | None) -> Plan:
+    """Twenty dimensions, the curricula of Garg et al. 2022 and of the paper's public code, 500,000 steps."""
+    long = function in ("tree", "relu")
+    config = PromptConfig(
+        dims=20, points=101 if long else 41, dim=dim, shapes=gpt2_shapes(dim, 8, layers), injection=injection
+    )
+    steps = steps or 500_000
+    interval, of_loops = (max(1, of * steps // 500_000) for of in (2000 if injection is None else 5000, 500))
+    dims = Rising(5, 20, 1, interval)
+    points = Rising(26, 101, 5, interval) if long else Rising(11, 41, 2, interval)
+    window, loops = _LOOPS[function]
+    curriculum = Curriculum(dims, points)
+    if injection:
+        curriculum = Curriculum(dims, points, Rising(window, loops, 2, of_loops), window=window)
+    return Plan(config, (_stage("paper", steps, _PAPER, curriculum, curriculum.loops.end, 0),))
+
+
+def _stage(
+    name: str, steps: int, recipe: Recipe, curriculum: Curriculum, evaluated_loops: int, warmup_steps: int = 200
+) -> Stage:
+    """Return a stage of so many steps, or up to a hundredth fewer, in epochs of equal length."""
+    epochs = -(-steps // _STEPS_PER_EPOCH)
+    per_epoch = steps // epochs
+    recipe = replace(recipe, epochs=epochs, warmup_share=min(0.5, warmup_steps / (epochs * per_epoch)))
+    return Stage(name, recipe, curriculum, evaluated_loops, per_epoch)

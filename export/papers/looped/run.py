@@ -1,0 +1,136 @@
+"""The experiments of paper 003, "Looped Transformers are Better at Learning Learning Algorithms"."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from edge.errors import Raw, UsageError
+from edge.files import sha256
+from export.papers.experiment import Experiment, Part, Table
+from export.papers.looped.measure import Run, Task, TaskResult, measure
+from export.papers.looped.model import PromptConfig
+from export.papers.looped.prompts import FUNCTION_CLASSES
+from export.papers.looped.report import draw, tables_of, text_of
+from export.papers.looped.train import load_run
+from export.training.runs import WEIGHTS
+from export.training.watch import Watch
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Loops of a model whose training is not recorded.
+_LOOPS = 30
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """Number of prompts, the most loops, and the digests of the runs by name."""
+
+    prompts: int
+    loops: int
+    runs: dict[str, str]
+
+
+class Looped(Experiment[TaskResult]):
+    """The errors of looped and unlooped runs beside those of baselines."""
+
+    title = "Looped transformers on function classes"
+    record = TaskResult
+    settings: Settings
+
+    def __init__(self, settings: Settings, parts: Sequence[Part], paths: Sequence[Path] = ()) -> None:
+        self.settings, self._parts, self._paths = settings, parts, paths
+
+    @classmethod
+    def of_runs(cls, paths: Sequence[Path], *, prompts: int, loops: int) -> Looped:
+        """Return the experiment of some runs, with a part for each function class and size."""
+        runs = open_runs(paths)
+        parts = [Part(f"{task.function}-d{task.dims}", task[:3]) for task in tasks_of(runs)]
+        return cls(Settings(prompts, loops, {run.name: run.digest for run in runs}), parts, paths)
+
+    def parts(self) -> Sequence[Part]:
+        """Return all parts."""
+        return self._parts
+
+    def compute(self, part: Part, watch: Watch) -> TaskResult:
+        """Measure all runs of a function class and size."""
+        task = next(task for task in tasks_of(open_runs(self._paths)) if task[:3] == part.arguments)
+        return measure(task, self.settings.prompts, self.settings.loops)
+
+    def text(self, records: Mapping[str, TaskResult]) -> str:
+        """Return how errors were measured."""
+        return text_of(records, self.settings.prompts)
+
+    def tables(self, records: Mapping[str, TaskResult]) -> Sequence[Table]:
+        """Return the tables of all tasks."""
+        return [table for result in records.values() for table in tables_of(result)]
+
+    def figures(self, records: Mapping[str, TaskResult]) -> Mapping[str, Figure]:
+        """Return two figures of each task, by pairs and by loops."""
+        return {f"{name}-{kind}": figure for name, one in records.items() for kind, figure in draw(one).items()}
+
+
+def open_runs(paths: Iterable[Path]) -> list[Run]:
+    """Return runs in the order given.
+
+    Raises:
+        CheckpointError: a path is not a run of a transformer for prompts.
+        UsageError: two runs have the same name or are the same model, or a run's function class is unknown.
+    """
+    runs, known = [], dict[str, Path]()
+    for path in paths:
+        run = _open(path)
+        for key in (run.name, run.digest):
+            if key in known:
+                expected = f"runs with names and weights of their own, unlike {known[key]}"
+                raise UsageError("RUN", given=str(path), expected=expected, fix="Leave one of them out, or rename it.")
+            known[key] = path
+        runs.append(run)
+    return runs
+
+
+def tasks_of(runs: Iterable[Run]) -> list[Task]:
+    """Return the runs of each function class and size by shape and training."""
+    tasks: dict[tuple[str, int, int], Task] = {}
+    trainings: dict[tuple[object, ...], list[str]] = {}
+    for run in runs:
+        config = run.model.config
+        key = run.function, config.dims, config.points
+        name = group_name(config)
+        trained = trainings.setdefault((*key, name), [])
+        if run.training not in trained:
+            trained.append(run.training)
+        number = trained.index(run.training) + 1
+        groups = tasks.setdefault(key, Task(*key, {})).groups
+        groups.setdefault(name if number == 1 else f"{name}, training {number}", []).append(run)
+    return list(tasks.values())
+
+
+def group_name(config: PromptConfig) -> str:
+    """Return the name of the group of a model: its shape, and its injection unless that is a sum."""
+    first = config.shapes[0]
+    words = ["unlooped" if config.injection is None else "looped", f"L={len(config.shapes)}", f"D={config.dim}"]
+    if first.num_heads * first.head_dim != config.dim or first.ffn_dim != 4 * config.dim:
+        words.append(f"{first.num_heads} heads of {first.head_dim}, {first.ffn_dim} units")
+    if config.injection == "none":
+        words.append("no injection")
+    return ", ".join(words)
+
+
+def _open(path: Path) -> Run:
+    model, config, _ = load_run(path)
+    function = config.arguments.get("function")
+    if function not in FUNCTION_CLASSES:
+        expected, fix = f"one of {', '.join(FUNCTION_CLASSES)}", "Train it again."
+        raise UsageError(f"{path} function", given=Raw(function), expected=expected, fix=fix)
+    loops, trainer = 1, config.provenance.trainer
+    if model.config.injection is not None:
+        # The stages' curricula are a part of the record; the last number is that of the last stage.
+        recorded = re.findall(r"loops=Rising\(start=\d+, end=(\d+)", trainer)
+        loops = int(recorded[-1]) if recorded else _LOOPS
+    digest = sha256((path / WEIGHTS).read_bytes() + msgspec.json.encode(config.arguments))
+    return Run(path.resolve().name, function, model, loops, trainer, digest)

@@ -1,0 +1,68 @@
+"""The command ``fewheads int8``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edge.cli.output import json_option, print_json, print_table
+from export.finetune import labelled_data
+from export.loading import loading_torch
+from export.options import DIRECTORY, run_data_dir_option
+from export.training.runs import recorded
+from export.training.watch import counting
+
+
+@click.command()
+@click.argument("run", type=DIRECTORY)
+@click.option(
+    "--method", "methods", multiple=True, help="A way to quantise, repeatable; by default all, or none with --trained."
+)
+@click.option(
+    "--trained",
+    multiple=True,
+    type=DIRECTORY,
+    help="A run of `fewheads finetune --int8` with the task, labels and layers of RUN, repeatable.",
+)
+@click.option("--split", default="holdout", show_default=True, help="Score on this; choose ways on the hold-out.")
+@click.option(
+    "--calibration",
+    "rows",
+    type=click.IntRange(1),
+    default=256,
+    show_default=True,
+    help="Rows of the training set that the ranges are from.",
+)
+@run_data_dir_option
+@json_option
+def int8(
+    run: Path,
+    methods: tuple[str, ...],
+    trained: tuple[Path, ...],
+    split: str,
+    rows: int,
+    data_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Compare ways to quantise a run for TensorRT, by the task's metric.
+
+    Each file runs on ONNX Runtime over a whole split, and is compared with RUN in FP32 item by item.
+    """
+    data_dir = labelled_data(recorded(run), data_dir)
+    with loading_torch():
+        from export.quantize.compare import compare_int8
+        from export.training.intervals import bounds_of
+    with counting("scoring") as on_file:
+        found = compare_int8(run, data_dir, methods, trained, split=split, calibration_rows=rows, on_file=on_file)
+    if as_json:
+        print_json(found)
+        return
+    points = "{:+.2f}".format
+    cells = [
+        (one.method, one.int8_share, one.value, points(100 * one.difference.value),
+         bounds_of(one.difference.interval, lambda share: points(100 * share)), one.logits_error)
+        for one in found.scored
+    ]  # fmt: skip
+    title = f"{found.run}: {found.task}, {found.split}, n = {found.n}, {found.metric} {found.fp32:.4f} in FP32"
+    print_table(title, ("method", "share in INT8", found.metric, "points", "95 % interval", "logits' error"), cells)

@@ -1,0 +1,161 @@
+"""The experiments on looped models: ``fewheads looped``, and the tables that are made from its records."""
+
+import json
+import sys
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from edge.errors import UsageError
+from export.papers.experiment import RECORDS, read_records
+from export.papers.looped import MODEL, tables
+from export.papers.looped.baselines import BASELINES
+from export.papers.looped.cli import looped
+from export.papers.looped.measure import TaskResult, error_path, pair_errors, stopping_of
+from export.papers.looped.model import PromptTransformer, Trajectory
+from export.papers.looped.prompts import draw_prompts
+from export.papers.looped.recipes import Curriculum, Rising, plan_of
+from export.papers.looped.report import tables_of
+from export.papers.looped.run import group_name, open_runs, tasks_of
+from export.papers.looped.train import train_run
+from export.training.checkpoint import save
+from export.training.intervals import Sample
+from export.training.provenance import provenance
+from export.training.runs import RunConfig, RunMetrics
+from tests.support.task_data import invoke
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Directories of a trained unlooped model, and of looped ones with random weights, two of them seeds of one."""
+    place = tmp_path_factory.mktemp("runs")
+    plan = plan_of("linear", "small", dim=8, injection=None, layers=2, steps=1)
+    train_run("linear", plan, place / "unlooped", seed=0)
+    trainer = "; ".join(str(stage.curriculum) for stage in plan_of("linear", "small").stages)
+    write_run(place / "seed0", "linear", trainer=trainer)
+    write_run(place / "seed1", "linear", seed=1, trainer=trainer)
+    once = Rising(1, 1)
+    write_run(place / "other", "linear", seed=2, trainer=str(Curriculum(once, once, loops=Rising(2, 7))))
+    write_run(place / "tied", "linear", injection="none")
+    write_run(place / "looped-tree", "tree")
+    return place
+
+
+def write_run(path, function, *, seed=0, trainer="none", **options):
+    config = plan_of(function, "small", dim=8, **options).config
+    torch.manual_seed(seed)
+    record = provenance(trainer=trainer, data="none", seed=seed)
+    arguments = {"function": function, "config": msgspec.to_builtins(config)}
+    save(path, PromptTransformer(config), RunConfig(MODEL, arguments, record), RunMetrics(1, 1, 1, 1.0, ()))
+
+
+@pytest.fixture(scope="module")
+def tasks(runs):
+    return tasks_of(open_runs(runs / name for name in ("unlooped", "tied", "seed0", "other", "seed1", "looped-tree")))
+
+
+def test_runs_of_a_shape_and_training_are_seeds_of_one_model(tasks):
+    linear, tree = tasks
+    assert {name: [run.name for run in group] for name, group in linear.groups.items()} == {
+        "unlooped, L=2, D=8": ["unlooped"],
+        "looped, L=1, D=8, no injection": ["tied"],
+        "looped, L=1, D=8": ["seed0", "seed1"],
+        "looped, L=1, D=8, training 2": ["other"],
+    }
+    assert [linear.main(looped=kind) for kind in (True, False)] == ["looped, L=1, D=8", "unlooped, L=2, D=8"]
+    assert [run.loops for group in linear.groups.values() for run in group] == [1, 30, 30, 30, 7]
+    assert tree.main(looped=False) is None
+    config = linear.groups["looped, L=1, D=8"][0].model.config
+    shape = msgspec.structs.replace(config.shapes[0], num_heads=2, ffn_dim=16)
+    assert group_name(msgspec.structs.replace(config, shapes=(shape,))) == "looped, L=1, D=8, 2 heads of 2, 16 units"
+
+
+def test_a_run_given_twice_is_refused(runs):
+    with pytest.raises(UsageError, match=r"expected runs with names and weights of their own, unlike .*seed0"):
+        open_runs([runs / "seed0", runs / "seed0"])
+
+
+def test_errors_by_pairs_and_by_loops_are_those_of_single_loops(tasks):
+    model = tasks[0].groups["looped, L=1, D=8"][0].model
+    prompts = draw_prompts("linear", 150, 11, 5, torch.Generator().manual_seed(0))  # more than one chunk
+    with torch.no_grad():
+        expected = [(loop - prompts.ys).square().numpy() for loop in model(prompts.xs, prompts.ys, 5)]
+    np.testing.assert_allclose(pair_errors(model, prompts, 3), expected[2], rtol=1e-3, atol=1e-5)
+    path = error_path(model, prompts, 5)
+    np.testing.assert_allclose(path.predictions, [errors[:, -1] for errors in expected], rtol=1e-3, atol=1e-5)
+
+
+def test_one_command_writes_records_report_and_figures_and_resumes(runs, tmp_path):
+    out = tmp_path / "out"
+    arguments = [runs / name for name in ("seed0", "unlooped", "seed1", "tied", "looped-tree")]
+    options = ("--prompts", 40, "--loops", 32, "--out", out, "--json")
+    found = json.loads(invoke(looped, *arguments, *options))
+    linear, tree = read_records(out, TaskResult).values()
+    assert list(linear.by_pairs) == [linear.looped, linear.unlooped, *BASELINES["linear"]]
+    solved = linear.by_pairs["least squares"]
+    assert max(list(solved.values())[5:]) < 1e-6 < min(list(solved.values())[:5])
+    assert [list(group.by_seed) for group in linear.groups] == [["seed0", "seed1"], ["unlooped"], ["tied"]]
+    assert list(linear.by_loops) == [linear.looped, "seed0", "seed1", "looped, L=1, D=8, no injection"]
+    ours = linear.groups[0]
+    ratios = {one.other: one for one in linear.ratios}
+    assert ratios["least squares"].after_all is None
+    first = ratios[linear.unlooped]
+    assert (first.seeds, ratios["averaging"].seeds) == ((2, 1), (2, 0))
+    assert first.after_all.value == pytest.approx(ours.error.value / linear.groups[1].error.value)
+    means = [np.mean(list(linear.by_pairs[name].values())) for name in (linear.looped, linear.unlooped)]
+    assert first.overall.value == pytest.approx(means[0] / means[1])
+    (trees,) = tree.groups
+    assert (tree.unlooped, len(tree.ratios)) == (None, len(BASELINES["tree"]))
+    assert tree.ratios[0].after_all.value == pytest.approx(trees.error.value / tree.by_pairs["least squares"][20])
+
+    assert {path.name for path in out.glob("*.png")} == {
+        f"{task}-{kind}.png" for task in ("linear-d5", "tree-d5") for kind in ("samples", "loops")
+    }
+    report = (out / "report.md").read_text()
+    assert "| 1, prompts alone |" in report
+    assert "![linear-d5-samples](linear-d5-samples.png)" in report
+    lines = (out / RECORDS).read_bytes().splitlines(keepends=True)
+    (out / RECORDS).write_bytes(lines[1])
+    assert json.loads(invoke(looped, *arguments, *options, "--no-plots")) == found
+    assert (out / RECORDS).read_bytes().startswith(lines[1])
+    with pytest.raises(UsageError, match=r"got runs.other None, expected runs.other"):
+        invoke(looped, *arguments, runs / "other", *options)
+
+
+def test_an_interval_of_ratios_counts_seeds_where_there_are_several():
+    errors = np.random.default_rng(0).exponential(size=(1, 400))
+    once, worse = Sample(errors, np.ones(400)), Sample(1.5 * errors, np.ones(400))
+    assert worse.over(once).interval == pytest.approx((1.5, 1.5))  # the same prompts
+    levels = np.array([0.8, 1.0, 1.25])
+    several = Sample(levels[:, None] * errors, np.ones(400)).over(once)
+    logs = np.log(levels)  # Student's with two degrees of freedom
+    half = 4.3027 * logs.std(ddof=1) / 3**0.5
+    center = np.log(levels.mean())
+    assert np.log(several.interval) == pytest.approx([center - half, center + half], rel=1e-3)
+
+
+def test_stopping_counts_the_loops_that_each_prompt_takes():
+    residuals = np.array([[0.5, 0.5], [0.08, 0.4], [0.04, 0.04], [0.02, 0.02]])
+    errors = np.array([[4.0, 4.0], [1.0, 2.0], [1.0, 1.0], [1.0, 1.0]])
+    points = {point.tolerance: point for point in stopping_of([Trajectory(2 * errors, residuals)], 2.0)}
+    assert (points[0.1].mean_loops, points[0.1].most, points[0.1].error) == (2.5, pytest.approx(2.9), 1.0)
+    assert points[0.005].mean_loops == 4
+
+
+def test_the_published_page_has_the_tables_of_its_records():
+    page = (tables.RESULTS.parent / "RESULTS.md").read_text()
+    assert tables.page_of(page) == page
+    report = (tables.RESULTS / "report.md").read_text()
+    for task in read_records(tables.RESULTS, TaskResult).values():
+        for table in tables_of(task):
+            assert f"## {table.title}\n\n" + "\n".join(table.markdown()) in report
+
+
+def test_missing_packages_are_named_before_the_work(runs, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "xgboost", None)
+    result = CliRunner().invoke(looped, [str(runs / "seed0"), "--out", str(tmp_path / "out")])
+    assert "xgboost-cpu: got not installed" in str(result.exception)
+    assert not (tmp_path / "out").exists()

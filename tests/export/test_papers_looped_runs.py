@@ -1,0 +1,301 @@
+"""Looped runs: training, reduction, bundles, and the engines of their graphs."""
+
+import json
+from functools import partial
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import tritonclient.grpc as triton
+from click.testing import CliRunner
+from onnx import numpy_helper
+
+from edge.bundles.bundle import Bundle
+from edge.bundles.manifest import Profile, Tolerance
+from edge.errors import GoldenError
+from edge.launch import running_server
+from edge.runtimes.tensorrt.build import compile_onnx
+from export.cli import export, train
+from export.commands.reduce import reduce
+from export.estimate.model import kernels
+from export.estimate.operations import work_of
+from export.models.convert import golden_of, largest_difference
+from export.papers.looped.bundle import usual_steps
+from export.papers.looped.model import (
+    EMBED_OUTPUTS,
+    STEP_OUTPUTS,
+    Embed,
+    PromptTransformer,
+    StepGraph,
+    embed_onnx,
+    step_onnx,
+    trajectory,
+)
+from export.papers.looped.options import SizeOptions
+from export.papers.looped.prompts import draw_prompts
+from export.papers.looped.recipes import Plan, plan_of
+from export.papers.looped.reduce import layer_inputs, reduce_model
+from export.papers.looped.train import Start, load_run, train_run
+from export.training.provenance import processor
+from tests.support.marks import with_rtx
+from tests.support.sample_requests import triton_input
+from tests.support.task_data import Seen
+
+ROWS = 8
+compiled = partial(compile_onnx, flavor="tensorrt_rtx", compute_capability="SM86", subject="looped")
+
+
+def invoke(command, *arguments):
+    result = CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def make_model():
+    """Return a model whose state settles slowly, as training makes it."""
+    torch.manual_seed(0)
+    model = PromptTransformer(plan_of("linear", "small", dim=16).config).eval()
+    with torch.no_grad():
+        for parameter in model.layers.parameters():
+            if parameter.dim() > 1:
+                parameter *= 4
+    return model
+
+
+def make_prompts(points=11):
+    xs, ys = draw_prompts("linear", 8, points, 5, torch.Generator().manual_seed(points))
+    return xs, ys[:, :-1]
+
+
+def test_heads_and_units_without_effect_leave_no_trace():
+    model, prompts = make_model(), make_prompts()
+    with torch.no_grad():
+        layer = model.layers[0]
+        layer.attention.output_proj.weight[:, 4:8] = 0  # of the second head of 4
+        layer.feed_forward.down.weight[:, ::2] = 0
+    small, (report,) = reduce_model(model, "linear", SizeOptions(heads=3, units=32).shape)
+    assert report.plan.heads == (0, 2, 3)
+    assert report.plan.neurons == tuple(range(1, 64, 2))
+    wanted, found = (trajectory(one, *prompts, 12) for one in (model, small))
+    # The least squares have a ridge, so that the others change a little.
+    assert np.abs(found.predictions - wanted.predictions).max() < 0.02 * wanted.predictions.std()
+
+
+def test_the_calibration_reads_what_the_layer_reads_in_every_loop():
+    model, read = make_model(), []
+    model.layers[0].register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+    states = layer_inputs(model, "linear")
+    assert len(states) == 30
+    assert not torch.allclose(states[0], states[1])
+    torch.testing.assert_close(states, read, rtol=0, atol=0)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of a model that was not trained."""
+    directory, model = tmp_path_factory.mktemp("runs") / "dense", make_model()
+    train_run("linear", Plan(model.config, ()), directory, seed=0, start=Start(model, "made"))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def lean(run):
+    out = run.with_name("lean")
+    sizes = ("--heads", 3, "--head-dim", 2, "--units", 32, "--steps", 2)
+    made = invoke(reduce, run, *sizes, "--device", "cpu", "--out", out, "--json")
+    assert made["layers"][0]["plan"]["shape"] | {"scale": None} == {
+        "num_heads": 3,
+        "head_dim": 2,
+        "ffn_dim": 32,
+        "scale": None,
+    }
+    assert made["step"]["ratio"] > 0.5
+    assert [measure["split"] for measure in made["untrained"]] == ["loops-8", "loops-12", "loops-30", "loops-120"]
+    assert made["metrics"]["epochs"] == 1
+    _, config, _ = load_run(out)
+    assert config.speedup.ratio == made["step"]["ratio"]
+    assert config.provenance.trainer.startswith("reduced from dense to 3 heads of 2 and 32 units; tune: ")
+    return out
+
+
+def test_tiers_of_a_bundle_compute_the_loops_of_their_runs(run, lean, tmp_path):
+    arguments = (run, lean, "--tier-name", "full", "--tier-name", "lean", "--repository", tmp_path, "--json")
+    (made,) = invoke(export, *arguments)
+    for one in made["files"]:
+        assert one["largest_difference"] < (0.01 if ".fp16." in one["file"] else 1e-4)
+    bundle, limits = Bundle.open(tmp_path / "looped-linear-1"), {"max_loops": 5, "tolerance": 1e-9}
+    assert {measure.split for measure in bundle.manifest.measures} >= {"loops-30, tier full", "loops-30, tier lean"}
+    with (
+        running_server([bundle.path], target="onnxruntime", cache=tmp_path / "cache") as ready,
+        triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
+    ):
+        for tier, source in (("full", run), ("lean", lean)):
+            model = load_run(source)[0]
+            for points in (2, 7, 11):  # prompts of any length up to the trained one
+                xs, ys = make_prompts(points)
+                inputs = [triton_input("xs", xs.numpy()), triton_input("ys", ys.numpy())]
+                found = client.infer("looped-linear", inputs, parameters={**limits, "tier": tier})
+                path = trajectory(model, xs, ys, 5)
+                for name, expected in (("prediction", path.predictions[-1]), ("residual", path.residuals[-1])):
+                    np.testing.assert_allclose(found.as_numpy(name)[:, 0], expected, rtol=1e-3, atol=1e-4)
+                assert found.as_numpy("loops").tolist() == [[5]] * 8
+
+
+def test_tolerances_of_every_precision_notice_a_broken_file_and_residuals_are_fp32(lean, tmp_path):
+    invoke(export, lean, "--repository", tmp_path, "--json")
+    bundle = Bundle.open(tmp_path / "looped-linear-1")
+    (tier,) = bundle.manifest.tiers
+    steps = [one for one in tier.artifacts if one.role == "step"]
+    assert [(one.runtime, one.precision) for one in steps] == [("onnxruntime", "fp32"), ("tensorrt", "fp16")]
+    for artifact in tier.artifacts:
+        data, golden = (bundle.path / artifact.file).read_bytes(), bundle.golden_of(tier, artifact)
+        largest_difference(data, golden, artifact.tolerance, artifact.file)
+        with pytest.raises(GoldenError):
+            largest_difference(broken(data), golden, artifact.tolerance, artifact.file)
+    model = onnx.load(tmp_path / "looped-linear-1" / "x1.step.tensorrt.fp16.onnx")
+    made = {name: node for node in model.graph.node for name in node.output}
+    assert made["residual"].op_type == "Sqrt"  # no cast follows
+    assert made[made["residual"].input[0]].op_type == "Div"
+    floats = {onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT}
+    weights = {one.name: one.data_type for one in model.graph.initializer if one.data_type in floats}
+    head = {kind for name, kind in weights.items() if name.startswith("head.")}
+    others = {kind for name, kind in weights.items() if not name.startswith("head.")}
+    assert (head, others) == ({onnx.TensorProto.FLOAT}, {onnx.TensorProto.FLOAT16})
+    assert "head.model.read_out.bias" in weights
+
+
+def broken(data):
+    """Return a model whose largest matrix has its rows in reverse order."""
+    model = onnx.load_from_string(data)
+    matrix = max((one for one in model.graph.initializer if len(one.dims) == 2), key=lambda one: np.prod(one.dims))
+    matrix.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(matrix)[::-1].copy(), matrix.name))
+    return model.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--heads", 5), "--heads: got 5, expected 4 at most"),
+        (
+            ("--steps", 3),
+            "--heads, --head-dim and --units: got the run's own sizes, expected fewer than 4 heads of 4 and 64 units. "
+            "Give a smaller number for one of them.",
+        ),
+        (("--heads", 2, "--target-speedup", 2), "--target-speedup: got 2.0, expected a run that is not looped"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(run, options, message, tmp_path):
+    result = CliRunner().invoke(reduce, [str(run), *map(str, options), "--out", str(tmp_path / "out")])
+    assert message in str(result.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_of_looped_runs_are_refused_elsewhere(tmp_path):
+    result = CliRunner().invoke(reduce, [str(tmp_path), "--heads", "2", "--out", str(tmp_path / "out")])
+    assert "--heads: got 2, expected a run of a looped model" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("looped-linear", "--dim", 18), "--dim: got 18, expected a multiple of the 4 heads. Give --dim 16."),
+        (
+            ("looped-linear", "--unlooped", "--injection", "add"),
+            "--injection: got 'add', expected no --injection with --unlooped",
+        ),
+        (("looped-linear", "--epochs", 3), "--epochs: got 3, expected a calculator among the models. Give --steps."),
+        (("calculator-gate", "--steps", 3), "--steps: got 3, expected a model of looped-linear, looped-sparse"),
+        (("looped-line",), "Did you mean 'looped-linear'?"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(arguments, message, tmp_path):
+    result = CliRunner().invoke(train, [*map(str, arguments), "--out", str(tmp_path)])
+    assert message in str(result.exception)
+
+
+def test_an_unlooped_model_is_trained_in_bf16_and_not_served(tmp_path):
+    shape = ("--unlooped", "--layers", 1, "--dim", 8)
+    invoke(train, "looped-linear", *shape, "--precision", "bf16", "--steps", 1, "--out", tmp_path, "--json")
+    features = processor().features
+    precision = "bf16" if features is None or "BF16" in features else "fp32"
+    assert load_run(tmp_path / "looped-linear")[1].precision == precision
+    result = CliRunner().invoke(export, [str(tmp_path / "looped-linear"), "--repository", str(tmp_path / "models")])
+    assert "got an unlooped model, expected a looped model" in str(result.exception)
+
+
+def test_an_interrupted_training_resumes_in_its_stage(tmp_path):
+    plan = plan_of("linear", "small", dim=8, steps=6)
+    whole = train_run("linear", plan, tmp_path / "whole", seed=0)
+    with pytest.raises(KeyboardInterrupt):
+        train_run("linear", plan, tmp_path / "again", seed=0, observer=Seen(7))  # in the second stage
+    seen = Seen()
+    again = train_run("linear", plan, tmp_path / "again", seed=0, observer=seen)
+    assert seen.resumed == [(6, 6)]  # the first stage is not repeated
+    assert (again.scores, again.losses, again.measures) == (whole.scores, whole.losses, whole.measures)
+    assert {one.split: (one.n, one.interval is not None) for one in whole.measures} == dict.fromkeys(
+        ("loops-8", "loops-12", "loops-30", "loops-120"), (1280, True)
+    )
+    log = [json.loads(line) for line in (tmp_path / "again" / "log.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in log] == [1, 1]
+    assert not list(tmp_path.glob(".*"))
+
+
+def model_of(size):
+    torch.manual_seed(0)
+    return PromptTransformer(plan_of("linear", size).config).eval()
+
+
+def profile_of(inputs, least):
+    return {
+        name: Profile(min=(1, *least[name], *array.shape[2:]), opt=array.shape, max=(64, *array.shape[1:]))
+        for name, array in inputs.items()
+    }
+
+
+def prompts_of(config):
+    xs, ys = draw_prompts("linear", ROWS, config.points, config.dims, torch.Generator().manual_seed(1))
+    return {"xs": xs.numpy(), "ys": ys[:, :-1].numpy()}
+
+
+@with_rtx
+def test_an_embedding_compiles():
+    model = model_of("small")
+    inputs = prompts_of(model.config)
+    data, golden = embed_onnx(model), golden_of(Embed(model), inputs, EMBED_OUTPUTS)
+    assert largest_difference(data, golden, Tolerance(atol=1e-5, rtol=1e-5), "embed") < 1e-5
+    product = compiled(data, profile_of(inputs, {"xs": (2,), "ys": (1,)}))
+    assert (product.report.attention, product.report.typing) == ("no attention", "strong")
+
+
+@with_rtx
+@pytest.mark.parametrize("size", ["small", "paper"])
+def test_attention_of_a_step_is_fused_in_fp16_for_prompts_of_any_length(size):
+    model = model_of(size)
+    with torch.no_grad():
+        prompt, state = Embed(model)(*map(torch.from_numpy, prompts_of(model.config).values()))
+        for _ in range(4):
+            state = model.step(state, prompt)
+    inputs = {
+        "state": state.numpy(), "prompt": prompt.numpy(), "last": np.full((ROWS, 1), prompt.shape[1] - 1, np.int64)
+    }  # fmt: skip
+    data, golden = step_onnx(model), golden_of(StepGraph(model), inputs, STEP_OUTPUTS)
+    profile = profile_of(inputs, {"state": (3,), "prompt": (3,), "last": (1,)})
+    profile["last"] = Profile(min=(1, 1), opt=(ROWS, 1), max=(64, 1))
+    for graph, atol, attention in (
+        (data, 1e-4, "1 block, not fused: FP32, and fusion needs FP16"),
+        (usual_steps(data)["tensorrt"][1], 0.02, "1 block, fused"),
+    ):
+        assert largest_difference(graph, golden, Tolerance(atol=atol, rtol=atol), "step") < atol
+        product = compiled(graph, profile)
+        assert product.report.attention == attention
+        assert (b"_gemm_mha_v2" in product.data) == attention.endswith(", fused")
+        assert product.report.typing == "strong"
+        assert not product.report.notes
+    # There were 18: three copied queries, keys and values, and four read the prediction out.
+    counted = kernels(graph, profile)
+    assert counted is not None
+    assert len(counted) <= 11
+    work = work_of(graph, {name: array.shape for name, array in inputs.items()}, "step")
+    # Its structure, from which manifests are predicted; the engine reads prediction and residual out in two kernels.
+    assert len(work.kernels) + work.others == len(counted) - 1
