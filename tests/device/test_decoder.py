@@ -1,4 +1,4 @@
-"""Decoders on TensorRT: the logits of decoders on the host, from a cache that never leaves the device."""
+"""Decoders on TensorRT: the logits of all tokens of each row, from a cache that never leaves the device."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ import pytest
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.programs import GenerateProgram
-from edge.datatypes import Array
 from edge.errors import InvalidRequest, RunnerError
 from edge.programs.generate import generator
 from edge.programs.program import Options
-from edge.runner import DecoderTensors, DeviceDecoder
+from edge.runner import DecoderTensors
 from edge.runtimes.build import load_runner
-from edge.runtimes.host import HostDecoder, copying
-from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from edge.runtimes.tensorrt.device import shared_device
 from edge.runtimes.tensorrt.runner import TensorRtRunner
 from tests.device.engines import engine, loaded
 from tests.device.networks import Shapes
 from tests.device.software import LAUNCH, SoftwareDriver
 from tests.support.commands import answer, fewheads
+from tests.support.decoder_rows import Rows
 from tests.support.letters_model import MAX_BATCH_SIZE, NAME, continued, inputs_of, write_letters_bundle
 
 TENSORS = DecoderTensors(
@@ -65,78 +63,35 @@ def runner(bundle: Bundle, cache: Path) -> Iterator[TensorRtRunner]:
     loaded.close()
 
 
-def on_host(bundle: Bundle) -> HostDecoder:
-    runner = OnnxRuntimeRunner((bundle.path / "decoder.onnx").read_bytes(), subject="a decoder")
-    return HostDecoder(runner, TENSORS, copying(runner))
-
-
-class Both:
-    """Two decoders that get the same rows, and give the same logits."""
-
-    def __init__(self, *decoders: DeviceDecoder, seed: int = 0) -> None:
-        self.decoders = decoders
-        self.lengths: list[int] = []
-        self._random = np.random.default_rng(seed)
-
-    def tokens(self, *shape: int) -> Array:
-        return self._random.integers(1, 26, shape)  # none of them has no logits
-
-    def join(self, *lengths: int) -> None:
-        prompts = self.tokens(len(lengths), max(lengths) + 1)
-        self._check([decoder.add(prompts, np.array(lengths)).copy() for decoder in self.decoders])
-        self.lengths += lengths
-
-    def step(self) -> None:
-        tokens = self.tokens(len(self.lengths))
-        self._check([decoder.step(tokens).copy() for decoder in self.decoders])
-        self.lengths = [length + 1 for length in self.lengths]
-
-    def leave(self, *places: int) -> None:
-        rows = len(self.lengths) - len(places)
-        staying = [place for place in range(rows, len(self.lengths)) if place not in places]
-        moves = list(zip(staying, sorted(places), strict=False))
-        for source, target in moves:
-            self.lengths[target] = self.lengths[source]
-        del self.lengths[rows:]
-        for decoder in self.decoders:
-            decoder.keep(rows, moves)
-
-    def _check(self, logits: list[Array]) -> None:
-        for other in logits[1:]:
-            np.testing.assert_array_equal(logits[0], other)
-
-
 @pytest.mark.parametrize("seed", range(6))
-def test_rows_that_join_and_leave_have_the_logits_of_a_decoder_on_the_host(
-    bundle: Bundle, runner: TensorRtRunner, seed: int
-) -> None:
-    both = Both(on_host(bundle), runner.decoder(TENSORS), seed=seed)
+def test_rows_that_join_and_leave_have_the_logits_of_all_their_tokens(runner: TensorRtRunner, seed: int) -> None:
+    rows = Rows(runner.decoder(TENSORS))
     random = np.random.default_rng(seed)
     for _ in range(60):
-        room = MAX_BATCH_SIZE - len(both.lengths)
+        room = MAX_BATCH_SIZE - len(rows.lengths)
         if room and random.random() < 0.4:
-            both.join(*random.choice([1, 3, 31, 32, 33, 70], int(random.integers(1, room + 1))))
+            rows.join(*random.choice([1, 3, 31, 32, 33, 70], int(random.integers(1, room + 1))))
         for _ in range(int(random.integers(1, 4))):
-            if both.lengths and max(both.lengths) < 99:
-                both.step()
-        leaving = [place for place, length in enumerate(both.lengths) if random.random() < 0.15 or length > 90]
+            if rows.lengths and max(rows.lengths) < 99:
+                rows.step()
+        leaving = [place for place, length in enumerate(rows.lengths) if random.random() < 0.15 or length > 90]
         if leaving:
-            both.leave(*leaving)
+            rows.leave(*leaving)
 
 
 def test_steps_copy_tokens_and_logits_alone_whatever_the_length_of_the_cache(
     runner: TensorRtRunner, software: SoftwareDriver
 ) -> None:
-    both = Both(runner.decoder(TENSORS))
+    rows = Rows(runner.decoder(TENSORS))
     counted = []
     for lengths in ((3, 2), (60, 60)):
-        both.join(*lengths)
+        rows.join(*lengths)
         # The third one launches a graph, whose copy of the logits is no call.
-        counted += [list(software.copies(both.step).values()) for _ in range(3)]
+        counted += [list(software.copies(rows.step).values()) for _ in range(3)]
     # To the device: none, it reads the host's memory. Back: logits, in the second step for a graph, too. Within: one
     # copy of each row's new key, and one of its new value; the two rows of one length share theirs.
     assert counted == [[0, 1, 0, 4], [0, 2, 0, 4], [0, 0, 0, 4], [0, 1, 0, 6], [0, 2, 0, 6], [0, 0, 0, 6]]
-    assert list(software.copies(lambda: both.leave(0)).values()) == [0, 0, 0, 2]
+    assert list(software.copies(lambda: rows.leave(0)).values()) == [0, 0, 0, 2]
 
 
 @pytest.mark.parametrize(("lengths", "copies"), [((9,), 1), ((9, 9, 9, 9), 1), ((9, 9, 4, 9), 3)])
@@ -157,17 +112,17 @@ def test_the_cache_grows_with_the_places_up_to_those_of_the_profile_and_is_freed
 ) -> None:
     decoder = runner.decoder(TENSORS)
     assert decoder.cache_bytes == 0
-    both, sizes = Both(decoder), []
+    rows, sizes = Rows(decoder), []
     empty = software.live()
-    both.join(31, 3)
+    rows.join(31, 3)
     for _ in range(66):
         sizes.append(decoder.cache_bytes)
-        both.step()
-    both.leave(1)
+        rows.step()
+    rows.leave(1)
     assert sorted(set(sizes)) == [FEWEST_PLACES * PLACE_BYTES, 64 * PLACE_BYTES, MOST_PLACES * PLACE_BYTES]
     assert sizes[1:3] == [sizes[0], 2 * sizes[0]]  # a row of 32 tokens fills 32 places
     assert software.live()["bytes"] == empty["bytes"] + decoder.cache_bytes
-    both.leave(0)
+    rows.leave(0)
     assert decoder.cache_bytes == 0
     assert software.live() == empty  # nor is there a graph for memory that is freed
 
@@ -176,21 +131,21 @@ def test_the_cache_shrinks_after_a_long_row_while_others_go_on(
     runner: TensorRtRunner, software: SoftwareDriver
 ) -> None:
     decoder = runner.decoder(TENSORS)
-    both = Both(on_host(bundle), decoder)
+    rows = Rows(decoder)
     sizes = []
     for lengths, failures in (((3, 70), 0), ((40,), 0), ((70,), 2), ((2,), 0)):
-        both.join(*lengths)
+        rows.join(*lengths)
         for _ in range(3):  # so that a graph is launched
-            both.step()
+            rows.step()
         sizes.append(decoder.cache_bytes // PLACE_BYTES)
         software.fail("cuMemAlloc", 2, times=failures)  # it goes on with the larger one
-        both.leave(1)
+        rows.leave(1)
         software.clear()
         sizes.append(decoder.cache_bytes // PLACE_BYTES)
         for _ in range(3):
-            both.step()
+            rows.step()
     assert sizes == [128, 32, 64, 32, 128, 128, 128, 32]
-    both.leave(0)
+    rows.leave(0)
     assert decoder.cache_bytes == FEWEST_PLACES * PLACE_BYTES
 
 
@@ -200,11 +155,11 @@ def test_memory_of_a_dropped_decoder_is_reused(runner: TensorRtRunner, software:
         decoder = runner.decoder(TENSORS)
         other = runner.decoder(TENSORS)
         for one in (decoder, other):
-            both = Both(one)
-            both.join(40)
-            both.step()
+            rows = Rows(one)
+            rows.join(40)
+            rows.step()
         lives.append(software.live()["bytes"])
-        del decoder, other, one, both
+        del decoder, other, one, rows
     assert lives == lives[:1] * 3
     with pytest.raises(InvalidRequest, match=r"rows of model .*letters.*: got \[5, 3\], expected at most \[4, 99\]"):
         runner.decoder(TENSORS).add(np.ones((5, 3), np.int64), np.full(5, 3))
@@ -212,29 +167,31 @@ def test_memory_of_a_dropped_decoder_is_reused(runner: TensorRtRunner, software:
 
 def test_a_row_whose_cache_has_no_numbers_leaves_none_behind(runner: TensorRtRunner) -> None:
     decoder = runner.decoder(TENSORS)
-    both = Both(decoder)
-    both.join(9, 9)
+    rows = Rows(decoder)
+    rows.join(9, 9)
     device = shared_device().device
     with device:
         for address in decoder._buffers.cache.addresses().values():
             device.upload(address, np.full(FEWEST_PLACES, np.nan, np.float32))  # the row at place 0
-    both.leave(0)
-    both.step()
-    both.join(2)
+    rows.leave(0)
+    rows.step()
+    rows.join(2)
     assert np.isfinite(decoder.step(np.array([1, 1]))).all()
 
 
 def test_a_cache_in_fp16_has_the_same_logits(bundle: Bundle, runner: TensorRtRunner) -> None:
     smaller = loaded(engine(in_fp16((bundle.path / "decoder.onnx").read_bytes()), shapes_of(bundle)))
     try:
-        both = Both(runner.decoder(TENSORS), smaller.decoder(TENSORS))
-        both.join(3, 40, 1)
-        for _ in range(30):
-            both.step()
-        both.leave(1)
-        both.step()
-        whole, halved = (decoder.cache_bytes for decoder in both.decoders)
-        assert halved == whole // 2
+        sizes = []
+        for decoder in (runner.decoder(TENSORS), smaller.decoder(TENSORS)):
+            rows = Rows(decoder)
+            rows.join(3, 40, 1)
+            for _ in range(30):
+                rows.step()
+            rows.leave(1)
+            rows.step()
+            sizes.append(decoder.cache_bytes)
+        assert sizes[1] == sizes[0] // 2
     finally:
         smaller.close()
 
@@ -248,16 +205,16 @@ def test_prompts_and_single_tokens_have_profiles_of_their_own(bundle: Bundle) ->
         prompts[past] = least, least, (rows, heads, FEWEST_PLACES, width)
     two = loaded(engine((bundle.path / "decoder.onnx").read_bytes(), prompts, steps))
     try:
-        both = Both(on_host(bundle), two.decoder(TENSORS))
-        both.join(1, 70)
-        both.join(1)  # of the profile for single tokens, too
+        rows = Rows(two.decoder(TENSORS))
+        rows.join(1, 70)
+        rows.join(1)  # of the profile for single tokens, too
         for _ in range(20):
-            both.step()
+            rows.step()
         contexts = two._engine._contexts
         assert [context.active_optimization_profile for context in contexts] == [0, 1]
         assert [context.get_tensor_shape("tokens")[1] for context in contexts] == [70, 1]
         with pytest.raises(InvalidRequest, match=r"expected at most \[1, 99\]"):
-            both.decoders[1].add(np.ones((1, 100), np.int64), np.array([100]))
+            rows.decoder.add(np.ones((1, 100), np.int64), np.array([100]))
     finally:
         two.close()
 
@@ -297,22 +254,22 @@ def test_a_prompt_that_fails_leaves_the_decoder_as_before(
         for nth in (1, 2, 3):
             runner = runner_of(bundle, cache)
             try:
-                both = Both(on_host(bundle), runner.decoder(TENSORS), seed=nth)
-                both.join(3)
+                rows = Rows(runner.decoder(TENSORS))
+                rows.join(3)
                 software.fail(function, 2, nth, times=2)
                 try:
-                    both.decoders[1].add(np.ones((2, 40), np.int64), np.array([40, 2]))
+                    rows.decoder.add(np.ones((2, 40), np.int64), np.array([40, 2]))
                 except RunnerError:
                     failed[function] = failed.get(function, 0) + 1
                     software.clear()
-                    both.step()  # the decoder is as before
-                    both.join(70)
-                    both.step()
+                    rows.step()  # the decoder is as before
+                    rows.join(70)
+                    rows.step()
                 software.clear()
-                both = Both(on_host(bundle), runner.decoder(TENSORS), seed=nth)
-                both.join(3, 40)
+                rows = Rows(runner.decoder(TENSORS))
+                rows.join(3, 40)
                 for _ in range(4):
-                    both.step()
+                    rows.step()
             finally:
                 runner.close()
     assert failed == {"cuMemAlloc": 2, "cuMemsetD8Async": 3, "cuMemcpy3DAsync": 3, "cuMemcpyDtoHAsync": 1}

@@ -101,6 +101,10 @@ def test_a_run_is_as_long_as_its_longest_row_and_reuses_its_arrays(copies: bool)
     loop.keep(0, [])
     add(1, 1, 1)
     assert stepped() == [[1], [2]]
+    add(2, 4, 10)
+    loop.keep(2, [])
+    add(1, 2, 1)  # where a longer one was
+    assert stepped() == [[4, 4, 4], [4, 80, 4]]
     runner.close()
 
 
