@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from edge.bundles.fields import FileName
 from edge.errors import Raw
 from export.errors import CheckpointError
-from export.models.huggingface_names import CLASSIFIERS, IGNORED, NAMES, OLD_ENDS, POOLERS, Names, Source
+from export.models.huggingface import CLASSIFIERS, IGNORED, NAMES, OLD_ENDS, POOLERS, Names, Source
 from export.models.transformer import Transformer, TransformerConfig
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from export.models.huggingface_fields import (
+from export.models.huggingface import (
     ROBERTA_OFFSET,
     BertFields,
     DistilbertFields,

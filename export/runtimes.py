@@ -15,10 +15,9 @@ from export.bundle.exported import RUNTIMES
 from export.bundle.fewest_kernels import fewest_kernels
 from export.bundle.tolerance import spread_of, two_digits
 from export.models.convert import OPSET, compared, dynamic_of, largest_difference, outputs_of, to_onnx
-from export.quantize.dynamic import dynamic_int8
+from export.quantize.int8 import INT8_OPSET, dynamic_int8, quantized, static_int8
 from export.quantize.precision import fused, half
 from export.quantize.ranges import Feeds, InputRange, Scheme, input_ranges
-from export.quantize.static import INT8_OPSET, quantized, static_int8
 
 #: Input to dimension to symbolic name.
 Dynamic = Mapping[str, Mapping[int, str]]

@@ -11,11 +11,10 @@ from edge.bundles.manifest import Measure
 from export.bundle.accuracy import OnRows, in_tier, outputs_of_file, rows_share_runs
 from export.bundle.exported import int8_tier
 from export.bundle.tier_files import ExportedArtifact
+from export.data.examples import HOLDOUT
 from export.data.tokens import Rows
 from export.finetune.imported import ImportedTask
-from export.finetune.objectives import Outputs
-from export.finetune.task import HOLDOUT
-from export.models.heads import SpanClassifier, TokenClassifier
+from export.models.heads import Outputs, SpanClassifier, TokenClassifier
 
 #: Heads whose outputs have a value for each token.
 BY_TOKEN = (TokenClassifier, SpanClassifier)

@@ -20,9 +20,8 @@ from export.data.examples import limited, split_holdout
 from export.data.tokens import Rows
 from export.finetune.imported import MOST_HELD_OUT, ImportedTask, check_alike
 from export.finetune.models import SCORE, open_model
-from export.finetune.objectives import Head
 from export.importing.questions import as_imported, task_of
-from export.models.heads import SequenceClassifier, TokenClassifier
+from export.models.heads import Head, SequenceClassifier, TokenClassifier
 from export.training.provenance import provenance
 
 #: Output with the characters of each token.

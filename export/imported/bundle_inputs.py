@@ -16,7 +16,7 @@ from export.bundle.clients import BATCH_NAMES, GOLDEN_ROWS, TEXTS, columns, text
 from export.data.examples import Examples, limited, split_holdout
 from export.data.unlabelled import read_image, read_pixels, sample_texts
 from export.finetune.imported import ImportedTask
-from export.importing.images import sample_images
+from export.importing.image_processor import sample_images
 from export.quantize.calibration import CALIBRATION_ROWS
 from export.quantize.ranges import Feeds
 

@@ -15,12 +15,20 @@ from edge.errors import Raw, UsageError
 from export.data.tokens import load_tokenizer
 from export.errors import CheckpointError
 from export.finetune.models import SCORE, Architecture
-from export.finetune.objectives import Head
-from export.importing.config import PACK, ModelConfig, TokenizerConfig, read_json
 from export.importing.embedder import MODULES, Embedder, read_embedder
 from export.importing.image_processor import read_image_processor
-from export.models.heads import Activation, SentenceEmbedder, SequenceClassifier
-from export.models.huggingface import CONFIG, INDEX, WEIGHTS, Pretrained, load_pretrained
+from export.models.heads import Activation, Head, SentenceEmbedder, SequenceClassifier
+from export.models.huggingface import (
+    CONFIG,
+    INDEX,
+    PACK,
+    WEIGHTS,
+    ModelConfig,
+    Pretrained,
+    TokenizerConfig,
+    load_pretrained,
+    read_json,
+)
 from export.models.transformer import TransformerConfig
 
 #: Activation behind the layer d -> d before the classifier of a sequence, by ``model_type``.

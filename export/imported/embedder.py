@@ -13,8 +13,8 @@ from torch import Tensor
 
 from edge.errors import Raw
 from export.errors import CheckpointError
-from export.importing.config import PACK, read_json
 from export.models.heads import Activation, DenseShape, Embedding, Pooling
+from export.models.huggingface import PACK, read_json
 
 MODULES = "modules.json"
 _LIST = "Transformer, Pooling, any number of Dense, and at most one Normalize"

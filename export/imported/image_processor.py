@@ -11,7 +11,7 @@ from edge.bundles.steps import ImagePreprocess
 from edge.errors import Raw
 from export.data.unlabelled import MAX_BYTES, MAX_PIXELS
 from export.errors import CheckpointError
-from export.importing.config import ImageConfig, Side, read_json
+from export.models.huggingface import ImageConfig, Side, read_json
 
 #: ConvNextImageProcessor, which ResNet has, too, does not crop images of this size or more.
 _UNCROPPED = 384

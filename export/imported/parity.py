@@ -20,11 +20,11 @@ from edge.errors import FewheadsError, GoldenError, Raw
 from export.data.examples import Examples
 from export.data.tokens import encode
 from export.data.unlabelled import sample_texts
-from export.finetune.teacher import outputs_by_row
-from export.importing.config import PACK
+from export.finetune.objectives import outputs_by_row
 from export.importing.directory import FineTuned
-from export.importing.images import sample_images
+from export.importing.image_processor import sample_images
 from export.models.heads import SentenceEmbedder, SpanClassifier
+from export.models.huggingface import PACK
 
 #: Largest difference of outputs, relative to their largest value.
 _ALLOWED = 1e-3

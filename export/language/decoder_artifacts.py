@@ -17,7 +17,7 @@ from export.bundle.tier_files import measured
 from export.generate.decoder import LAST, LENGTHS, LOGITS, TOKENS, DecoderGraph, cache_names, decoder_onnx
 from export.generate.joined_cache import join_caches
 from export.models.convert import OPSET, golden_of
-from export.quantize.dynamic import dynamic_int8
+from export.quantize.int8 import dynamic_int8
 from export.quantize.precision import fused, half
 
 MAX_BATCH_SIZE = 8

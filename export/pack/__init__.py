@@ -7,12 +7,12 @@
 - :mod:`export.bundle.pack.model`: the model, checked against what a bundle may hold
 - :mod:`export.bundle.pack.profiles`: the shapes of its inputs
 - :mod:`export.bundle.pack.inputs`: golden and calibration inputs, random or from a file
-- :mod:`export.bundle.pack.images`: the step that reads images, and images for both
-- :mod:`export.bundle.pack.labels`: the labels of a classifier
+- :mod:`export.bundle.pack.steps`: the step that reads images, and images for both
+- :mod:`export.bundle.pack.steps`: the labels of a classifier
 - :mod:`export.bundle.pack.golden`: golden outputs, and the checks of the graph
 - :mod:`export.bundle.pack.quantize`: graphs with folded constants and batch normalisations
 - :mod:`export.bundle.pack.quantize`: INT8 for graphs with convolutions and matrix products
-- :mod:`export.bundle.pack.accuracy`: errors of a reduced precision, and their limits
+- :mod:`export.bundle.pack.golden`: errors of a reduced precision, and their limits
 - :mod:`export.bundle.pack.variants`: values beyond the range of FP16
 - :mod:`export.bundle.pack.variants`: the files in FP16 and INT8
 - :mod:`export.bundle.pack.bundle`: the bundle of all these

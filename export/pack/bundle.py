@@ -19,11 +19,10 @@ from export.bundle.exported import FULL
 from export.bundle.outputs import check_bundle, check_name
 from export.bundle.pack.bundle import Packed, PackOptions, packed_file
 from export.bundle.pack.golden import check_repeatable, check_rows_independent, golden_outputs, tolerance_of
-from export.bundle.pack.images import image_step, read_images
 from export.bundle.pack.inputs import RANDOM, SEED, in_runs, random_inputs, read_inputs, read_items
-from export.bundle.pack.labels import label_step
 from export.bundle.pack.model import OnnxModel, load_model, read_model
 from export.bundle.pack.profiles import profiles
+from export.bundle.pack.steps import image_step, label_step, read_images
 from export.bundle.pack.variants import Checks, Variant, check_convertible, fp16_variant, int8_variants
 
 #: Used where the graph has a batch dimension and ``--max-batch-size`` is not given.

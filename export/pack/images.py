@@ -13,8 +13,7 @@ from edge.bundles.steps import ImagePreprocess
 from edge.datatypes import Array, TensorSpec
 from edge.errors import Raw, UsageError
 from export.data.unlabelled import find_images, read_image, read_pixels
-from export.importing.image_processor import read_image_processor
-from export.importing.images import sample_images
+from export.importing.image_processor import read_image_processor, sample_images
 
 #: Arrays by the names of inputs.
 Arrays = dict[str, Array]

@@ -17,7 +17,7 @@ from onnxruntime.quantization.quant_utils import add_pre_process_metadata
 
 from edge.datatypes import Array
 from export.bundle.pack.quantize import simplified
-from export.quantize.static import INT8_OPSET
+from export.quantize.int8 import INT8_OPSET
 
 #: Operators with weights as the second input.
 _OPERATORS = ["Conv", "MatMul", "Gemm"]
@@ -32,7 +32,7 @@ def quantized(model: bytes, calibration: Sequence[Mapping[str, Array]], opset: i
 
     Args:
         calibration: the inputs of each run.
-        opset: of the model; below :data:`export.quantize.static.INT8_OPSET` it is raised to that.
+        opset: of the model; below :data:`export.quantize.int8.INT8_OPSET` it is raised to that.
     """
     loaded = onnx.load_model_from_string(model)
     if opset < INT8_OPSET:

@@ -12,8 +12,7 @@ from edge.datatypes import Array
 from edge.errors import BundleError, Raw, UsageError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.bundle.exported import FULL, int8_tier
-from export.bundle.pack.accuracy import OutputError, check_accuracy, measures_of
-from export.bundle.pack.golden import outputs_of, tolerance_of
+from export.bundle.pack.golden import OutputError, check_accuracy, measures_of, outputs_of, tolerance_of
 from export.bundle.pack.model import OnnxModel
 
 T = TypeVar("T")
@@ -97,8 +96,8 @@ def int8_variants(model: OnnxModel, calibration: Sequence[Mapping[str, Array]], 
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST
 
     from export.bundle.pack.quantize import quantized
+    from export.quantize.int8 import INT8_OPSET
     from export.quantize.precision import half
-    from export.quantize.static import INT8_OPSET
 
     made = _converted(model, "--int8", lambda: quantized(model.data, calibration, model.opset))
     if made is None:

@@ -16,12 +16,12 @@ from export.bundle.accuracy import predict_file
 from export.bundle.tier_files import static_int8
 from export.finetune.image_tasks import ImageTask
 from export.finetune.models import Architecture, open_model
-from export.finetune.objectives import Head
 from export.finetune.predictions import paired, read_matching
 from export.finetune.run import prepare, task_of
 from export.finetune.text_tasks import SentenceTask
+from export.models.heads import Head
 from export.quantize.calibration import calibration_feeds, feeds_of, plain_onnx
-from export.quantize.dynamic import dynamic_int8
+from export.quantize.int8 import dynamic_int8
 from export.quantize.ranges import LARGEST, InputRange, Scheme, input_ranges, projections
 from export.quantize.training import trained_ranges
 from export.training.intervals import Estimate

@@ -24,8 +24,8 @@ from export.estimate.model import RUNTIME, how_counted, kernels
 from export.estimate.operations import work_of
 from export.estimate.roofline import Prediction, Regime, predict, summed
 from export.estimate.work import Work, layer_kernels
-from export.finetune.objectives import Head
 from export.models.convert import golden_of
+from export.models.heads import Head
 from export.models.transformer import Layer, LayerShape, TransformerConfig
 from export.quantize.ranges import Scheme
 from export.reduce.grid import Grid, Times, widest

@@ -13,7 +13,7 @@ from torch import nn
 from edge.errors import Raw
 from export.data.tokens import Batch
 from export.errors import PlanError
-from export.finetune.objectives import Head
+from export.models.heads import Head
 from export.models.transformer import LayerShape, TransformerConfig
 from export.reduce.grid import Times, widest
 from export.reduce.losses import Losses

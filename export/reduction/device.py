@@ -11,7 +11,7 @@ from edge.errors import UsageError
 from export.commands.reduce_options import LATENCIES, Target
 from export.estimate.devices import DEVICES, BoardMode
 from export.estimate.model import RUNTIME
-from export.finetune.objectives import Head
+from export.models.heads import Head
 from export.models.transformer import LayerShape, TransformerConfig
 from export.reduce.board import Counted, Predicted, count_kernels, predict_times
 from export.reduce.grid import Grid, Times

@@ -24,8 +24,8 @@ from edge.bench.timing import compared, times_in_turns
 from edge.datatypes import Array
 from edge.errors import Raw, UsageError, Whole
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.finetune.objectives import Head
 from export.models.convert import to_onnx
+from export.models.heads import Head
 from export.models.transformer import Layer, LayerShape, TransformerConfig
 from export.reduce.grid import Grid, Times, widest
 from export.training.points import Point

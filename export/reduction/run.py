@@ -12,9 +12,9 @@ import msgspec
 from edge.bench.layer_latencies import Shape
 from export.errors import PlanError
 from export.finetune.models import Architecture, open_model
-from export.finetune.objectives import Head
 from export.finetune.run import predict_splits, prepare, save_run, task_of
 from export.finetune.task import Data, Reader, Task
+from export.models.heads import Head
 from export.models.transformer import LayerShape
 from export.reduce.device import check_points, devices_of
 from export.reduce.grid import grid_of, widest

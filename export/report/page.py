@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from export.report import figures
+from export.report import page as figures
 from export.report.items import Items
 from export.report.numbers import Report, Split
 

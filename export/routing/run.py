@@ -14,12 +14,11 @@ from edge.errors import Raw, UsageError
 from edge.programs.program import margins
 from export.bundle.exported import FULL
 from export.bundle.targets import reduced_name
-from export.data.examples import Examples, held_out
+from export.data.examples import HOLDOUT, Examples, held_out
 from export.data.tokens import encode, load_tokenizer
 from export.finetune.models import Architecture, open_model, open_tuned
 from export.finetune.predictions import Predictions, read_matching
 from export.finetune.run import task_of
-from export.finetune.task import HOLDOUT
 from export.finetune.text_tasks import SentenceTask
 from export.models.heads import SequenceClassifier
 from export.reduce import routing as policies

@@ -14,12 +14,11 @@ from edge.bundles.preprocess import TokenizerPreprocessor
 from edge.bundles.steps import ImagePreprocess, TokenizerPreprocess
 from edge.datatypes import Array, TensorSpec
 from export.data.examples import drawn, limited
-from export.data.images import ImageFolder, Images, image_step
+from export.data.images import ImageFolder, Images, ImageShape, image_step
 from export.data.tokens import load_tokenizer
 from export.data.unlabelled import MAX_TEXT_BYTES
 from export.finetune.image_tasks import ImageTask
 from export.finetune.models import Architecture
-from export.finetune.task import ImageShape
 from export.finetune.text_tasks import SentenceTask
 from export.quantize.calibration import CALIBRATION_ROWS
 from export.quantize.ranges import Feeds

@@ -6,9 +6,8 @@ import numpy as np
 
 from edge.datatypes import Array
 from export.data.tokens import Rows
-from export.finetune.objectives import Head
 from export.models.convert import dynamic_of, to_onnx
-from export.models.heads import SpanClassifier
+from export.models.heads import Head, SpanClassifier
 from export.quantize.ranges import TO_TRAIN, input_ranges
 
 #: Rows to calibrate with.

@@ -159,7 +159,7 @@ def finetune(
     with loading_torch():
         from export.finetune.imported import ImportedTask
         from export.finetune.models import open_model
-        from export.finetune.own_task import own_task
+        from export.finetune.own_texts import own_task
         from export.finetune.run import TASKS, finetune_run, prepare, task_of
         from export.training.intervals import pooled
     on: Task

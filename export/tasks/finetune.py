@@ -12,6 +12,8 @@ from edge.datatypes import Array
 from export.data.tokens import Batch, Rows, shuffled_batches
 from export.finetune.objectives import (
     Head,
+    Teacher,
+    TeacherOutputs,
     corresponding_layers,
     hidden_loss,
     hidden_states,
@@ -20,7 +22,6 @@ from export.finetune.objectives import (
     task_loss,
 )
 from export.finetune.recipe import Recipe
-from export.finetune.teacher import Teacher, TeacherOutputs
 from export.training.checkpoint import fingerprint
 from export.training.device import model_device, multiplying_in
 from export.training.objective import Score

@@ -24,10 +24,9 @@ from export.data.tokens import Batch, Encoded, Rows, encode, load_tokenizer
 from export.data.unlabelled import ImageFiles, find_images, read_texts
 from export.finetune import IMPORTED
 from export.finetune.models import Architecture, OpenedModel, Source, open_model
-from export.finetune.objectives import Head, Outputs
+from export.finetune.objectives import Head, Outputs, outputs_by_row
 from export.finetune.predictions import Predicted, Predictions
 from export.finetune.task import Data, ImageShape, Reader
-from export.finetune.teacher import outputs_by_row
 from export.models.heads import NO_LABEL, SentenceEmbedder, SequenceClassifier, SpanClassifier, TokenClassifier
 from export.models.transformer import TransformerConfig
 from export.training.intervals import mean_measure

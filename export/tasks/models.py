@@ -11,10 +11,10 @@ from torch import nn
 
 from edge.bundles.steps import ImagePreprocess
 from edge.errors import Raw, UsageError
-from export.finetune.objectives import Head
 from export.models.heads import (
     Activation,
     Embedding,
+    Head,
     Pooling,
     SentenceEmbedder,
     SequenceClassifier,

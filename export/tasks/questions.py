@@ -14,11 +14,10 @@ from export.data.examples import drawn
 from export.data.squad import FIX, LONGEST_QUESTION, Question, Windows, encode_windows, read, split_articles
 from export.data.tokens import Batch, Rows
 from export.errors import DataError
-from export.finetune.answers import Answers, extract
 from export.finetune.models import Architecture
-from export.finetune.objectives import Head
+from export.finetune.questions import Answers, extract
 from export.finetune.task import Data, Reader, TextTask
-from export.models.heads import SpanClassifier
+from export.models.heads import Head, SpanClassifier
 from export.models.transformer import TransformerConfig
 
 #: The official files, and a free one without a training set.

@@ -9,7 +9,7 @@ from export.finetune import IMPORTED, glue
 from export.finetune.image_tasks import DIGITS, IMAGENET, MNIST
 from export.finetune.imported import ImportedTask
 from export.finetune.models import OpenedModel
-from export.finetune.own_task import own_task
+from export.finetune.own_texts import own_task
 from export.finetune.questions import SQUAD
 from export.finetune.task import Task
 

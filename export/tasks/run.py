@@ -12,13 +12,12 @@ from edge.bundles.manifest import Provenance
 from edge.errors import Raw, UsageError
 from export.errors import DataError
 from export.finetune import data_directory
-from export.finetune.finetune import TaskObjective
 from export.finetune.models import MODEL, Architecture, Source, open_or_new, open_tuned, with_head
-from export.finetune.objectives import Head
+from export.finetune.objectives import TaskObjective, Teacher
 from export.finetune.predictions import Predicted, encode_predictions
 from export.finetune.recipe import Recipe
 from export.finetune.task import Data, Reader, Task
-from export.finetune.teacher import Teacher
+from export.models.heads import Head
 from export.models.transformer import TransformerConfig
 from export.quantize.calibration import input_ranges_of
 from export.quantize.training import round_products

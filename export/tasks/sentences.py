@@ -10,9 +10,9 @@ from tokenizers import Tokenizer
 from export.data.examples import Examples, limited
 from export.data.tokens import Rows, encode
 from export.finetune.models import SCORE, Architecture
-from export.finetune.objectives import Head
 from export.finetune.predictions import Predictions, predict
 from export.finetune.task import HOLDOUT, Data, Reader, TextTask
+from export.models.heads import Head
 from export.models.transformer import TransformerConfig
 from export.training.runs import DataFile, SplitRows
 

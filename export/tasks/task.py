@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from edge.errors import Raw, UsageError
 from export.data.tokens import Rows, load_tokenizer
 from export.finetune.models import Architecture, Source
-from export.finetune.objectives import Head
 from export.finetune.predictions import Predicted
+from export.models.heads import Head
 from export.models.transformer import TransformerConfig
 from export.training.runs import OwnData
 

@@ -14,9 +14,9 @@ from export.data.examples import DEV_SEED, DEV_SHARE, drawn, held_out
 from export.data.images import TEST, TRAIN, ImageFolder, Images, digits, has_mnist, mnist, vit
 from export.data.tokens import Rows
 from export.finetune.models import Architecture, Source, open_model
-from export.finetune.objectives import Head
 from export.finetune.predictions import Predictions, predict
 from export.finetune.task import Data, ImageShape, Reader
+from export.models.heads import Head
 from export.models.transformer import TransformerConfig
 from export.training.runs import OwnData
 

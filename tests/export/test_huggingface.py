@@ -6,8 +6,7 @@ import safetensors.torch
 import torch
 
 from export.errors import CheckpointError
-from export.models.huggingface import CONFIG, INDEX, WEIGHTS, load_pretrained
-from export.models.huggingface_names import CLASSIFIERS, NAMES, POOLERS
+from export.models.huggingface import CLASSIFIERS, CONFIG, INDEX, NAMES, POOLERS, WEIGHTS, load_pretrained
 from export.models.transformer import Transformer
 from tests.support.marks import with_transformers
 from tests.support.task_data import same

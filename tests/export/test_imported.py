@@ -27,7 +27,7 @@ from export.errors import DataError
 from export.finetune.imported import ImportedTask, answers
 from export.finetune.models import open_model
 from export.importing.directory import read_directory
-from export.importing.images import sample_images
+from export.importing.image_processor import sample_images
 from tests.support.imported_directories import with_tokenizer, write_embedder
 from tests.support.marks import with_rtx, with_transformers
 from tests.support.server_processes import served

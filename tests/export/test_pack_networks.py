@@ -9,7 +9,7 @@ import torch
 
 from edge.bundles.bundle import Bundle
 from edge.runtimes.build import load_runner
-from export.bundle.pack.accuracy import largest_rms
+from export.bundle.pack.golden import largest_rms
 from export.commands.pack import pack
 from tests.support.task_data import invoke
 

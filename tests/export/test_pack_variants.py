@@ -11,7 +11,7 @@ from edge.bundles.golden import check_outputs
 from edge.errors import GoldenError, UsageError
 from edge.launch import running_server
 from edge.runtimes.tensorrt.build import compile_onnx
-from export.bundle.pack.accuracy import largest_rms
+from export.bundle.pack.golden import largest_rms
 from export.models.convert import outputs_of
 from tests.support.marks import with_rtx
 from tests.support.onnx_graphs import FLOAT, constant, model_of, node, packed, value, write

@@ -21,8 +21,8 @@ from export.finetune.predictions import read_predictions
 from export.models.convert import golden_of, outputs_of
 from export.quantize.calibration import calibration_feeds, feeds_of, plain_onnx
 from export.quantize.compare_cli import int8
+from export.quantize.int8 import quantized
 from export.quantize.ranges import LARGEST, LEVELS, Scheme, input_ranges, projections
-from export.quantize.static import quantized
 from export.quantize.training import RoundedLinear, round_products, trained_ranges
 from tests.support.task_data import encoded, invoke, make_classifier, make_sentiment
 

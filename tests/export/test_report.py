@@ -15,8 +15,8 @@ from export.commands.finetune import finetune
 from export.commands.report import report
 from export.finetune.models import open_model
 from export.finetune.predictions import read_predictions
-from export.report.figures import confusion
 from export.report.numbers import Classes, ClassRow, calibration_error
+from export.report.page import confusion
 from export.report.speed import speed_of
 from export.training.intervals import Mean
 from export.training.points import Planned, PointTimes

@@ -10,10 +10,15 @@ from edge.errors import UsageError
 from export.data.images import Images, vit
 from export.data.tokens import Encoded
 from export.errors import CheckpointError, TrainingError
-from export.finetune.finetune import TaskObjective
-from export.finetune.objectives import corresponding_layers, hidden_loss, imitation_loss, outputs_of
+from export.finetune.objectives import (
+    TaskObjective,
+    Teacher,
+    corresponding_layers,
+    hidden_loss,
+    imitation_loss,
+    outputs_of,
+)
 from export.finetune.recipe import Distillation, Recipe
-from export.finetune.teacher import Teacher
 from export.models.heads import SequenceClassifier, SpanClassifier
 from export.models.transformer import Transformer
 from export.training.recipe import learning_rate

@@ -9,8 +9,7 @@ import pytest
 from edge.errors import UsageError
 from export.commands.finetune import finetune
 from export.errors import DataError
-from export.finetune.own_task import describe, own_task
-from export.finetune.own_texts import Choices
+from export.finetune.own_texts import Choices, describe, own_task
 from export.finetune.recipe import restoring_command
 from export.training.provenance import provenance
 from export.training.runs import OwnData, RunConfig

@@ -13,10 +13,9 @@ from export.commands.finetune import finetune
 from export.data.squad import encode_windows, read
 from export.data.tokens import load_tokenizer
 from export.errors import DataError
-from export.finetune.answers import Answers, exact_match, extract, normalised, token_f1
 from export.finetune.models import open_tuned
 from export.finetune.predictions import read_predicted
-from export.finetune.questions import SQUAD
+from export.finetune.questions import SQUAD, Answers, exact_match, extract, normalised, token_f1
 from export.finetune.run import prepare
 from export.models.heads import SpanClassifier
 from tests.support.task_data import (

@@ -17,11 +17,11 @@ from export.commands.finetune import finetune
 from export.commands.reduce import reduce
 from export.data.examples import Examples
 from export.data.tokens import encode
-from export.finetune.finetune import TaskObjective
 from export.finetune.models import open_tuned
+from export.finetune.objectives import TaskObjective
 from export.finetune.predictions import predict
 from export.models.heads import SequenceClassifier
-from export.models.huggingface_names import NAMES
+from export.models.huggingface import NAMES
 from export.models.transformer import LayerShape, Transformer, TransformerConfig
 from export.training.objective import Observer
 from export.training.trainer import train

@@ -17,11 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from edge.datatypes import Array
 from edge.errors import Raw, UsageError
 from edge.files import sha256
-from export.commands.reduce_options import CALIBRATION_EXAMPLES
 from export.data.tokens import Encoded, Rows, sorted_batches
-from export.finetune.finetune import TaskObjective
 from export.finetune.models import open_model
-from export.finetune.objectives import outputs_of
+from export.finetune.objectives import TaskObjective, outputs_of
 from export.finetune.predictions import METRICS
 from export.finetune.recipe import Recipe
 from export.finetune.run import prepare, task_of
@@ -33,6 +31,7 @@ from export.papers.experiment import Experiment, Part, Table, unfinished
 from export.reduce.latency import feeds_of, measure_models
 from export.reduce.reduce import calibration_batches, check_original
 from export.reduce.states import recorded
+from export.reduce.target import CALIBRATION_EXAMPLES
 from export.training.device import DeviceName, device_of
 from export.training.intervals import Difference, Mean, PairedRuns, average_difference, over_seeds, resampled
 from export.training.runs import WEIGHTS

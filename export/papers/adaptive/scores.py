@@ -1,7 +1,7 @@
 """Heads in calibrated order, modules that give their scores, and smaller matrices where all inputs have the same.
 
 In calibrated order the outputs are the same, and the first d' coordinates are the best d'. At full rank, the factors of
-:mod:`export.reduce.lowrank` are an exact change of basis. The new coordinates are sorted by their contribution.
+:mod:`export.reduce.algebra` are an exact change of basis. The new coordinates are sorted by their contribution.
 Those of a head's output have mean zero, so that a dropped one is replaced by its mean.
 """
 
@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from edge.errors import Raw
 from export.data.tokens import Batch
 from export.errors import ReductionError
-from export.finetune.objectives import Head
 from export.models.attention import FIRST_SCORE_LOGIT, AdaptiveMode, HeadScorer, MultiHeadAttention, hard_keep
-from export.reduce.calibration import AttentionStatistics, attention_statistics, check_calibration
-from export.reduce.lowrank import blocks, fill, heads_of, joined, query_key_factors, value_output_factors
-from export.reduce.reduce import check_original
+from export.models.heads import Head
+from export.reduce.algebra import blocks, fill, heads_of, joined, query_key_factors, value_output_factors
+from export.reduce.calibration import AttentionStatistics, attention_statistics, check_calibration, check_original
 from export.reduce.states import after_feed_forward, embedded, layers_of
 
 HeadT = TypeVar("HeadT", bound=Head)

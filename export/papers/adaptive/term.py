@@ -1,4 +1,4 @@
-"""Training of scores: the loss that :class:`export.finetune.finetune.TaskObjective` has beside the task's.
+"""Training of scores: the loss that :class:`export.finetune.objectives.TaskObjective` has beside the task's.
 
 It is the paper's, its repair, or a Lagrangian that holds the share C of the kept coordinates to a target:
 
@@ -90,7 +90,7 @@ def temperature(progress: float) -> float:
 
 
 class AdaptiveTerm:
-    """An :class:`export.finetune.finetune.Extra` for a model with scores; see :func:`adaptive_term`."""
+    """An :class:`export.finetune.objectives.Extra` for a model with scores; see :func:`adaptive_term`."""
 
     def __init__(self, model: nn.Module, kind: Penalty | Target) -> None:
         self._kind, self.attentions = kind, list(scored_attentions(model))

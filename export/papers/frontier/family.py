@@ -27,11 +27,11 @@ from export.bundle.accuracy import predict_file
 from export.bundle.tier_files import static_int8
 from export.data.tokens import Encoded, load_tokenizer
 from export.finetune.models import open_model, open_tuned
+from export.finetune.objectives import Teacher
 from export.finetune.predictions import read_matching, read_predictions
 from export.finetune.recipe import Recipe
 from export.finetune.run import finetune_run, prepare
 from export.finetune.task import HOLDOUT, Data, Reader, Task
-from export.finetune.teacher import Teacher
 from export.finetune.text_tasks import TASKS
 from export.models.heads import SequenceClassifier
 from export.papers.frontier.records import (
@@ -52,7 +52,7 @@ from export.papers.frontier.records import (
     key_of,
 )
 from export.quantize.calibration import calibration_feeds, feeds_of, plain_onnx
-from export.quantize.dynamic import dynamic_int8
+from export.quantize.int8 import dynamic_int8
 from export.quantize.precision import fused
 from export.quantize.ranges import Scheme, input_ranges
 from export.reduce.grid import grid_of

@@ -10,13 +10,12 @@ from typing import NamedTuple
 import msgspec
 
 from edge.errors import Raw
+from export.data.examples import HOLDOUT, TRAIN
 from export.data.tables import ENDINGS as TABLES
 from export.data.tables import KNOWN
 from export.data.unlabelled import ENDINGS as IMAGES
 from export.data.unlabelled import OTHER_ENDINGS
 from export.errors import DataError, listed
-from export.finetune.task import HOLDOUT
-from export.finetune.text_tasks import TRAIN
 from export.training.runs import StructT
 
 #: Names of splits for published metrics.

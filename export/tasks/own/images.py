@@ -12,12 +12,11 @@ import numpy as np
 from edge.errors import Raw, UsageError
 from edge.files import sha256
 from export.data.columns import check_classes, check_enough, check_learnt, class_metrics
-from export.data.examples import DEV_SEED, DEV_SHARE, held_out
+from export.data.examples import DEV_SEED, DEV_SHARE, TRAIN, held_out
 from export.data.images import ImageFolder
 from export.data.tables import find
 from export.finetune.image_tasks import ImageTask, Parts, check_shape
 from export.finetune.task import HOLDOUT, ImageShape
-from export.finetune.text_tasks import TRAIN
 from export.training.runs import DataFile, OwnData, SplitRows
 
 #: Pixels of a side of a patch in a new ViT: the most of these that leave four patches on a side.

@@ -53,8 +53,7 @@ class OwnOptions(NamedTuple):
             DataError: the data are missing or malformed, or too few.
             UsageError: an option does not suit the data.
         """
-        from export.finetune.own_task import describe
-        from export.finetune.own_texts import Choices
+        from export.finetune.own_texts import Choices, describe
 
         choices = Choices(self.texts, self.label, self.labels, self.regression)
         with working(f"reading {data}") as on_image:
