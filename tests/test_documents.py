@@ -289,7 +289,7 @@ SERVED = {
 
 
 def test_each_kind_that_the_documents_name_has_a_test_from_its_directory_to_a_served_answer() -> None:
-    own, pack = ((ROOT / "export" / name / "README.md").read_text() for name in ("tasks/own", "pack"))
+    own, pack = ((ROOT / "export" / name / "README.md").read_text() for name in ("data", "pack"))
     named = re.findall(r"^- \*\*([A-Z][\w ]+)\*\* take `", SERVER, re.MULTILINE)
     texts = " ".join((README + SERVER + own + pack).split())
     for kinds in re.findall(r"of ((?:[\w-]+, )+[\w-]+ or [\w-]+) type", texts):

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from edge.errors import Raw
 from export.data.tokens import Batch, Rows, sorted_batches
 from export.errors import ReductionError
-from export.finetune.objectives import Head, imitation_loss, outputs_of
+from export.finetune.objectives import outputs_of
+from export.models.heads import Head
 from export.models.transformer import Layer, LayerShape
 from export.reduce.calibration import attention_statistics, check_calibration, feed_forward_statistics
 from export.reduce.controls import chosen, first_layers, uniform_shapes
@@ -313,7 +314,7 @@ def divergence(model: Head, reduced: Head, rows: Rows) -> float:
         for indices in sorted_batches(rows.lengths, _BATCH):
             batch = rows.batch(indices)
             outputs, wanted = (outputs_of(one, batch) for one in (reduced, model))
-            total += len(indices) * float(imitation_loss(model, outputs, wanted, temperature=1.0))
+            total += len(indices) * float(model.imitation(outputs, wanted, temperature=1.0))
     return total / len(rows.lengths)
 
 

@@ -22,7 +22,8 @@ from edge.datatypes import Array
 from edge.errors import Raw
 from export.data.tokens import Batch
 from export.errors import PlanError
-from export.finetune.objectives import Head, imitation_loss, outputs_of
+from export.finetune.objectives import outputs_of
+from export.models.heads import Head
 from export.models.transformer import LayerShape
 from export.reduce.calibration import attention_statistics, feed_forward_statistics
 from export.reduce.grid import Grid, Times
@@ -106,7 +107,7 @@ class LossMeter:
             for state, batch, wanted in zip(states, self._batches, self._wanted, strict=True):
                 self._known.state = state
                 outputs = outputs_of(self._tail, batch)
-                total += len(state) * float(imitation_loss(self._tail, outputs, wanted, temperature=1.0))
+                total += len(state) * float(self._tail.imitation(outputs, wanted, temperature=1.0))
         return total / sum(len(state) for state in states)
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from export.data.tokens import Batch
-from export.finetune.objectives import Head, outputs_of, task_loss
+from export.finetune.objectives import outputs_of
+from export.models.heads import Head
 from export.models.transformer import Layer, Transformer
 
 Part = Literal["attention", "feed_forward"]
@@ -141,7 +142,7 @@ def gradient_importance(model: Head, batches: Sequence[Batch]) -> list[Importanc
     sums = [torch.zeros(size) for size in groups]
     for batch in batches:
         with recorded(last for last in lasts if last) as found:
-            loss = task_loss(model, outputs_of(model, batch), batch.targets)
+            loss = model.loss(outputs_of(model, batch), batch.targets)
         outputs = {module: passed.read for module, passed in found.items()}  # [N, T, H * d_k] or [N, T, f]
         gradients = dict(zip(outputs, torch.autograd.grad(loss, list(outputs.values())), strict=True))
         for total, last, size in zip(sums, lasts, groups, strict=True):

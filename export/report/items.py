@@ -9,11 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from edge.datatypes import Array
-from export.data.images import ImageFolder, Images
+from export.data.examples import TRAIN
+from export.data.images import ImageFolder, Images, ImageShape
 from export.data.tokens import Rows
 from export.finetune.models import Architecture
-from export.finetune.task import ImageShape, Task
-from export.finetune.text_tasks import TRAIN, SentenceTask
+from export.finetune.task import Task
+from export.finetune.text_tasks import SentenceTask
 from export.training.runs import DataFile, SplitRows
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from edge.errors import Raw, UsageError
+from export.training.runs import LOG
 
 
 class TrainingLog:
@@ -51,3 +52,25 @@ def _event_writer(directory: Path) -> object:
         fix = "Install it with pip install tensorboard, or leave --tensorboard out: log.jsonl has the same numbers."
         raise UsageError("--tensorboard", given=given, expected=expected, fix=fix) from None
     return SummaryWriter(str(directory))
+
+
+class RunFiles:
+    """State and log of a run until it is finished: ``.NAME.state`` and ``.NAME.log.jsonl`` beside the directory NAME.
+
+    Args:
+        tensorboard: a directory for the log as TensorBoard's events, too, in its subdirectory NAME.
+    """
+
+    def __init__(self, directory: Path, tensorboard: Path | None = None) -> None:
+        self.state = directory.with_name(f".{directory.name}.state")
+        events = tensorboard and tensorboard / directory.name
+        self.log = TrainingLog(directory.with_name(f".{directory.name}.{LOG}"), events)
+
+    def finished(self) -> dict[str, bytes]:
+        """Return the log as a file of the finished run; nothing if it was not trained."""
+        return {LOG: self.log.path.read_bytes()} if self.log.path.exists() else {}
+
+    def remove(self) -> None:
+        """Delete both files."""
+        self.state.unlink(missing_ok=True)
+        self.log.path.unlink(missing_ok=True)

@@ -1,12 +1,47 @@
-"""The interface between the training loop and what is learnt."""
+"""The interfaces of a training: what is learnt, and what receives reports while it runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
-from torch import Tensor, nn
+
+# torch takes seconds to import, and what shows a training is made before it.
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class Step(msgspec.Struct, frozen=True):
+    """Position of a run: step, number of steps, loss of the step, and estimated seconds to the end."""
+
+    number: int
+    steps: int
+    loss: float
+    seconds_left: float
+
+
+class Epoch(msgspec.Struct, frozen=True):
+    """A finished epoch: its number from 1, and its score."""
+
+    number: int
+    score: Score
+
+
+class Observer:
+    """Ignores every report; a subclass overrides those that it is for."""
+
+    def on_resume(self, step: int, steps: int) -> None:
+        """Accept that an interrupted run resumes after ``step`` of ``steps``."""
+
+    def on_step(self, step: Step) -> None:
+        """Accept the position of the run, after each step or some."""
+
+    def on_epoch(self, epoch: Epoch) -> None:
+        """Accept the score of a finished epoch."""
+
+
+SILENT = Observer()
 
 
 class Score(msgspec.Struct, frozen=True):

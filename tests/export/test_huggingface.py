@@ -6,7 +6,7 @@ import safetensors.torch
 import torch
 
 from export.errors import CheckpointError
-from export.models.huggingface import CLASSIFIERS, CONFIG, INDEX, NAMES, POOLERS, WEIGHTS, load_pretrained
+from export.models.huggingface import CLASSIFIERS, CONFIG, FORMATS, INDEX, POOLERS, WEIGHTS, load_pretrained
 from export.models.transformer import Transformer
 from tests.support.marks import with_transformers
 from tests.support.task_data import same
@@ -19,7 +19,6 @@ CONFIGS = {
     "roberta": ENCODER | {"hidden_act": "gelu", "vocab_size": 50, "max_position_embeddings": 22, "type_vocab_size": 1},
     "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "vocab_size": 50}
     | {"max_position_embeddings": 20},
-    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50, "n_positions": 20},
 }
 #: Architecture, class, whether it has a pooler, and the shape of its classifier.
 HEADS = [
@@ -34,21 +33,18 @@ HEADS = [
     ("distilbert", "DistilBertForSequenceClassification", True, (3, 32)),
     ("distilbert", "DistilBertForQuestionAnswering", False, (2, 32)),
     ("vit", "ViTForImageClassification", False, (3, 32)),
-    ("gpt2", "GPT2LMHeadModel", False, None),
-    ("gpt2", "GPT2ForSequenceClassification", False, (3, 32)),
 ]
 
 
 def write(directory, architecture, prefix=""):
     """Write a small model with random weights, in the names of Hugging Face."""
-    names = NAMES[architecture]
+    form = FORMATS[architecture]
     fields = {"model_type": architecture, **CONFIGS[architecture]}
-    ours = Transformer(msgspec.convert(fields, names.fields).config()).state_dict()
-    sources = names.sources(ours)
+    ours = Transformer(msgspec.convert(fields, form.fields).config()).state_dict()
     generator = torch.Generator().manual_seed(0)
     weights = {
-        prefix + source.name: torch.randn(source.shape(ours[name].shape), generator=generator)
-        for name, source in sources.items()
+        prefix + theirs: torch.randn(form.shape(name, ours[name].shape), generator=generator)
+        for name, theirs in form.names(ours).items()
     }
     directory.mkdir(exist_ok=True)
     (directory / CONFIG).write_text(json.dumps(fields))
@@ -71,9 +67,8 @@ def changed(directory, change):
 @pytest.mark.parametrize(
     ("architecture", "change"),
     [
-        *((name, lambda w, p=NAMES[name].prefix: {p + key: tensor for key, tensor in w.items()}) for name in CONFIGS),
+        *((name, lambda w, p=FORMATS[name].prefix: {p + key: tensor for key, tensor in w.items()}) for name in CONFIGS),
         ("bert", lambda w: w | {"embeddings.position_ids": torch.arange(20), "cls.predictions.bias": torch.zeros(50)}),
-        ("gpt2", lambda w: w | {"h.0.attn.bias": torch.ones(1), "h.0.attn.masked_bias": torch.tensor(-1e4)}),
         ("bert", lambda w: {name.replace("LayerNorm.weight", "LayerNorm.gamma"): t for name, t in w.items()}),
         ("bert", lambda w: {name.replace("LayerNorm.bias", "LayerNorm.beta"): t for name, t in w.items()}),
     ],
@@ -117,14 +112,12 @@ def saved(tmp_path_factory):
         "roberta": transformers.RobertaConfig,
         "distilbert": transformers.DistilBertConfig,
         "vit": transformers.ViTConfig,
-        "gpt2": transformers.GPT2Config,
     }
 
     def save(architecture, kind):
         torch.manual_seed(0)
-        more = {"bos_token_id": 0, "eos_token_id": 0} if architecture == "gpt2" else {}
         labels = 2 if kind.endswith("QuestionAnswering") else 3
-        model = getattr(transformers, kind)(configs[architecture](**CONFIGS[architecture], **more, num_labels=labels))
+        model = getattr(transformers, kind)(configs[architecture](**CONFIGS[architecture], num_labels=labels))
         for parameter in model.parameters():  # biases and normalisations are not random otherwise
             torch.nn.init.normal_(parameter, std=0.3)
         directory = tmp_path_factory.mktemp(kind)
@@ -181,17 +174,12 @@ def test_several_files(bert):
 @pytest.mark.parametrize(
     ("architecture", "changes", "message"),
     [
-        (
-            "bert",
-            {"model_type": "t5"},
-            r"field model_type: got 't5', expected one of bert, .*, gpt2\. Download",
-        ),
+        ("bert", {"model_type": "t5"}, r"field model_type: got 't5', expected one of bert, .*, vit\. Download"),
         ("bert", {"num_attention_heads": 5}, "num_attention_heads: got 5, expected a divisor of hidden_size, 32"),
-        ("gpt2", {"n_head": 5}, "field n_head: got 5, expected a divisor of n_embd, 32"),
+        ("distilbert", {"n_heads": 5}, "field n_heads: got 5, expected a divisor of dim, 32"),
         ("vit", {"patch_size": 5}, "field patch_size: got 5, expected a divisor of image_size, 16"),
         ("bert", {"is_decoder": True}, "field is_decoder: got True, expected False"),
         ("vit", {"qkv_bias": False}, "field qkv_bias: got False, expected True"),
-        ("gpt2", {"scale_attn_weights": False}, "field scale_attn_weights: got False, expected True"),
         ("bert", {"hidden_act": "relu"}, r"got Invalid enum value 'relu' - at `\$\.hidden_act`, expected the JSON"),
         ("bert", {"position_embedding_type": "relative_key"}, r"relative_key.*position_embedding_type"),
     ],

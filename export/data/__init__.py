@@ -1,0 +1,1 @@
+"""Data to train on: readers of files, and rows of tokens or pixels."""

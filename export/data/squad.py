@@ -1,0 +1,191 @@
+"""SQuAD v1.1: questions, and windows of tokens with parts of their contexts.
+
+Rajpurkar et al. 2016, "SQuAD: 100,000+ Questions for Machine Comprehension of Text". XQuAD has the same format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+
+from edge.datatypes import Array
+from edge.errors import Raw
+from export.data.examples import held_out
+from export.data.tokens import Encoded
+from export.errors import DataError
+
+#: Tokens of a question that are read, as in BERT.
+LONGEST_QUESTION = 64
+#: The official files, and a free one without a training set, of whose articles a quarter becomes dev.
+_TRAIN, _DEV, _ALONE = "train-v1.1.json", "dev-v1.1.json", "xquad.en.json"
+_DEV_SHARE, _DEV_SEED = 0.25, 1  # another seed than the hold-out's, so that neither split depends on the other
+_FIX = (
+    "Get the files in SQuAD v1.1 JSON from rajpurkar.github.io/SQuAD-explorer, or xquad.en.json of XQuAD, into squad/."
+)
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A right answer: its first character in the context, and its text."""
+
+    answer_start: int
+    text: str
+
+
+class Question(msgspec.Struct, frozen=True):
+    """A question on a paragraph of an article; training uses its first answer, evaluation all of them."""
+
+    id: str
+    title: str
+    context: str
+    question: str
+    answers: tuple[Answer, ...]
+
+
+class _Entry(msgspec.Struct):
+    id: str
+    question: str
+    answers: tuple[Answer, ...]
+
+
+class _Paragraph(msgspec.Struct):
+    context: str
+    qas: list[_Entry]
+
+
+class _Article(msgspec.Struct):
+    title: str
+    paragraphs: list[_Paragraph]
+
+
+class _File(msgspec.Struct):
+    data: list[_Article]
+
+
+class Windows(Encoded, frozen=True):
+    """Questions with parts of their contexts that fit a model.
+
+    The targets are the first and last token of the answer, [n, 2]; 0 and 0, the summary token, if the window does not
+    contain all of it.
+
+    Attributes:
+        question_rows: index of the question of each window, [n].
+        offsets: first and last character in the context of each token of a window, [T, 2]; -1 outside of the context.
+    """
+
+    questions: tuple[Question, ...]
+    question_rows: Array
+    offsets: tuple[Array, ...]
+
+
+def read_splits(directory: Path) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
+    """Return the questions for training, with the hold-out, and those of dev, without a common article.
+
+    Raises:
+        DataError: a file is missing or malformed, or has fewer than three articles to split.
+    """
+    if (directory / _TRAIN).exists():
+        return _read_several(directory / _TRAIN), read(directory / _DEV)
+    if (directory / _ALONE).exists():
+        return split_articles(_read_several(directory / _ALONE), _DEV_SHARE, _DEV_SEED)
+    given = Raw("neither" if directory.is_dir() else "no such directory")
+    raise DataError(f"{directory}", given=given, expected=f"{_TRAIN} and {_DEV}, or {_ALONE}", fix=_FIX)
+
+
+def _read_several(path: Path) -> tuple[Question, ...]:
+    questions = read(path)
+    articles = len({question.title for question in questions})
+    if articles < 3:  # for training set, hold-out and dev
+        raise DataError(f"{path}", given=Raw(f"{articles} articles"), expected="three at least", fix=_FIX)
+    return questions
+
+
+def read(path: str | Path) -> tuple[Question, ...]:
+    """Read a file.
+
+    Raises:
+        DataError: it is missing or malformed, or an answer is not at its place.
+    """
+    try:
+        articles = msgspec.json.decode(Path(path).read_bytes(), type=_File).data
+    except OSError as error:
+        raise DataError(f"{path}", given=Raw(error.strerror), expected="a file", fix=_FIX) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}", given=Raw(error), expected="SQuAD v1.1 JSON", fix=_FIX) from None
+    questions = tuple(
+        Question(entry.id, article.title, paragraph.context, entry.question, entry.answers)
+        for article in articles
+        for paragraph in article.paragraphs
+        for entry in paragraph.qas
+    )
+    for question in questions:
+        subject = f"{path} question {question.id!r}"
+        if not question.answers:
+            raise DataError(subject, given=Raw("no answer"), expected="one at least", fix=_FIX)
+        for answer in question.answers:
+            given = question.context[answer.answer_start : answer.answer_start + len(answer.text)]
+            if given != answer.text or not given:
+                subject += f" character {answer.answer_start} of the context"
+                raise DataError(subject, given=given, expected=f"the answer {answer.text!r}", fix=_FIX)
+    return questions
+
+
+def split_articles(
+    questions: Sequence[Question], share: float, seed: int = 0
+) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
+    """Split questions by the hash of their articles' titles, ``share`` of the articles in the second part."""
+    held = held_out([question.title for question in questions], share, seed)
+    pairs = list(zip(questions, held, strict=True))
+    return tuple(question for question, out in pairs if not out), tuple(question for question, out in pairs if out)
+
+
+def encode_windows(
+    tokenizer: Tokenizer, questions: Sequence[Question], *, max_length: int = 384, stride: int = 128
+) -> Windows:
+    """Tokenise questions with their contexts, and cut long contexts into overlapping windows.
+
+    Args:
+        tokenizer: its first token is the summary.
+        stride: tokens that neighbouring windows share; fewer than there is room for the context.
+    """
+    pairs = [(_shortened(tokenizer, question.question), question.context) for question in questions]
+    tokenizer.enable_truncation(max_length, stride=stride, strategy="only_second")
+    rows, windows = [], []
+    for row, encoding in enumerate(tokenizer.encode_batch(pairs)):
+        rows += [row] * (1 + len(encoding.overflowing))
+        windows += [encoding, *encoding.overflowing]
+    tokenizer.no_truncation()
+    offsets = tuple(map(_context_offsets, windows))
+    spans = [_span(offset, questions[row].answers[0]) for row, offset in zip(rows, offsets, strict=True)]
+    return Windows(
+        tuple(np.array(window.ids, dtype=np.int32) for window in windows),
+        tuple(np.array(window.type_ids, dtype=np.int32) for window in windows),
+        np.array(spans, dtype=np.int64).reshape(-1, 2),
+        tuple(questions),
+        np.array(rows, dtype=np.int64),
+        offsets,
+    )
+
+
+def _shortened(tokenizer: Tokenizer, question: str) -> str:
+    ends = tokenizer.encode(question, add_special_tokens=False).offsets
+    return question if len(ends) <= LONGEST_QUESTION else question[: ends[LONGEST_QUESTION - 1][1]]
+
+
+def _context_offsets(window: Encoding) -> Array:
+    offsets = np.array(window.offsets, dtype=np.int64)
+    offsets[np.array([sequence != 1 for sequence in window.sequence_ids])] = -1
+    return offsets
+
+
+def _span(offsets: Array, answer: Answer) -> tuple[int, int]:
+    """Return the first and last token of an answer, or 0 and 0 if the window does not contain all of it."""
+    begin, end = answer.answer_start, answer.answer_start + len(answer.text)
+    context = np.flatnonzero(offsets[:, 0] >= 0)
+    if not len(context) or offsets[context[0], 0] > begin or offsets[context[-1], 1] < end:
+        return 0, 0
+    inside = context[(offsets[context, 1] > begin) & (offsets[context, 0] < end)]
+    return (int(inside[0]), int(inside[-1])) if len(inside) else (0, 0)

@@ -1,0 +1,281 @@
+"""The objective of a fine-tuning on a task, with an optional teacher and an optional further loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from edge.datatypes import Array
+from edge.errors import Raw, UsageError
+from export.data.tokens import Batch, Rows, shuffled_batches, sorted_batches
+from export.finetune.recipe import Recipe
+from export.models.heads import Head, Outputs
+from export.models.transformer import Transformer, TransformerConfig
+from export.training.checkpoint import fingerprint
+from export.training.device import model_device, multiplying_in
+from export.training.objective import Score
+from export.training.recipe import Precision
+
+#: Hidden states are kept up to this size; larger ones are computed again for each batch.
+MOST_KEPT_BYTES = 4 << 30
+_KEPT = torch.bfloat16
+_BATCH = 64
+
+
+class Extra(Protocol):
+    """A further loss, a name for all that it depends on, and the relative learning rates of its parameters."""
+
+    name: str
+    rates: Mapping[nn.Parameter, float]
+
+    def prepare(self, progress: float) -> None:
+        """Prepare for the next batch, after a share ``progress`` of all steps."""
+
+    def loss(self, progress: float) -> Tensor:
+        """Return the loss, a scalar, for the last forward pass of the model."""
+
+
+class TeacherOutputs(NamedTuple):
+    """Outputs of a teacher for a batch or a row, float32, and [N, T, d] or [T, d] of each imitated layer."""
+
+    outputs: Outputs
+    states: list[Tensor]
+
+
+class Teacher:
+    """A model whose outputs on a training set are imitated, computed once; several students may share one.
+
+    Args:
+        layers: indices of the layers whose hidden states are imitated, too.
+        most_kept_bytes: limit for the hidden states kept in bfloat16; above it, they are computed again for each batch.
+        on_rows: called with the number of rows that the model has answered, and of all.
+    """
+
+    def __init__(
+        self,
+        model: Head,
+        rows: Rows,
+        layers: Sequence[int],
+        precision: Precision = "fp32",
+        most_kept_bytes: int = MOST_KEPT_BYTES,
+        on_rows: Callable[[int, int], None] = lambda done, rows: None,
+    ) -> None:
+        self.model, self._layers, self._precision = model.eval(), list(layers), precision
+        config = model.transformer.config
+        tokens = len(rows.targets) * config.max_positions if config.architecture == "vit" else int(rows.lengths.sum())
+        needed = tokens * config.dim * len(layers) * _KEPT.itemsize
+        self._kept = outputs_by_row(model, rows, layers, precision, on_rows) if needed <= most_kept_bytes else None
+
+    def outputs(self, rows: Rows) -> list[Outputs]:
+        """Return the outputs for each row of the training set, without padding."""
+        return [row.outputs for row in self._kept or outputs_by_row(self.model, rows, (), self._precision)]
+
+    def outputs_for(self, rows: Array, batch: Batch, layers: Sequence[int]) -> TeacherOutputs:
+        """Return the outputs for rows of the training set, and their batch; ``layers`` are some of the teacher's."""
+        if self._kept is None:
+            return _run(self.model, batch, layers, self._precision)
+        kept, device = [self._kept[row] for row in rows], batch.inputs.device
+        states = [
+            pad_sequence([row.states[self._layers.index(layer)] for row in kept], True).to(device) for layer in layers
+        ]
+        columns = zip(*(_tensors(row.outputs) for row in kept), strict=True)
+        padded = [pad_sequence(list(column), True, self.model.padding).to(device) for column in columns]
+        return TeacherOutputs(_like(kept[0].outputs, padded), states)
+
+
+class TaskObjective:
+    """An :class:`export.training.objective.Objective` of a task.
+
+    Args:
+        seed: of the order of the rows.
+        evaluate: returns the score on the hold-out, named ``metric``, for the model in evaluation mode; more is better.
+        teacher: a model with outputs of the same shape, which are imitated; or its outputs on the same rows.
+        extra: a further loss. Its state must be part of the model's.
+
+    Raises:
+        UsageError: the recipe imitates hidden states, and the teacher's have another width.
+    """
+
+    def __init__(
+        self,
+        model: Head,
+        train: Rows,
+        recipe: Recipe,
+        *,
+        seed: int,
+        evaluate: Callable[[], float],
+        metric: str = "score",
+        teacher: Head | Teacher | None = None,
+        extra: Extra | None = None,
+    ) -> None:
+        self.model: Head = model
+        self._train, self._recipe, self._seed = train, recipe, seed
+        self._evaluate, self._metric, self._extra = evaluate, metric, extra
+        self.steps_per_epoch = math.ceil(len(train.targets) / recipe.batch_size)
+        self.rates = extra.rates if extra else {}
+        self._device = model_device(model)
+        self._student_layers, self._teacher_layers = list[int](), list[int]()
+        if teacher is not None and recipe.distillation.hidden:
+            teaching = teacher.model if isinstance(teacher, Teacher) else teacher
+            shapes = model.transformer.config, teaching.transformer.config
+            self._student_layers, self._teacher_layers = corresponding_layers(*shapes)
+        if isinstance(teacher, Head):
+            teacher = Teacher(teacher, train, self._teacher_layers, recipe.precision)
+        self._teacher = teacher
+
+    def fingerprint(self) -> str:
+        """Return a hash of the weights, the teacher's, the rows, and the further loss."""
+        models = [self.model] if self._teacher is None else [self.model, self._teacher.model]
+        return fingerprint(models, self._train.contents, self._extra.name if self._extra else "")
+
+    def batches(self, epoch: int, first: int) -> Iterator[Array]:
+        """Yield the rows of each batch."""
+        rows = shuffled_batches(self._train.lengths, self._recipe.batch_size, seed=self._seed, epoch=epoch)
+        yield from rows[first:]
+
+    def loss(self, batch: Array, progress: float) -> Tensor:
+        """Return the task's loss, or its mixture with the teacher's, and the further one."""
+        inputs = self._train.batch(batch).to(self._device)
+        wanted = self._teacher.outputs_for(batch, inputs, self._teacher_layers) if self._teacher else None
+        if self._extra:
+            self._extra.prepare(progress)
+        loss = self._task_loss(inputs, wanted)
+        return loss + self._extra.loss(progress) if self._extra else loss
+
+    def _task_loss(self, batch: Batch, wanted: TeacherOutputs | None) -> Tensor:
+        model, how = self.model, self._recipe.distillation
+        with (
+            multiplying_in(self._recipe.precision, self._device),
+            hidden_states(model.transformer, self._student_layers) as states,
+        ):
+            outputs = outputs_of(model, batch)
+        loss = model.loss(outputs, batch.targets)
+        if wanted is None:
+            return loss
+        imitation = model.imitation(outputs, wanted.outputs, how.temperature)
+        loss = (1 - how.imitation) * loss + how.imitation * imitation
+        if states:
+            loss = loss + how.hidden * hidden_loss([state.float() for state in states], wanted.states, batch.mask)
+        return loss
+
+    def evaluate(self) -> Score:
+        """Return the score on the hold-out."""
+        return Score(self._evaluate(), self._metric)
+
+
+def outputs_of(model: Head, batch: Batch) -> Outputs:
+    """Return the outputs for a batch in FP32.
+
+    They are logits [N, labels] or [N, T, labels], embeddings [N, width], or logits of first and last tokens, each
+    [N, T].
+    """
+    outputs: Outputs = model(batch.inputs, batch.mask, batch.segments)
+    return _like(outputs, [tensor.float() for tensor in _tensors(outputs)])
+
+
+def outputs_by_row(
+    model: Head,
+    rows: Rows,
+    layers: Sequence[int] = (),
+    precision: Precision = "fp32",
+    on_rows: Callable[[int, int], None] = lambda done, rows: None,
+) -> list[TeacherOutputs]:
+    """Return the outputs for each row, without padding.
+
+    They are [labels], [T, labels], [width] or two of [T], with states [T, d] of each layer. ``on_rows`` is called with
+    the number of rows done and of all.
+    """
+    kept: dict[int, TeacherOutputs] = {}
+    lengths, device = rows.lengths, model_device(model)
+    for indices in sorted_batches(lengths, _BATCH):
+        batch = rows.batch(indices).to(device)
+        outputs, states = _run(model, batch, layers, precision)
+        for index, row in enumerate(indices):
+            length = None if batch.mask is None else int(lengths[row])  # images have no padding
+            # Copies, because a view would keep the whole batch.
+            cut = [
+                (tensor[index, :length] if model.by_token else tensor[index]).to("cpu", copy=True)
+                for tensor in _tensors(outputs)
+            ]
+            of_row = [state[index, :length].to("cpu", _KEPT, copy=True) for state in states]
+            kept[row] = TeacherOutputs(_like(outputs, cut), of_row)
+        on_rows(len(kept), len(lengths))
+    return [kept[row] for row in range(len(lengths))]
+
+
+def hidden_loss(student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None) -> Tensor:
+    """Return the mean squared error of hidden states relative to the teacher's mean square, a scalar.
+
+    It is relative because the residual stream of pre-LN models grows with depth, and the last layers would dominate.
+
+    Args:
+        student: [N, T, d] of each layer.
+        teacher: [N, T, d] of its corresponding layers.
+        mask: [N, T], 1 for tokens and 0 for padding; None without padding.
+    """
+    errors = []
+    for state, wanted in zip(student, teacher, strict=True):
+        error, size = (state - wanted).square(), wanted.square()
+        if mask is not None:
+            error, size = error * mask[:, :, None], size * mask[:, :, None]
+        errors.append(error.sum() / size.sum())
+    return torch.stack(errors).mean()
+
+
+def corresponding_layers(student: TransformerConfig, teacher: TransformerConfig) -> tuple[list[int], list[int]]:
+    """Return the corresponding layers of a student and a teacher, as two lists of indices of equal length.
+
+    Layer i of n corresponds to the layer of the teacher's N that ends nearest to the same share of the depth, number
+    (i + 1) * N / n, rounded, from 1.
+
+    Raises:
+        UsageError: the widths differ.
+    """
+    n, whole = len(student.layers), len(teacher.layers)
+    if student.dim != teacher.dim:
+        given = Raw(f"a width of {student.dim}, and {teacher.dim} of the teacher")
+        fix = "Give --hidden 0, or a teacher of the student's width."
+        raise UsageError("--hidden", given=given, expected="hidden states of one width", fix=fix)
+    numbers = [(2 * (index + 1) * whole + n) // (2 * n) for index in range(n)]
+    return list(range(n)), [max(number, 1) - 1 for number in numbers]
+
+
+@contextmanager
+def hidden_states(transformer: Transformer, layers: Sequence[int]) -> Iterator[list[Tensor]]:
+    """Yield a list that, after a forward pass in the block, has the outputs of the layers, [N, T, d] each."""
+    states: list[Tensor] = []
+
+    def keep(module: nn.Module, inputs: object, output: Tensor) -> None:
+        states.append(output)
+
+    handles = [transformer.layers[index].register_forward_hook(keep) for index in layers]
+    try:
+        yield states
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _run(model: Head, batch: Batch, layers: Sequence[int], precision: Precision) -> TeacherOutputs:
+    # Not inference_mode: its tensors cannot be saved for the backward pass.
+    with (
+        torch.no_grad(),
+        multiplying_in(precision, batch.inputs.device),
+        hidden_states(model.transformer, layers) as states,
+    ):
+        return TeacherOutputs(outputs_of(model, batch), states)
+
+
+def _tensors(outputs: Outputs) -> tuple[Tensor, ...]:
+    return (outputs,) if isinstance(outputs, Tensor) else outputs
+
+
+def _like(outputs: Outputs, tensors: Sequence[Tensor]) -> Outputs:
+    """Return tensors in the form of outputs: one alone, or a pair."""
+    return tensors[0] if isinstance(outputs, Tensor) else (tensors[0], tensors[1])

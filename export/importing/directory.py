@@ -1,0 +1,210 @@
+"""A fine-tuned Hugging Face directory as a model with a head: which kind it is, its labels and its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from tokenizers import Tokenizer
+from torch import nn
+
+from edge.bundles.steps import Labels
+from edge.errors import Raw, UsageError
+from export.data.tokens import load_tokenizer
+from export.errors import CheckpointError
+from export.finetune.models import SCORE, Architecture
+from export.importing.embedder import MODULES, Embedder, read_embedder
+from export.importing.image_processor import read_image_processor
+from export.models.heads import Activation, Head, SentenceEmbedder, SequenceClassifier
+from export.models.huggingface import CONFIG, INDEX, PACK, SAVE_AGAIN, WEIGHTS, Pretrained, load_pretrained, read_json
+from export.models.transformer import TransformerConfig
+
+#: Activation behind the layer d -> d before the classifier of a sequence, by ``model_type``.
+POOLERS: Mapping[str, Activation] = {"bert": "tanh", "roberta": "tanh", "xlm-roberta": "tanh", "distilbert": "relu"}
+PROCESSOR = "preprocessor_config.json"
+SUPPORTED = (*POOLERS, "vit")
+#: Task by the end of the class that saved a model.
+KINDS = {
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForImageClassification": "image-classification",
+}
+#: A tokenizer without a limit has a huge one.
+_NO_LIMIT = 10**6
+
+
+class ModelConfig(msgspec.Struct, frozen=True):
+    """``config.json``.
+
+    Attributes:
+        architectures: the class of ``transformers`` that saved the model.
+        auto_map: classes of Python files in the directory, which are never executed here.
+    """
+
+    model_type: str = ""
+    architectures: tuple[str, ...] | None = None
+    id2label: dict[int, str] | None = None
+    problem_type: str | None = None
+    auto_map: dict[str, Any] | None = None
+
+
+class TokenizerConfig(msgspec.Struct, frozen=True):
+    """``tokenizer_config.json``; the length is a huge number where none was set."""
+
+    model_max_length: float | None = None
+
+
+class FineTuned(NamedTuple):
+    """A model with the head of its directory; ``tokenizer`` is None for images."""
+
+    architecture: Architecture
+    model: Head
+    tokenizer: Tokenizer | None
+
+
+def read_directory(directory: Path, *, pair: bool = False, max_length: int | None = None) -> FineTuned:
+    """Read a model with a head for sequences, tokens, spans or images, or a directory of sentence-transformers.
+
+    Args:
+        pair: whether it reads two texts together, which its files do not say.
+        max_length: most tokens of an input; None takes the limit of the directory.
+
+    Raises:
+        CheckpointError: a file is missing or malformed, or the architecture, the head or a module is not supported.
+        UsageError: ``pair`` or ``max_length`` does not fit the model.
+    """
+    embedder = read_embedder(directory) if (directory / MODULES).exists() else None
+    place = directory if embedder is None else embedder.transformer
+    config = read_json(place / CONFIG, ModelConfig, SAVE_AGAIN)
+    _check_supported(place, config)
+    _check_weights(place)
+    kind = "sentence-embedding" if embedder else _kind(place, config)
+    if pair and kind != "text-classification":
+        expected = "a classifier or regression of texts"
+        raise UsageError("--pair", given=Raw(f"{kind} in {directory}"), expected=expected, fix="Leave it out.")
+    pretrained = load_pretrained(place)
+    transformer = pretrained.transformer.config
+    per_token = kind == "token-classification"
+    is_vit = transformer.architecture == "vit"
+    if is_vit and max_length is not None:
+        fix = "Leave it out."
+        raise UsageError("--max-length", given=max_length, expected="a model of texts", fix=fix)
+    if is_vit != (kind == "image-classification"):
+        raise _broken(f"{place / CONFIG} field architectures", list(config.architectures or ()), "a class of its type")
+    architecture = Architecture(
+        task=kind,
+        transformer=transformer,
+        labels=(
+            ()
+            if kind in ("question-answering", "sentence-embedding")
+            else _labels(place, config, pretrained, per_token=per_token)
+        ),
+        pooling="summary" if embedder is None else embedder.pooling,
+        max_length=transformer.max_positions if is_vit else _max_length(place, transformer, embedder, max_length),
+        pooler=POOLERS[config.model_type] if kind == "text-classification" else None,
+        per_token=per_token,
+        embedding=embedder and embedder.embedding,
+        pair=pair or kind == "question-answering",
+        image=read_image_processor(place / PROCESSOR, transformer.image_size, transformer.channels) if is_vit else None,
+    )
+    model = architecture.create(pretrained.transformer).eval()
+    _load_head(place, model, pretrained, embedder)
+    return FineTuned(architecture, model, None if is_vit else _tokenizer(place, transformer))
+
+
+def _check_supported(place: Path, config: ModelConfig) -> None:
+    if config.model_type not in SUPPORTED:
+        expected = f"one of {', '.join(SUPPORTED)}"
+        subject, given = f"{place / CONFIG} field model_type", config.model_type or Raw("nothing")
+        raise CheckpointError(subject, given=given, expected=expected, fix=PACK)
+    if config.auto_map:
+        given, expected = Raw(f"code of its own, {', '.join(config.auto_map)}"), "a model without code"
+        fix = f"Code of a model is never executed here. {PACK}"
+        raise CheckpointError(f"{place / CONFIG} field auto_map", given=given, expected=expected, fix=fix)
+
+
+def _check_weights(place: Path) -> None:
+    pickled = sorted(path.name for path in place.glob("*.bin"))
+    if pickled and not (place / WEIGHTS).exists() and not (place / INDEX).exists():
+        fix = "Load the model with transformers, and save it with save_pretrained: a pickle can execute anything."
+        raise CheckpointError(f"{place}", given=Raw(f"only {pickled[0]}"), expected=WEIGHTS, fix=fix)
+
+
+def _kind(place: Path, config: ModelConfig) -> str:
+    found = config.architectures or ()
+    for ending, kind in KINDS.items():
+        if len(found) == 1 and found[0].endswith(ending):
+            return kind
+    given = Raw(", ".join(found) or "nothing")
+    expected = f"one class that ends with {' or '.join(KINDS)}, or {MODULES} of sentence-transformers"
+    fix = "A model without a head is fine-tuned first: fewheads finetune TASK --model DIR."
+    raise CheckpointError(f"{place / CONFIG} field architectures", given=given, expected=expected, fix=fix)
+
+
+def _labels(place: Path, config: ModelConfig, pretrained: Pretrained, *, per_token: bool) -> tuple[str, ...]:
+    """Return the labels in the order of the classifier's rows; one row for a whole input is a score."""
+    rows = 0 if pretrained.classifier is None else pretrained.classifier.out_features
+    if config.problem_type == "multi_label_classification" or (config.problem_type == "regression" and rows > 1):
+        given, expected = Raw(f"{config.problem_type} of {rows} outputs"), "one label or score for each input"
+        raise CheckpointError(f"{place / CONFIG} field problem_type", given=given, expected=expected, fix=PACK)
+    found = config.id2label or {number: f"LABEL_{number}" for number in range(rows)}
+    if sorted(found) != list(range(rows)):
+        given, expected = Raw(f"{len(found)} labels"), f"one for each of the {rows} rows of the classifier"
+        raise _broken(f"{place / CONFIG} field id2label", given, expected)
+    if rows == 1 and not per_token:
+        return (SCORE,)
+    try:
+        # Without a classifier there are none, which the copy of its weights reports.
+        return msgspec.convert([found[number] for number in range(rows)], Labels) if rows else ()
+    except msgspec.ValidationError as error:
+        subject, expected = f"{place / CONFIG} field id2label", "2 to 4096 short texts, as a bundle holds"
+        raise CheckpointError(subject, given=Raw(error), expected=expected, fix=PACK) from None
+
+
+def _max_length(place: Path, transformer: TransformerConfig, embedder: Embedder | None, wanted: int | None) -> int:
+    most = transformer.max_positions
+    if wanted is not None:
+        if wanted > most:
+            fix = "Give a smaller one, or leave it out."
+            raise UsageError("--max-length", given=wanted, expected=f"at most {most}, the model's positions", fix=fix)
+        return wanted
+    path = place / "tokenizer_config.json"
+    limits: list[float | None] = [embedder.max_length] if embedder else []
+    limits.append(read_json(path, TokenizerConfig, SAVE_AGAIN).model_max_length if path.exists() else None)
+    return min([most, *(int(limit) for limit in limits if limit and limit < _NO_LIMIT)])
+
+
+def _tokenizer(place: Path, transformer: TransformerConfig) -> Tokenizer:
+    tokenizer = load_tokenizer(place)
+    if tokenizer.get_vocab_size() > transformer.vocab_size:
+        given, expected = Raw(f"{tokenizer.get_vocab_size()} tokens"), f"at most {transformer.vocab_size}"
+        raise _broken(f"{place / 'tokenizer.json'}", given, f"{expected}, the vocab_size of the model")
+    return tokenizer
+
+
+def _load_head(place: Path, model: Head, pretrained: Pretrained, embedder: Embedder | None) -> None:
+    if isinstance(model, SentenceEmbedder):
+        assert embedder is not None
+        for layer, weights in zip(model.dense, embedder.weights, strict=True):
+            layer.load_state_dict(weights)
+        return
+    _copy(place, "the classifier", model.get_submodule("classifier"), pretrained.classifier)
+    if isinstance(model, SequenceClassifier) and model.pooler is not None:
+        _copy(place, "the pooler before the classifier", model.pooler, pretrained.pooler)
+
+
+def _copy(place: Path, what: str, layer: nn.Module, stored: nn.Linear | None) -> None:
+    """Copy the weights of a linear layer; raise a CheckpointError if the files lack it, its bias, or some rows."""
+    assert isinstance(layer, nn.Linear)
+    if stored is None or stored.bias is None or stored.weight.shape != layer.weight.shape:
+        shape = "none" if stored is None else f"{list(stored.weight.shape)}, bias {stored.bias is not None}"
+        raise _broken(f"{place} tensors of {what}", Raw(shape), f"{list(layer.weight.shape)} with a bias")
+    layer.load_state_dict(stored.state_dict())
+
+
+def _broken(subject: str, given: object, expected: str) -> CheckpointError:
+    fix = "Save the fine-tuned model again with save_pretrained."
+    return CheckpointError(subject, given=given, expected=expected, fix=fix)

@@ -1,0 +1,122 @@
+"""Image processors of Hugging Face, as the step ``image`` of a bundle, and sample images for it."""
+
+from __future__ import annotations
+
+import importlib
+from io import BytesIO
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+
+from edge.bundles.steps import ImagePreprocess
+from edge.errors import Raw
+from export.data.unlabelled import MAX_BYTES, MAX_PIXELS
+from export.errors import CheckpointError
+from export.models.huggingface import SAVE_AGAIN, read_json
+
+#: ConvNextImageProcessor, which ResNet has, too, does not crop images of this size or more.
+_UNCROPPED = 384
+#: Images that are made up for models that come without data.
+_SAMPLES = 8
+#: Pillow's numbers of filters.
+_FILTERS: dict[int, Literal["bilinear", "bicubic"]] = {2: "bilinear", 3: "bicubic"}
+
+
+class Side(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A size of images: of both sides, or of the shorter one."""
+
+    height: int | None = None
+    width: int | None = None
+    shortest_edge: int | None = None
+
+
+class ImageConfig(msgspec.Struct, frozen=True):
+    """``preprocessor_config.json`` of an image processor; ``resample`` is the number of Pillow's filter.
+
+    ``crop_pct`` is the side of the square that is kept, as a share of the shorter side.
+    """
+
+    image_mean: tuple[float, ...]
+    image_std: tuple[float, ...]
+    size: Side | int
+    resample: int = 2
+    do_resize: bool = True
+    do_rescale: bool = True
+    do_normalize: bool = True
+    do_center_crop: bool | None = None
+    crop_size: Side | int | None = None
+    crop_pct: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    rescale_factor: float = 1 / 255
+
+
+def read_image_processor(path: Path, image_size: int, channels: int) -> ImagePreprocess:
+    """Read the ``preprocessor_config.json`` of a model that reads images of a size and a number of channels.
+
+    Raises:
+        CheckpointError: it is missing or malformed, leaves a step out, or makes other images than the model reads.
+    """
+    found = read_json(path, ImageConfig, SAVE_AGAIN)
+    for field in ("do_resize", "do_rescale", "do_normalize"):
+        _require(getattr(found, field), path, field, False, "true: every step is part of what the model reads")
+    _require(abs(found.rescale_factor * 255 - 1) < 1e-6, path, "rescale_factor", found.rescale_factor, "1/255")
+    _require(found.resample in _FILTERS, path, "resample", found.resample, "2 (bilinear) or 3 (bicubic)")
+    shorter, final = _sizes(found)
+    expected = f"{image_size} x {image_size} pixels in the end, as the model reads them"
+    holds = (final.height, final.width) == (image_size, image_size) and (shorter is None or shorter >= image_size)
+    _require(holds, path, "size", Raw(msgspec.json.encode(found.size).decode()), expected)
+    colours = f"{channels}, one for each colour"
+    _require(len(found.image_mean) == channels, path, "image_mean", found.image_mean, colours)
+    positive = len(found.image_std) == channels and min(found.image_std) > 0
+    _require(positive, path, "image_std", found.image_std, f"{colours}, above 0")
+    return ImagePreprocess(
+        input="image",
+        output="pixels",
+        size=image_size,
+        colours="rgb" if channels == 3 else "grey",
+        mean=found.image_mean,
+        std=found.image_std,
+        max_bytes=MAX_BYTES,
+        max_pixels=MAX_PIXELS,
+        resize="stretch" if shorter is None else "crop",
+        shorter_side=shorter,
+        interpolation=_FILTERS[found.resample],
+    )
+
+
+def _sizes(found: ImageConfig) -> tuple[int | None, Side]:
+    """Return the shorter side after the resize, None where both sides are stretched, and the size in the end."""
+    size = _side(found.size)
+    if found.crop_pct is not None:
+        edge = size.shortest_edge or size.height or 0
+        return int(edge / found.crop_pct) if edge < _UNCROPPED else None, Side(height=edge, width=edge)
+    if found.do_center_crop:
+        return size.shortest_edge or 0, _side(found.crop_size)
+    return None, size
+
+
+def _side(size: Side | int | None) -> Side:
+    return Side(height=size, width=size) if isinstance(size, int) else size or Side()
+
+
+def _require(holds: object, path: Path, field: str, given: object, expected: str) -> None:
+    if not holds:
+        fix = "Save the image processor that the model was trained with: its save_pretrained writes this file."
+        raise CheckpointError(f"{path} field {field}", given=given, expected=expected, fix=fix)
+
+
+def sample_images(step: ImagePreprocess) -> list[bytes]:
+    """Return PNG files: waves of random directions and lengths in each channel, as large as the model reads."""
+    random = np.random.default_rng(0)
+    y, x = np.mgrid[0 : step.size, 0 : step.size] / step.size
+    pillow = importlib.import_module("PIL.Image")
+    images = []
+    for _ in range(_SAMPLES):
+        parameters = random.uniform(-12, 12, (step.channels, 3))
+        waves = np.stack([np.sin(a * x + b * y + c) for a, b, c in parameters], axis=-1)
+        pixels = (127.5 * (waves + 1)).astype(np.uint8)
+        file = BytesIO()
+        pillow.fromarray(pixels if step.channels == 3 else pixels[:, :, 0]).save(file, "PNG")
+        images.append(file.getvalue())
+    return images

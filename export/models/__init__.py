@@ -1,0 +1,1 @@
+"""Transformers with their heads, and their conversion from Hugging Face directories and to ONNX."""

@@ -1,0 +1,254 @@
+"""Intervals: Wilson's for shares, bootstrap over items for others, and Student's over runs that differ in seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import scipy.stats
+
+from edge.bundles.manifest import Measure
+from edge.datatypes import Array
+from export.training.runs import RunMetrics
+
+#: Resamples of a bootstrap.
+RESAMPLES = 1000
+_CHUNK = 50
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """A metric, or a difference of two, with its 95 % interval.
+
+    There is none where all resamples agree, as for the difference of equal answers: they say nothing of other items.
+    """
+
+    value: float
+    interval: tuple[float, float] | None
+
+
+class Mean(msgspec.Struct, frozen=True):
+    """A mean, with its 95 % interval."""
+
+    value: float
+    interval: tuple[float, float]
+
+
+class Difference(Mean, frozen=True):
+    """Advantage of one model over another on the same items, with its 95 % interval."""
+
+
+def with_interval(value: float, interval: tuple[float, float] | None, form: Callable[[float], str]) -> str:
+    """Return a value with its interval in parentheses, if there is one, for people; ``form`` writes a number."""
+    return f"{form(value)} ({bounds_of(interval, form)})" if interval else form(value)
+
+
+def bounds_of(interval: tuple[float, float] | None, form: Callable[[float], str]) -> str:
+    """Return the bounds of an interval for a column of their own, empty where there is none."""
+    return " … ".join(map(form, interval)) if interval else ""
+
+
+def points(change: Difference | Estimate) -> str:
+    """Return a difference of shares with its interval in percentage points, for people."""
+    return with_interval(change.value, change.interval, lambda share: f"{100 * share:+.1f}")
+
+
+class Sample:
+    """Values of runs, which differ in their seed, on the same items.
+
+    Intervals add two independent errors in quadrature: that of the items, from resamples, and that of the seeds,
+    Student's, because they are few. One run has no spread of seeds.
+
+    Args:
+        values: [S, n], of S runs.
+        weights: of the items, [n]: a mean is a sum of values over a sum of weights.
+    """
+
+    def __init__(self, values: Array, weights: Array) -> None:
+        self._by_seed: Array = values.sum(axis=1) / weights.sum()
+        shares = item_shares(values.shape[1])
+        self._drawn: Array = shares @ values.mean(axis=0) / (shares @ weights)  # means in resamples of items
+
+    def mean(self) -> Mean:
+        """Return the mean over items and runs."""
+        value = float(self._by_seed.mean())
+        return Mean(value, _widened(value, self._drawn, _seed_error(self._by_seed)))
+
+    def minus(self, other: Sample, *, same_runs: bool = False) -> Difference:
+        """Return the difference of the means.
+
+        Args:
+            same_runs: whether it is of the same trained models, used otherwise; equal seeds of methods are not enough.
+        """
+        value = float(self._by_seed.mean() - other._by_seed.mean())
+        if same_runs:
+            error = _seed_error(self._by_seed - other._by_seed)
+        else:
+            error = math.hypot(_seed_error(self._by_seed), _seed_error(other._by_seed))
+        return Difference(value, _widened(value, self._drawn - other._drawn, error))
+
+    def over(self, other: Sample) -> Mean:
+        """Return the ratio of the means; the error of the seeds is by Welch, on logarithms."""
+        value = float(self._by_seed.mean() / other._by_seed.mean())
+        seeds = 2 * _welch_error([np.log(self._by_seed), np.log(other._by_seed)])  # of a sum, not of a mean of two
+        low, high = _widened(math.log(value), np.log(self._drawn) - np.log(other._drawn), seeds)
+        return Mean(value, (math.exp(low), math.exp(high)))
+
+
+class PairedRuns(NamedTuple):
+    """Differences of a metric between two models that were trained with the same seeds, on the same items.
+
+    Attributes:
+        by_seed: [S].
+        drawn: the mean over seeds in each resample of the items, [:data:`RESAMPLES`].
+    """
+
+    by_seed: Array
+    drawn: Array
+
+
+def average_difference(tasks: Sequence[PairedRuns]) -> Difference:
+    """Return the mean over tasks of the mean difference over seeds, with its 95 % interval.
+
+    Items and seeds are independent errors, added in quadrature. That of the items is from resamples, drawn anew for
+    each task. That of the seeds, which are few, is Student's with the degrees of freedom of Welch and Satterthwaite.
+    Both contain what seeds and items have in common, so the interval is, if anything, too wide.
+    """
+    value = float(np.mean([task.by_seed.mean() for task in tasks]))
+    drawn = np.mean([task.drawn for task in tasks], axis=0)
+    return Difference(value, _widened(value, drawn, _welch_error([task.by_seed for task in tasks])))
+
+
+def _welch_error(groups: Sequence[Array]) -> float:
+    """Return half of the interval of a mean of means; groups of one run have no spread."""
+    several = [group for group in groups if len(group) > 1]
+    variances = np.array([group.var(ddof=1) / len(group) for group in several])  # of the means
+    if not variances.sum():
+        return 0.0
+    freedom = variances.sum() ** 2 / sum(v**2 / (len(group) - 1) for v, group in zip(variances, several, strict=True))
+    return float(scipy.stats.t.ppf(0.975, freedom) * math.sqrt(variances.sum()) / len(groups))
+
+
+def over_seeds(values: Sequence[float]) -> Mean:
+    """Return the mean of runs that differ in their seed, with Student's interval; of one run, the interval is empty."""
+    by_seed = np.array(values)
+    value, error = float(by_seed.mean()), _seed_error(by_seed)
+    return Mean(value, (value - error, value + error))
+
+
+def _seed_error(by_seed: Array) -> float:
+    seeds = len(by_seed)
+    return float(scipy.stats.t.ppf(0.975, seeds - 1) * scipy.stats.sem(by_seed)) if seeds > 1 else 0.0
+
+
+def _widened(value: float, drawn: Array, error: float) -> tuple[float, float]:
+    low, high = middle(drawn)
+    return value - math.hypot(value - low, error), value + math.hypot(high - value, error)
+
+
+def draws(items: int, generator: np.random.Generator | None = None) -> Iterator[Array]:
+    """Yield the indices of :data:`RESAMPLES` resamples in chunks [chunk, items], because QQP has 40,000 items.
+
+    Without a generator, every call yields the same resamples, so that metrics and models can be compared in pairs.
+    """
+    generator = generator or np.random.default_rng(0)
+    for _ in range(RESAMPLES // _CHUNK):
+        yield generator.integers(0, items, size=(_CHUNK, items))
+
+
+def resampled(metric: Callable[..., Array], *arrays: Array, generator: np.random.Generator | None = None) -> Array:
+    """Return a metric of each resample of the items, [:data:`RESAMPLES`].
+
+    Args:
+        arrays: [n] each; an item has the same position in all of them.
+        generator: see :func:`draws`.
+    """
+    rows = draws(len(arrays[0]), generator)
+    return np.concatenate([metric(*(array[chunk] for array in arrays)) for chunk in rows])
+
+
+@lru_cache(maxsize=1)
+def item_shares(items: int) -> Array:
+    """Return the share of each item in each resample of :func:`draws`, [:data:`RESAMPLES`, items], read-only.
+
+    The product with values [items, m] is their means in all resamples.
+    """
+    rows = np.concatenate(list(draws(items)))
+    shares = np.stack([np.bincount(row, minlength=items) for row in rows]) / items
+    shares.flags.writeable = False
+    return shares
+
+
+def middle(values: Array) -> tuple[float, float]:
+    """Return the bounds of the middle 95 % of some values."""
+    low, high = np.quantile(values, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def interval(metric: Callable[..., Array], *arrays: Array) -> tuple[float, float]:
+    """Return the 95 % percentile interval of a metric over :func:`resampled` items."""
+    return middle(resampled(metric, *arrays))
+
+
+def known_interval(metric: Callable[..., Array], *arrays: Array) -> tuple[float, float] | None:
+    """Return :func:`interval`, or None where the resamples agree; see :func:`known_middle`."""
+    return known_middle(resampled(metric, *arrays))
+
+
+def known_middle(drawn: Array) -> tuple[float, float] | None:
+    """Return :func:`middle` of a metric's resamples, or None where they agree: they say nothing of other items."""
+    low, high = middle(drawn)
+    return (low, high) if low < high else None
+
+
+def mean(values: Array) -> Array:
+    """Return the mean over the last axis, as a metric for :func:`resampled`."""
+    return np.asarray(values.mean(axis=-1))
+
+
+def mean_measure(metric: str, split: str, values: Array) -> Measure:
+    """Return the mean of values [n]: with Wilson's interval if they are zeros and ones, else :func:`known_interval`."""
+    value, n = float(values.mean()), len(values)
+    is_share = np.isin(values, (0, 1)).all()
+    bounds = wilson(int(values.sum()), n) if is_share else known_interval(mean, values)
+    return Measure(metric=metric, split=split, value=value, n=n, interval=bounds)
+
+
+def share_of(hits: int, items: int) -> Mean:
+    """Return a share with its interval by :func:`wilson`."""
+    return Mean(float(hits / items), wilson(hits, items))
+
+
+def wilson(hits: int, items: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share of items; unlike that of resamples, it is never empty."""
+    found = scipy.stats.binomtest(int(hits), int(items)).proportion_ci(method="wilson")
+    return float(found.low), float(found.high)
+
+
+def pooled(runs: Sequence[RunMetrics]) -> RunMetrics:
+    """Return the metrics of runs that differ in their seed: means of the measures, sums of epochs and seconds."""
+    if len(runs) == 1:
+        return runs[0]
+    return RunMetrics(
+        runs[0].parameters,
+        sum(run.epochs for run in runs),
+        sum(run.best_epoch for run in runs),
+        sum(run.seconds for run in runs),
+        across_seeds([run.measures for run in runs]),
+    )
+
+
+def across_seeds(runs: Sequence[Sequence[Measure]]) -> tuple[Measure, ...]:
+    """Return the mean of each measure over two or more runs that differ in their seed, with Student's interval.
+
+    Where the seeds agree exactly, which says nothing of other items, the interval stays that over the items.
+    """
+    means = []
+    for same in zip(*runs, strict=True):
+        found = over_seeds([measure.value for measure in same])
+        bounds = found.interval if found.interval[0] < found.interval[1] else same[0].interval
+        means.append(msgspec.structs.replace(same[0], value=found.value, seeds=len(same), interval=bounds))
+    return tuple(means)

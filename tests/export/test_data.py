@@ -1,0 +1,163 @@
+import numpy as np
+import pytest
+
+from export.data.examples import Examples, limited, split_holdout
+from export.data.tokens import encode, load_tokenizer, shuffled_batches, sorted_batches
+from export.errors import CheckpointError, DataError
+from export.finetune import NAMES, run
+from export.finetune.text_tasks import TASKS
+from tests.support.task_data import make_tokenizer, real
+
+#: Items of the real files, and for dev also of each class, in the order of the labels.
+SIZES = {
+    ("SST-2", "train"): (67_349,),
+    ("CoLA", "dev"): (1_043, 322, 721),
+    ("STS-B", "dev"): (1_500,),
+    ("QNLI", "dev"): (5_463, 2_702, 2_761),
+}
+
+
+def write(root, task, text, split="train"):
+    folder = root / "glue" / task
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{split}.tsv").write_bytes(text.encode(errors="surrogateescape"))
+
+
+@pytest.mark.parametrize(("name", "split"), SIZES)
+def test_items_and_classes_of_the_real_files(name, split):
+    examples = TASKS[name].read(real("glue", name, f"{split}.tsv").parents[2], split)
+    number, *classes = SIZES[name, split]
+    assert len(examples.texts) == number
+    assert all(text for texts in examples.texts for text in texts)
+    if classes:
+        assert np.bincount(examples.targets).tolist() == classes
+    if name == "STS-B":
+        assert (examples.targets.dtype, examples.targets.min(), examples.targets.max()) == (np.float32, 0, 5)
+
+
+MRPC = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n"
+QQP = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
+
+
+@pytest.mark.parametrize(
+    ("task", "text", "texts", "targets"),
+    [  # without a header; with a byte order mark, quotes and odd line ends; columns in another order; a short row
+        ("CoLA", "gj04\t1\t\tHe left.\ngj04\t0\t*\tHim left.", (("He left.",), ("Him left.",)), [1, 0]),
+        ("MRPC", f'{MRPC}1\t7\t8\t" We\u2028so .\tHe " said .\r\n\n', (('" We\u2028so .', 'He " said .'),), [1]),
+        ("STS-B", "index\tscore\tsentence2\tsentence1\n0\t2.5\tb\ta\n", (("a", "b"),), [2.5]),
+        ("QQP", f"{QQP}1\t2\t3\twhy?\n4\t5\t6\twhy?\twho?\t0\n", (("why?", "who?"),), [0]),
+    ],
+)
+def test_odd_files_of_glue(task, text, texts, targets, tmp_path):
+    write(tmp_path, task, text)
+    examples = TASKS[task].read(tmp_path, "train")
+    assert (examples.texts, examples.targets.tolist()) == (texts, targets)
+    for split, label in (("dev_matched", "neutral"), ("dev_mismatched", "contradiction")):
+        write(tmp_path, "MNLI", f"sentence1\tsentence2\tgold_label\na\tb\t{label}\n", split)
+    assert [TASKS["MNLI"].read(tmp_path, split).targets[0] for split in TASKS["MNLI"].dev] == [1, 2]
+
+
+SCORED = "sentence1\tsentence2\tscore\na\tb\t"
+
+
+@pytest.mark.parametrize(
+    ("task", "text", "message"),
+    [
+        ("SST-2", "sentence\tlabel\nfine\t2\n", "line 2: got '2', expected label one of 0, 1"),
+        ("SST-2", "sentence\tlabel\nfine\t1\nfine\n", "line 3: got 1 cells, expected 2, as in the heading"),
+        ("SST-2", "text\tlabel\nfine\t1\n", "line 1: got text, label, expected a header with sentence, label"),
+        ("SST-2", "sentence\tlabel\n", "train.tsv: got no rows"),
+        ("SST-2", None, "No such file"),
+        ("SST-2", "\udcff", "expected UTF-8"),
+        *(("STS-B", SCORED + score, "score from 0 to 5") for score in ("nan", "5.1", "-1", "x")),
+    ],
+)
+def test_malformed_files(task, text, message, tmp_path):
+    if text is not None:
+        write(tmp_path, task, text)
+    with pytest.raises(DataError, match=r"gluebenchmark\.com") as raised:
+        TASKS[task].read(tmp_path, "train")
+    assert message in str(raised.value)
+
+
+def test_names_are_the_tasks_and_labels_have_names():
+    assert tuple(run.TASKS) == NAMES
+    for name, task in run.TASKS.items():
+        assert (task.name, task.headline in task.metrics) == (name, True)
+    for task in TASKS.values():
+        names = task.class_names
+        assert (len(names), {"0", "1"} & set(names)) == (len(task.labels), set()), task.name
+
+
+def test_holdout_is_a_fixed_partition_that_keeps_first_texts_together():
+    texts = tuple((f"premise {index // 2}", f"hypothesis {index}") for index in range(400))
+    examples = Examples(texts, np.arange(400))
+    train, holdout = split_holdout(examples)
+    assert (len(holdout.texts), sorted([*train.targets, *holdout.targets])) == (40, list(range(400)))
+    assert not {one for one, _ in train.texts} & {one for one, _ in holdout.texts}
+    assert holdout.targets[:4].tolist() == split_holdout(examples)[1].targets[:4].tolist()
+    assert holdout.targets.tolist() != split_holdout(examples, seed=1)[1].targets.tolist()
+    assert len(split_holdout(examples, share=0.25)[1].texts) == 100
+
+
+def test_limited_draws_the_same_examples_and_fewer_are_part_of_more():
+    examples = Examples(tuple((f"text {index}",) for index in range(100)), np.arange(100))
+    ten, twenty = limited(examples, 10), limited(examples, 20)
+    assert len(ten.texts) == 10
+    assert set(ten.targets) < set(twenty.targets)
+    assert ten.targets.tolist() != list(range(10))
+    assert limited(examples, None) is limited(examples, 100) is examples
+
+
+PAIR = ("good film", "the plot was bad")
+
+
+def test_pairs_have_segments_and_batches_are_padded_to_their_longest():
+    rows = encode(make_tokenizer(), Examples((PAIR, ("cat", "mat")), np.array([1, 0])), 64)
+    assert rows.lengths.tolist() == [9, 5]
+    batch = rows.batch(np.array([1, 0]))
+    assert (batch.inputs.shape, batch.mask.tolist()[0]) == ((2, 9), [1, 1, 1, 1, 1, 0, 0, 0, 0])
+    assert (batch.segments.tolist()[1], batch.inputs[0, 5:].tolist()) == ([0, 0, 0, 0, 1, 1, 1, 1, 1], [0, 0, 0, 0])
+    assert batch.targets.tolist() == [0, 1]
+    single = encode(make_tokenizer(), Examples((("good film",),), np.array([1])), 64)
+    assert single.tokens[0].tolist()[0] == 2  # [CLS]
+    assert single.segments[0].tolist() == [0, 0, 0, 0]
+
+
+def test_truncation_cuts_the_longer_text_and_leaves_no_trace_in_the_tokenizer():
+    tokenizer = make_tokenizer()
+    assert encode(tokenizer, Examples((PAIR,), np.array([1])), 7).segments[0].tolist() == [0, 0, 0, 0, 1, 1, 1]
+    assert tokenizer.truncation is None
+
+
+def test_sorted_batches_are_longest_first():
+    assert [batch.tolist() for batch in sorted_batches(np.array([3, 9, 5, 9]), 3)] == [[1, 3, 2], [0]]
+
+
+def test_shuffled_batches_are_deterministic_and_short_of_padding():
+    lengths = np.random.default_rng(0).integers(5, 100, 2000)
+    batches = shuffled_batches(lengths, 32, seed=0, epoch=0)
+    assert sorted(np.concatenate(batches)) == list(range(2000))
+    again = shuffled_batches(lengths, 32, seed=0, epoch=0)
+    assert all(np.array_equal(one, other) for one, other in zip(batches, again, strict=True))
+    for other in (shuffled_batches(lengths, 32, seed=0, epoch=1), shuffled_batches(lengths, 32, seed=1, epoch=0)):
+        assert not np.array_equal(np.concatenate(batches), np.concatenate(other))
+    assert sum(len(batch) * lengths[batch].max() for batch in batches) < 1.1 * lengths.sum()
+    # Long and short batches take turns.
+    firsts = [lengths[batch].mean() for batch in batches[:20]]
+    assert min(firsts) < 30
+    assert max(firsts) > 70
+
+
+def test_load_tokenizer(tmp_path):
+    with pytest.raises(CheckpointError, match="nothing there"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="expected a tokenizer"):
+        load_tokenizer(tmp_path)
+    tokenizer = make_tokenizer()
+    tokenizer.enable_padding()
+    tokenizer.enable_truncation(3)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    loaded = load_tokenizer(tmp_path)
+    assert (loaded.padding, loaded.truncation) == (None, None)

@@ -1,0 +1,268 @@
+import math
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from edge.bundles.manifest import Tolerance
+from edge.errors import GoldenError, UsageError
+from export.models.attention import HeadScorer, MultiHeadAttention, adaptive_loss, adaptive_weight, hard_keep, soft_keep
+from export.models.convert import golden_of, largest_difference, to_onnx
+from export.models.heads import NO_LABEL, SequenceClassifier, SpanClassifier, TokenClassifier
+from export.models.transformer import LayerShape, Transformer, TransformerConfig
+from export.papers.calculator.networks import create as create_network
+
+WIDTH, HEADS, HEAD_DIM = 16, 4, 4
+
+
+@pytest.fixture
+def x():
+    return torch.randn(3, 6, WIDTH, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def padding():
+    return torch.tensor([[1.0] * 6, [1.0] * 4 + [0.0] * 2, [1.0] + [0.0] * 5])
+
+
+def attention(adaptive=None):
+    torch.manual_seed(1)
+    return MultiHeadAttention(WIDTH, HEADS, HEAD_DIM, adaptive)
+
+
+def set_scores(module, value):
+    last = module.scorer.layers[-2]
+    nn.init.zeros_(last.weight)
+    nn.init.constant_(last.bias, math.log(value / (1 - value)) if value < 1 else 100.0)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_attention_equals_torch(x, padding, padded, training):
+    ours = attention().train(training)
+    theirs = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True).eval()
+    with torch.no_grad():
+        projections = (ours.q_proj, ours.k_proj, ours.v_proj)
+        theirs.in_proj_weight.copy_(torch.cat([projection.weight for projection in projections]))
+        theirs.in_proj_bias.copy_(torch.cat([projection.bias for projection in projections]))
+        theirs.out_proj.load_state_dict(ours.output_proj.state_dict())
+        want = theirs(x, x, x, key_padding_mask=padding == 0 if padded else None, need_weights=False)[0]
+        got, scores = ours(x, padding if padded else None)
+    torch.testing.assert_close(got, want)
+    assert scores is None
+
+
+@pytest.mark.parametrize("mode", ["literal", "fixed"])
+@pytest.mark.parametrize("training", [True, False])
+def test_full_scores_are_plain_attention_exactly(x, padding, mode, training):
+    adaptive, plain = attention(mode).train(training), attention().train(training)
+    plain.load_state_dict(adaptive.state_dict(), strict=False)
+    set_scores(adaptive, 1.0)
+    assert torch.equal(adaptive(x, padding)[0], plain(x, padding)[0])
+
+
+def test_reduced_head_is_attention_on_its_first_coordinates(x):
+    module = attention("fixed").eval()
+    set_scores(module, 0.49)  # floor(4 * 0.49) = 1
+    got, scores = module(x)
+    torch.testing.assert_close(scores, torch.full((3, HEADS), 0.49))
+    split = [p(x).unflatten(-1, (HEADS, HEAD_DIM)) for p in (module.q_proj, module.k_proj, module.v_proj)]
+    q, k, v = (part.transpose(1, 2)[..., :1] for part in split)
+    heads = ((q @ k.transpose(-1, -2)) / math.sqrt(HEAD_DIM)).softmax(-1) @ v
+    padded = nn.functional.pad(heads, (0, HEAD_DIM - 1)).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(got, module.output_proj(padded))
+
+
+@pytest.mark.parametrize(
+    ("score", "rank_width", "kept"),
+    # At the threshold, just below a coordinate, never less than one; literal: 19 of a head's 8, and 6.
+    [(0.51, 8, 8), (0.5, 8, 4), (0.49, 8, 3), (0.01, 8, 1), (0.3, 64, 8), (0.1, 64, 6)],
+)
+def test_scores_choose_the_rank(score, rank_width, kept):
+    assert hard_keep(torch.tensor([[score]]), rank_width, 8)[0, 0].tolist() == [1.0] * kept + [0.0] * (8 - kept)
+
+
+def test_straight_through_gradient_is_that_of_the_soft_mask():
+    torch.manual_seed(0)
+    module = attention("fixed").double().train()
+    scores = torch.rand(5, HEADS, dtype=torch.float64).requires_grad_()
+    weights = torch.randn(5, HEADS, HEAD_DIM, dtype=torch.float64)
+    keep = module.keep(scores)
+    assert torch.equal(keep.detach(), hard_keep(scores, HEAD_DIM, HEAD_DIM))
+    (found,) = torch.autograd.grad((keep * weights).sum(), scores)
+    (wanted,) = torch.autograd.grad((soft_keep(scores, HEAD_DIM, HEAD_DIM) * weights).sum(), scores)
+    torch.testing.assert_close(found, wanted)
+    for warmth in (1.0, 8.0):
+        assert torch.autograd.gradcheck(lambda s, warmth=warmth: soft_keep(s, HEAD_DIM, HEAD_DIM, warmth), (scores,))
+
+
+@pytest.mark.parametrize(("mode", "value", "sign"), [("fixed", 0.5, 1), ("literal", 0.5 / HEADS, -1)])
+def test_adaptive_losses_and_their_weight(mode, value, sign):
+    scores = [torch.full((2, HEADS), one).requires_grad_() for one in (0.25, 0.75)]
+    loss = adaptive_loss(scores, mode)
+    loss.backward()
+    assert loss.item() == pytest.approx(value)
+    assert all((score.grad.sign() == sign).all() for score in scores)
+    assert list(map(adaptive_weight, (0.0999, 0.1, 0.95, 0.975, 1.0))) == pytest.approx([0, 0.01, 0.01, 0.03, 0.05])
+
+
+def test_a_scorer_starts_above_the_threshold_and_ignores_padding(x, padding):
+    scorer = HeadScorer(WIDTH, HEADS)
+    assert [m.out_features for m in scorer.layers if isinstance(m, nn.Linear)] == [WIDTH // 4, WIDTH // 4, HEADS]
+    assert ((scorer(x) > 0.5) & (scorer(x) < 1)).all(), "training starts from full heads"
+    noisy = torch.where(padding[:, :, None] == 1, x, torch.full_like(x, 1e3))
+    torch.testing.assert_close(scorer(noisy, padding), scorer(x, padding))
+    torch.testing.assert_close(scorer(x[1:2], padding[1:2]), scorer(x[1:2, :4]))
+
+
+DIM, LENGTH = 24, 9
+#: Heads by width 2 x 16 > d, 1 x 4 < d; no attention; no feed-forward.
+SHAPES = (LayerShape(2, 16, 32), LayerShape(1, 4, 8, scale=0.9), LayerShape(0, 0, 16), LayerShape(3, 8, 0))
+OPTIONS = {
+    "bert": {"vocab_size": 40, "max_positions": 16, "segments": 2},
+    "gpt2": {"vocab_size": 40, "max_positions": 16, "tanh_gelu": True},
+    "vit": {"image_size": 16, "patch_size": 4, "channels": 3, "max_positions": 17},
+}
+CONFIGS = {name: TransformerConfig(architecture=name, dim=DIM, layers=SHAPES, **OPTIONS[name]) for name in OPTIONS}
+
+
+def create(config):
+    torch.manual_seed(0)
+    model = Transformer(config).eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+@pytest.fixture
+def tokens():
+    return torch.randint(0, 40, (3, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def mask():
+    return (torch.arange(LENGTH) < torch.tensor([[LENGTH], [5], [2]])).long()
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_layers_have_their_own_shapes_and_a_missing_part_adds_its_constant(architecture, tokens):
+    model = create(CONFIGS[architecture])
+    layer = model.layers[2]
+    assert (layer.attention, model.layers[3].feed_forward) == (None, None)
+    x = torch.randn(2, LENGTH, DIM, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        hidden = model(torch.randn(3, 3, 16, 16) if architecture == "vit" else tokens)
+        assert hidden.shape == (3, 17 if architecture == "vit" else LENGTH, DIM)
+        assert [one.feed_forward.hidden(hidden).shape[-1] for one in model.layers[:3]] == [32, 8, 16]
+        added = x + layer.attention_constant
+        if model.config.pre_norm:
+            want = added + layer.feed_forward(layer.feed_forward_norm(added))
+        else:
+            added = layer.attention_norm(added)
+            want = layer.feed_forward_norm(added + layer.feed_forward(added))
+        torch.testing.assert_close(layer(x, None), want)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2"])
+@pytest.mark.parametrize("training", [False, True])
+def test_padding_and_for_a_causal_model_later_tokens_change_nothing(architecture, training, tokens, mask):
+    model = create(CONFIGS[architecture]).train(training)
+    with torch.no_grad():
+        padded = model(tokens, mask)
+        for row, length in enumerate(mask.sum(dim=1).tolist()):
+            alone = model(tokens[row : row + 1, :length])
+            torch.testing.assert_close(padded[row, :length], alone[0], atol=1e-5, rtol=1e-5)
+        if architecture == "gpt2":
+            torch.testing.assert_close(model(tokens)[:, :4], model(tokens[:, :4]))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "summary"])
+def test_a_sequence_classifier_does_not_read_padding(pooling, tokens, mask):
+    model = SequenceClassifier(create(CONFIGS["bert"]), 4, pooling).eval()
+    with torch.no_grad():
+        logits = model(tokens, mask)
+        assert logits.shape == (3, 4)
+        torch.testing.assert_close(logits, model(tokens * mask, mask))
+        hidden = model.transformer(tokens[1:2, :5])
+        pooled = hidden[:, 0] if pooling == "summary" else hidden.mean(dim=1)
+        torch.testing.assert_close(logits[1:2], model.classifier(pooled), atol=1e-5, rtol=1e-5)
+
+
+def test_answers_of_heads_and_their_agreement():
+    transformer = create(CONFIGS["bert"])
+    low, high = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 1.0])
+    spans, labels = SpanClassifier(transformer), TokenClassifier(transformer, 3)
+    answers = spans.answers([(low, high), (low, low)])
+    assert answers.tolist() == [[0, 2], [0, 0]]
+    assert spans.agreements(answers, np.array([[0, 2], [0, 1]])).tolist() == [1, 0]
+    answers = labels.answers([torch.stack([low, high]), high[None]])
+    assert answers.tolist() == [[0, 2], [2, NO_LABEL]]
+    assert labels.agreements(answers, np.array([[0, 1], [2, NO_LABEL]])).tolist() == [0.5, 1]
+    assert SequenceClassifier(transformer, 3).answers([low, high]).tolist() == [0, 2]
+    assert SequenceClassifier(transformer, 1, regression=True).answers([low[:1], high[:1]]).tolist() == [1, 0]
+
+
+def test_losses(tokens, mask):
+    transformer = create(CONFIGS["bert"])
+    logits, targets = torch.tensor([[0.0, 0.0]]), torch.tensor([1])
+    assert SequenceClassifier(transformer, 2).loss(logits, targets) == pytest.approx(0.6931, abs=1e-4)
+    regression = SequenceClassifier(transformer, 1, regression=True)
+    assert regression.loss(torch.tensor([[1.0], [2.0]]), torch.tensor([3.0, 2.0])) == 2.0
+    spans = SpanClassifier(transformer)
+    even = torch.zeros(1, 4)
+    assert spans.loss((even, even), torch.stack((targets, targets), dim=1)) == pytest.approx(1.3863, abs=1e-4)
+    with torch.no_grad():
+        start, end = spans(tokens, mask)
+    assert start.shape == end.shape == (3, LENGTH)
+    assert not torch.allclose(start, end)
+    with pytest.raises(UsageError, match=r"labels of a regression: got 2, expected 1\. Give labels=1"):
+        SequenceClassifier(transformer, 2, regression=True)
+
+
+EXACT = Tolerance(atol=0.0, rtol=0.0)
+CLOSE = Tolerance(atol=1e-4, rtol=1e-5)
+VARIANTS = [
+    ("calculator-oracle", None),
+    ("calculator-fnn2", None),
+    *(("calculator-transformer4", mode) for mode in (None, "fixed", "literal")),
+]
+
+
+@pytest.fixture(scope="module")
+def converted(splits):
+    """Networks and their ONNX models; scorers are spread so that heads shrink in many ways."""
+    found = {}
+    for name, adaptive in VARIANTS:
+        model = create_network(name, 0, **({"adaptive": adaptive} if adaptive else {}))
+        for module in model.modules():
+            if isinstance(module, MultiHeadAttention) and module.scorer is not None:
+                nn.init.normal_(module.scorer.layers[-2].weight, std=5.0, generator=torch.Generator().manual_seed(0))
+                nn.init.constant_(module.scorer.layers[-2].bias, -1.0)
+        example = torch.from_numpy(splits["val"].tokens[:2])
+        found[name, adaptive] = model, to_onnx(model, {"x": example}, ["value"], {"x": {0: "batch"}})
+    return found
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_plain_graph_agrees_with_torch_on_every_split(variant, converted, splits):
+    model, data = converted[variant]
+    for split in splits.values():
+        tolerance = EXACT if variant[0] == "calculator-oracle" else CLOSE
+        assert largest_difference(data, golden_of(model, {"x": split.tokens}, ["value"]), tolerance, variant[0]) < 1e-4
+    graph = onnx.load_from_string(data).graph
+    assert [item.name for item in (*graph.input, *graph.output)] == ["x", "value"]
+    assert not {node.op_type for node in graph.node} & {"If", "Loop", "Scan", "NonZero", "Where", "SequenceAt"}
+    assert b".py" not in data, "a path of this machine"
+    assert not any(node.metadata_props or node.doc_string for node in graph.node)
+    if variant[1]:
+        with torch.no_grad():
+            kept = model.kept(model.scored(torch.from_numpy(splits["val"].tokens))[1]).sum(-1)
+        assert kept.min() < kept.max() == 4, "some heads shrink"
+
+
+def test_a_difference_beyond_the_tolerance_is_rejected(converted, splits):
+    golden = golden_of(create_network("calculator-fnn2", 1), {"x": splits["val"].tokens}, ["value"])
+    with pytest.raises(GoldenError, match="output 'value' on 636 golden rows: got a largest difference of"):
+        largest_difference(converted["calculator-fnn2", None][1], golden, CLOSE, "fnn2")
