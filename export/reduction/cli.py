@@ -13,8 +13,6 @@ from edge.cli.output import json_option, print_json, print_table, remark
 from edge.errors import Raw, UsageError
 from export.bundle.outputs import check_file, check_run
 from export.commands.reduce_options import (
-    LATENCIES,
-    Target,
     calibration_option,
     check_precision,
     parse_target,
@@ -36,7 +34,7 @@ from export.options import (
 )
 from export.papers.looped import MODEL as LOOPED
 from export.papers.looped.options import SizeOptions, check_others, print_reduced, shrink_run, size_options
-from export.reduce.target import OFFERED, Strategy
+from export.reduce.target import LATENCIES, OFFERED, Strategy, Target
 from export.training.points import THIS, points_of
 from export.training.runs import recorded
 

@@ -17,7 +17,8 @@ from export.models.heads import Head
 from export.models.transformer import LayerShape, TransformerConfig
 from export.reduce.grid import Times, widest
 from export.reduce.losses import Losses
-from export.reduce.plan import LayerPlan, Plan
+from export.reduce.plan import LayerPlan
+from export.reduce.plan import ReductionPlan as Plan
 from export.reduce.states import gradient_importance
 from export.reduce.sublayers import Method
 from export.reduce.target import Strategy

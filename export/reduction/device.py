@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from edge.bench.layer_latencies import PREDICTION, Label, LayerLatencies
 from edge.errors import UsageError
-from export.commands.reduce_options import LATENCIES, Target
 from export.estimate.devices import DEVICES, BoardMode
 from export.estimate.model import RUNTIME
 from export.models.heads import Head
@@ -16,6 +15,7 @@ from export.models.transformer import LayerShape, TransformerConfig
 from export.reduce.board import Counted, Predicted, count_kernels, predict_times
 from export.reduce.grid import Grid, Times
 from export.reduce.latency import machine_key, measure_times, model_key, table_times
+from export.reduce.target import LATENCIES, Target
 from export.training.points import THIS, Point, PointTimes
 
 

@@ -27,9 +27,11 @@ from export.models.transformer import Layer, LayerShape
 from export.reduce.calibration import attention_statistics, check_calibration, feed_forward_statistics
 from export.reduce.controls import chosen, first_layers, uniform_shapes
 from export.reduce.grid import Grid, Times
-from export.reduce.plan import LayerPlan, Plan, check_plan, plan_of
+from export.reduce.losses import Losses, LossMeter
+from export.reduce.plan import LayerPlan, check_plan, plan_of
+from export.reduce.plan import ReductionPlan as Plan
 from export.reduce.refit import refitted, sums
-from export.reduce.search import Losses, LossMeter, choose_shapes
+from export.reduce.search import choose_shapes
 from export.reduce.states import (
     Padded,
     after_attention,

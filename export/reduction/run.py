@@ -19,10 +19,9 @@ from export.models.transformer import LayerShape
 from export.reduce.device import check_points, devices_of
 from export.reduce.grid import grid_of, widest
 from export.reduce.latency import feeds_of, measure_models
-from export.reduce.plan import check_speedup
+from export.reduce.plan import LayerReport, check_speedup
 from export.reduce.reduce import (
     LAYERS,
-    LayerReport,
     Progress,
     ReducedModel,
     calibration_batches,

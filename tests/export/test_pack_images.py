@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from export.bundle.pack.steps import label_step
 from PIL import Image
 
 from edge.bundles.bundle import Bundle
@@ -13,7 +14,6 @@ from edge.datatypes import TensorSpec
 from edge.errors import FewheadsError
 from edge.launch import running_server
 from edge.runtimes.build import load_runner
-from export.bundle.pack.steps import label_step
 from export.importing.image_processor import read_image_processor
 from tests.support.commands import shown
 from tests.support.image_model import encoded

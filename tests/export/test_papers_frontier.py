@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from export.reduce.target import LATENCIES
 
 from edge.bench.layer_latencies import LayerLatencies, Rest
 from edge.errors import UsageError
@@ -44,7 +45,6 @@ from export.papers.frontier.records import (
 from export.papers.frontier.run import Frontier
 from export.papers.frontier.summary import Summary, geometric
 from export.papers.frontier.tables import controls, headline, predictions, tables_of, text_of
-from export.reduce.target import LATENCIES
 from export.training import provenance as processor
 from export.training.provenance import Processor
 from export.training.runs import PREDICTIONS

@@ -7,20 +7,22 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from export.reduce.grid import Grid, Times, grid_of
+from export.reduce.latency import feeds_of, machine_key, measure_layers, measure_times
+from export.reduce.losses import Losses, LossMeter
+from export.reduce.plan import LayerPlan, LayerReport, amdahl_bound, check_plan, check_speedup, macs_per_token, plan_of
+from export.reduce.plot import draw
+from export.reduce.run import Divergence
+from export.reduce.run import ReducedRun as Reduced
+from export.reduce.search import check_target, choose_shapes, least_loss
+from export.reduce.states import embedded
+from export.training.points import Planned, Point, PointTimes, points_of
 from torch.utils.flop_counter import FlopCounterMode
 
 from edge.bench.layer_latencies import Comparison, LayerLatencies, Shape
 from edge.errors import UsageError
 from export.errors import PlanError
 from export.models.transformer import Layer, LayerShape, TransformerConfig
-from export.reduce.grid import Grid, Times, grid_of
-from export.reduce.latency import feeds_of, machine_key, measure_layers, measure_times
-from export.reduce.plan import LayerPlan, LayerReport, amdahl_bound, check_plan, check_speedup, macs_per_token, plan_of
-from export.reduce.plot import draw
-from export.reduce.run import Divergence, Reduced
-from export.reduce.search import Losses, LossMeter, check_target, choose_shapes, least_loss
-from export.reduce.states import embedded
-from export.training.points import Planned, Point, PointTimes, points_of
 from export.training.runs import RunMetrics
 from tests.support.reduction_data import batches, config, mac_times, model
 

@@ -25,13 +25,14 @@ from edge.files import write_whole
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.bundle.accuracy import predict_file
 from export.bundle.tier_files import static_int8
+from export.data.examples import HOLDOUT
 from export.data.tokens import Encoded, load_tokenizer
 from export.finetune.models import open_model, open_tuned
 from export.finetune.objectives import Teacher
 from export.finetune.predictions import read_matching, read_predictions
 from export.finetune.recipe import Recipe
 from export.finetune.run import finetune_run, prepare
-from export.finetune.task import HOLDOUT, Data, Reader, Task
+from export.finetune.task import Data, Reader, Task
 from export.finetune.text_tasks import TASKS
 from export.models.heads import SequenceClassifier
 from export.papers.frontier.records import (
@@ -57,7 +58,8 @@ from export.quantize.precision import fused
 from export.quantize.ranges import Scheme, input_ranges
 from export.reduce.grid import grid_of
 from export.reduce.latency import measure_times
-from export.reduce.plan import LayerPlan, Plan, check_speedup
+from export.reduce.plan import LayerPlan, check_speedup
+from export.reduce.plan import ReductionPlan as Plan
 from export.reduce.run import reduce_run
 from export.reduce.target import LATENCIES, Strategy
 from export.training.device import device_of

@@ -22,8 +22,8 @@ from export.papers.looped.prompts import REDUCTION, draw_prompts, generator_of
 from export.papers.looped.recipes import tuning_plan
 from export.papers.looped.train import Start, evaluate, load_run, train_run
 from export.reduce.latency import compare
-from export.reduce.plan import LayerPlan
-from export.reduce.reduce import LayerReport, reduced_layer
+from export.reduce.plan import LayerPlan, LayerReport
+from export.reduce.reduce import reduced_layer
 from export.reduce.states import after_feed_forward
 from export.training.device import DeviceName
 from export.training.objective import SILENT, Observer
