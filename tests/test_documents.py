@@ -10,7 +10,6 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import msgspec
-from export.reduce.plan import amdahl_bound, macs_per_token
 
 from deploy import device_table, push
 from edge import __version__
@@ -22,6 +21,7 @@ from export.papers import predicted
 from export.papers.backward import tables as backward_tables
 from export.papers.experiment import report_experiment
 from export.papers.frontier.boards import BoardPlans, table_of
+from export.reduce.plan import amdahl_bound, macs_per_token
 from export.training.intervals import Difference, points
 from tests.support.imports import ORDER
 

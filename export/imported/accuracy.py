@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
+
+from edge.bundles.manifest import Measure
 from export.bundle.accuracy import OnRows, in_tier, outputs_of_file, rows_share_runs
 from export.bundle.exported import int8_tier
 from export.bundle.tier_files import ExportedArtifact
-
-from edge.bundles.manifest import Measure
 from export.data.examples import HOLDOUT
 from export.data.tokens import Rows
 from export.finetune.imported import ImportedTask

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from export.bundle.accuracy import BY_TOKEN, OnRows, in_tier, int8_measures
-from export.bundle.clients import MAX_BATCH_SIZE, USUAL_TOKENS, image_inputs, text_inputs
-from export.bundle.exported import RUNTIMES, Exported
-from export.bundle.latencies import with_latencies
-from export.bundle.tier_files import tier_files
 from torch import Tensor, nn
 
 from edge.bundles.bundle import write_bundle
 from edge.bundles.manifest import Manifest, Measure, Profile, Tier
 from edge.bundles.steps import LabelPostprocess, Postprocess, ScorePostprocess, TokenLabelPostprocess
 from edge.datatypes import Array, TensorSpec, datatype_of
+from export.bundle.accuracy import BY_TOKEN, OnRows, in_tier, int8_measures
+from export.bundle.clients import MAX_BATCH_SIZE, USUAL_TOKENS, image_inputs, text_inputs
+from export.bundle.exported import RUNTIMES, Exported
+from export.bundle.latencies import with_latencies
+from export.bundle.tier_files import tier_files
 from export.data.examples import limited, split_holdout
 from export.data.tokens import Rows
 from export.finetune.imported import MOST_HELD_OUT, ImportedTask, check_alike

@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from export.bundle.accuracy import BY_TOKEN
-from export.bundle.clients import BATCH_NAMES, GOLDEN_ROWS, TEXTS, columns, text_step
-from export.quantize.calibration import CALIBRATION_ROWS
-from export.quantize.ranges import Feeds
 
 from edge.bundles.image import ImagePreprocessor
 from edge.bundles.steps import ImagePreprocess, TokenizerPreprocess
 from edge.datatypes import Array
+from export.bundle.accuracy import BY_TOKEN
+from export.bundle.clients import BATCH_NAMES, GOLDEN_ROWS, TEXTS, columns, text_step
 from export.data.examples import Examples, limited, split_holdout
 from export.data.unlabelled import read_image, read_pixels, sample_texts
 from export.finetune.imported import ImportedTask
 from export.importing.image_processor import sample_images
+from export.quantize.calibration import CALIBRATION_ROWS
+from export.quantize.ranges import Feeds
 
 #: The characters of each token, which the graph reads and returns.
 OFFSETS_READ = "token_offsets"

@@ -6,19 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from export.bundle.accuracy import OnRows, in_tier, tier_measures
-from export.bundle.clients import MAX_BATCH_SIZE, BundleInputs, image_inputs, text_inputs
-from export.bundle.exported import RUNTIMES, Exported, int8_tier
-from export.bundle.latencies import with_latencies
-from export.bundle.tier_files import ExportedArtifact, tier_files
-from export.quantize.ranges import InputRange
-from export.quantize.training import trained_ranges
-
 from edge.bundles.bundle import write_bundle
 from edge.bundles.manifest import Manifest, Measure, Tier
 from edge.bundles.steps import LabelPostprocess, ScorePostprocess
 from edge.datatypes import TensorSpec
 from edge.errors import Raw, UsageError
+from export.bundle.accuracy import OnRows, in_tier, tier_measures
+from export.bundle.clients import MAX_BATCH_SIZE, BundleInputs, image_inputs, text_inputs
+from export.bundle.exported import RUNTIMES, Exported, int8_tier
+from export.bundle.latencies import with_latencies
+from export.bundle.tier_files import ExportedArtifact, tier_files
 from export.finetune.image_tasks import ImageTask
 from export.finetune.models import SCORE, Architecture, open_model
 from export.finetune.predictions import read_predictions
@@ -26,6 +23,8 @@ from export.finetune.run import task_of
 from export.finetune.task import Task
 from export.finetune.text_tasks import SentenceTask
 from export.models.heads import SequenceClassifier
+from export.quantize.ranges import InputRange
+from export.quantize.training import trained_ranges
 from export.training.provenance import provenance
 
 _LOGITS = "logits"

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from export.quantize.calibration import CALIBRATION_ROWS
-from export.quantize.ranges import Feeds
 
 from edge.bundles.image import ImagePreprocessor
 from edge.bundles.manifest import Profile
@@ -22,6 +20,8 @@ from export.data.unlabelled import MAX_TEXT_BYTES
 from export.finetune.image_tasks import ImageTask
 from export.finetune.models import Architecture
 from export.finetune.text_tasks import SentenceTask
+from export.quantize.calibration import CALIBRATION_ROWS
+from export.quantize.ranges import Feeds
 from export.training.runs import TOKENIZER
 
 MAX_BATCH_SIZE = 32

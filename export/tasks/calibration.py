@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from export.quantize.ranges import TO_TRAIN, input_ranges
 
 from edge.datatypes import Array
 from export.data.tokens import Rows
 from export.models.convert import dynamic_of, to_onnx
 from export.models.heads import Head, SpanClassifier
+from export.quantize.ranges import TO_TRAIN, input_ranges
 
 #: Rows to calibrate with.
 CALIBRATION_ROWS = 256

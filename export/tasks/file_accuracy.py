@@ -11,15 +11,15 @@ from functools import partial
 
 import msgspec
 import numpy as np
-from export.bundle.tier_files import ExportedArtifact
-from export.quantize.calibration import feeds_of
 
 from edge.bundles.manifest import Artifact, Measure
 from edge.datatypes import Array
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
+from export.bundle.tier_files import ExportedArtifact
 from export.data.tokens import Rows, sorted_batches
 from export.finetune.predictions import Predictions, paired
 from export.finetune.task import Task
+from export.quantize.calibration import feeds_of
 
 _BATCH = 16
 #: Called with the file that is measured, the rows that are done, and all rows.

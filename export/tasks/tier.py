@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
-from export.bundle.exported import int8_tier
-from export.bundle.tier_files import ExportedArtifact, export_tier, files_of
-from export.quantize.ranges import Feeds, InputRange
 from torch import nn
 
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, Tier
 from edge.datatypes import Array
+from export.bundle.exported import int8_tier
+from export.bundle.tier_files import ExportedArtifact, export_tier, files_of
 from export.models.convert import golden_of
+from export.quantize.ranges import Feeds, InputRange
 
 
 class TierFiles(NamedTuple):

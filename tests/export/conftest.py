@@ -3,10 +3,10 @@ import shutil
 
 import pytest
 import torch
-from export.commands.shapes import shapes
 from torch.onnx._internal.exporter import _registration
 
 from export.commands.finetune import finetune
+from export.commands.shapes import shapes
 from export.papers.calculator import data
 from export.papers.calculator.train import train_run
 from tests.support.calculators import export_untrained

@@ -7,7 +7,6 @@ import onnx
 import pytest
 import torch
 import tritonclient.grpc as triton
-from export.quantize.precision import half
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.expression import TOKENS, tokenize
@@ -20,6 +19,7 @@ from export.models.convert import to_onnx
 from export.papers.calculator.benchmark import evaluate
 from export.papers.calculator.networks import Transformer
 from export.papers.calculator.specs import SPECS
+from export.quantize.precision import half
 from tests.support.calculators import EACH, SMALL, untrained
 from tests.support.marks import with_rtx
 from tests.support.sample_requests import column, triton_input

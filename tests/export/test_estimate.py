@@ -6,12 +6,6 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from export.bundle.tier_files import static_int8
-from export.commands.estimate import estimate
-from export.quantize.precision import half
-from export.quantize.ranges import LARGEST, input_ranges
-from export.reduce.latency import feeds_of
-from export.reduce.plan import macs_per_token
 
 from edge.bench.layer_latencies import PREDICTION, LayerLatencies, Rest, Shape, Timing
 from edge.bench.timing import compared_above
@@ -19,6 +13,8 @@ from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.manifest import Profile
 from edge.datatypes import TensorSpec
 from edge.errors import BundleError, UsageError
+from export.bundle.tier_files import static_int8
+from export.commands.estimate import estimate
 from export.estimate.estimate import estimate_bundle
 from export.estimate.model import kernels, parse_layers
 from export.estimate.operations import Halves, halves_of, work_of
@@ -27,6 +23,10 @@ from export.models.convert import to_onnx
 from export.models.heads import SequenceClassifier
 from export.models.transformer import LayerShape, Transformer, TransformerConfig
 from export.papers.calculator.networks import create
+from export.quantize.precision import half
+from export.quantize.ranges import LARGEST, input_ranges
+from export.reduce.latency import feeds_of
+from export.reduce.plan import macs_per_token
 from tests.support.task_data import invoke
 
 LAYER = LayerShape(12, 32, 1536)

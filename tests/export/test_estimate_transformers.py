@@ -1,9 +1,7 @@
 import pytest
 import torch
-from export.bundle.fewest_kernels import fewest_kernels
-from export.quantize.precision import half
-from export.reduce.latency import feeds_of
 
+from export.bundle.fewest_kernels import fewest_kernels
 from export.estimate.devices import DEFAULT_BOARD
 from export.estimate.operations import work_of
 from export.estimate.roofline import predict
@@ -11,6 +9,8 @@ from export.estimate.work import transformer_work
 from export.models.convert import dynamic_of, to_onnx
 from export.models.heads import SequenceClassifier
 from export.models.transformer import LayerShape, Transformer, TransformerConfig
+from export.quantize.precision import half
+from export.reduce.latency import feeds_of
 
 #: Layers with both halves, one of them, and none; with a single head, which gets another one.
 LAYERS = tuple(LayerShape(*sizes) for sizes in ((4, 32, 512), (0, 0, 256), (3, 16, 0), (1, 32, 128), (0, 0, 0)))

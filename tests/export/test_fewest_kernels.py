@@ -6,19 +6,19 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from export.bundle.fewest_kernels import fewest_kernels
-from export.bundle.tier_files import static_int8
-from export.quantize.precision import half
-from export.quantize.ranges import TO_TRAIN, Scheme, input_ranges
 from torch import nn
 
 from edge.bundles.manifest import Profile
+from export.bundle.fewest_kernels import fewest_kernels
+from export.bundle.tier_files import static_int8
 from export.estimate.model import kernels
 from export.estimate.operations import Halves, halves_of
 from export.estimate.structure import structure_of
 from export.models.convert import dynamic_of, outputs_of, to_onnx
 from export.models.heads import Embedding, SentenceEmbedder, SequenceClassifier, TokenClassifier
 from export.models.transformer import LayerShape, Transformer, TransformerConfig
+from export.quantize.precision import half
+from export.quantize.ranges import TO_TRAIN, Scheme, input_ranges
 from tests.support.marks import with_rtx
 from tests.support.onnx_graphs import attention
 

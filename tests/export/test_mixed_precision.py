@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import torch
-from export.generate.decoder import DecoderGraph, decoder_onnx
-from export.generate.joined_cache import join_caches
-from export.quantize.precision import half
 from onnx.reference import ReferenceEvaluator
 
 from edge.datatypes import Array
+from export.generate.decoder import DecoderGraph, decoder_onnx
+from export.generate.joined_cache import join_caches
+from export.quantize.precision import half
 from tests.support.language_models import bpe, tiny_llama, tiny_of
 
 

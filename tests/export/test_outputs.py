@@ -5,13 +5,13 @@ import subprocess
 import sys
 
 import pytest
-from export.commands.pack import pack
-from export.commands.reduce import reduce
-from export.commands.route import route
 
 from edge.errors import UsageError
 from export.cli import export, train
 from export.commands.finetune import finetune
+from export.commands.pack import pack
+from export.commands.reduce import reduce
+from export.commands.route import route
 from export.papers.adaptive.run import compare
 from export.papers.frontier.cli import frontier
 from tests.support.task_data import invoke

@@ -10,8 +10,6 @@ import onnx
 import pytest
 import tritonclient.grpc as triton
 from click.testing import CliRunner
-from export.commands.export import export
-from export.commands.pack import pack
 from onnx import TensorProto, helper
 
 from edge.bundles.bundle import Bundle
@@ -20,6 +18,8 @@ from edge.cli.info import info
 from edge.errors import GoldenError, UsageError
 from edge.launch import running_server
 from edge.runtimes.build import load_runner
+from export.commands.export import export
+from export.commands.pack import pack
 from tests.data.make_broken_bundles import changed_onnx, custom_operator
 from tests.support import text_model
 from tests.support.models import oracle_onnx, serialized

@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from export.bundle.pack.steps import label_step
 from PIL import Image
 
 from edge.bundles.bundle import Bundle
@@ -14,6 +13,7 @@ from edge.datatypes import TensorSpec
 from edge.errors import FewheadsError
 from edge.launch import running_server
 from edge.runtimes.build import load_runner
+from export.bundle.pack.steps import label_step
 from export.importing.image_processor import read_image_processor
 from tests.support.commands import shown
 from tests.support.image_model import encoded

@@ -4,13 +4,13 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from export.bundle.pack.quantize import simplified
-from export.quantize.precision import half
 from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST
 
 from edge.bundles.bundle import Bundle
+from export.bundle.pack.quantize import simplified
 from export.estimate.model import kernels
 from export.models.convert import outputs_of
+from export.quantize.precision import half
 from tests.support.marks import with_rtx, with_transformers
 from tests.support.onnx_graphs import attention, packed, write
 

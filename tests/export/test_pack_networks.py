@@ -6,11 +6,11 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from export.bundle.pack.golden import largest_rms
-from export.commands.pack import pack
 
 from edge.bundles.bundle import Bundle
 from edge.runtimes.build import load_runner
+from export.bundle.pack.golden import largest_rms
+from export.commands.pack import pack
 from tests.support.task_data import invoke
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # the exporters warn

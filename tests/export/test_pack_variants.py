@@ -4,7 +4,6 @@ import numpy as np
 import onnx
 import pytest
 import tritonclient.grpc as triton
-from export.bundle.pack.golden import largest_rms
 from onnx import TensorProto, helper, numpy_helper
 
 from edge.bundles.bundle import Bundle
@@ -12,6 +11,7 @@ from edge.bundles.golden import check_outputs
 from edge.errors import GoldenError, UsageError
 from edge.launch import running_server
 from edge.runtimes.tensorrt.build import compile_onnx
+from export.bundle.pack.golden import largest_rms
 from export.models.convert import outputs_of
 from tests.support.marks import with_rtx
 from tests.support.onnx_graphs import FLOAT, constant, model_of, node, packed, value, write

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from export.reduce.target import LATENCIES
 
 from edge.bench.layer_latencies import LayerLatencies, Rest
 from edge.errors import UsageError
@@ -45,6 +44,7 @@ from export.papers.frontier.records import (
 from export.papers.frontier.run import Frontier
 from export.papers.frontier.summary import Summary, geometric
 from export.papers.frontier.tables import controls, headline, predictions, tables_of, text_of
+from export.reduce.target import LATENCIES
 from export.training import provenance as processor
 from export.training.provenance import Processor
 from export.training.runs import PREDICTIONS

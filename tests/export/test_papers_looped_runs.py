@@ -9,7 +9,6 @@ import pytest
 import torch
 import tritonclient.grpc as triton
 from click.testing import CliRunner
-from export.commands.reduce import reduce
 from onnx import numpy_helper
 
 from edge.bundles.bundle import Bundle
@@ -18,6 +17,7 @@ from edge.errors import GoldenError
 from edge.launch import running_server
 from edge.runtimes.tensorrt.build import compile_onnx
 from export.cli import export, train
+from export.commands.reduce import reduce
 from export.estimate.model import kernels
 from export.estimate.operations import work_of
 from export.models.convert import golden_of, largest_difference

@@ -7,23 +7,23 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from export.bundle.tier_files import export_tier
-from export.commands.export import export
-from export.quantize.calibration import calibration_feeds, feeds_of, plain_onnx
-from export.quantize.compare_cli import int8
-from export.quantize.int8 import quantized
-from export.quantize.ranges import LARGEST, LEVELS, Scheme, input_ranges, projections
-from export.quantize.training import RoundedLinear, round_products, trained_ranges
 from msgspec.structs import replace
 from onnx import numpy_helper
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.golden import check_outputs
 from edge.errors import GoldenError, UsageError
+from export.bundle.tier_files import export_tier
+from export.commands.export import export
 from export.commands.finetune import finetune
 from export.finetune.models import open_model
 from export.finetune.predictions import read_predictions
 from export.models.convert import golden_of, outputs_of
+from export.quantize.calibration import calibration_feeds, feeds_of, plain_onnx
+from export.quantize.compare_cli import int8
+from export.quantize.int8 import quantized
+from export.quantize.ranges import LARGEST, LEVELS, Scheme, input_ranges, projections
+from export.quantize.training import RoundedLinear, round_products, trained_ranges
 from tests.support.task_data import encoded, invoke, make_classifier, make_sentiment
 
 

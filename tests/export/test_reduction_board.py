@@ -3,20 +3,20 @@ from math import isclose
 
 import numpy as np
 import pytest
-from export.commands.reduce_options import check_precision, parse_target
-from export.reduce import board
-from export.reduce.board import Structure, count_kernels, layer_work, predict_times
-from export.reduce.device import check_points, devices_of
-from export.reduce.grid import Grid, Times, grid_of
-from export.training.points import Point
 from msgspec.structs import replace
 
 from edge.errors import UsageError
+from export.commands.reduce_options import check_precision, parse_target
 from export.estimate.devices import board_mode
 from export.estimate.model import kernels
 from export.estimate.operations import work_of
 from export.estimate.roofline import predict
 from export.models.transformer import LayerShape
+from export.reduce import board
+from export.reduce.board import Structure, count_kernels, layer_work, predict_times
+from export.reduce.device import check_points, devices_of
+from export.reduce.grid import Grid, Times, grid_of
+from export.training.points import Point
 from tests.support.reduction_data import config, model
 
 ORIN = board_mode("orin-nano-super:15W")

@@ -6,19 +6,19 @@ import shutil
 import msgspec
 import pytest
 from click.testing import CliRunner
-from export.commands.export import export
-from export.commands.plan import plan
-from export.commands.reduce import reduce
-from export.reduce.target import LATENCIES
 
 from edge.bench.layer_latencies import PREDICTION, LayerLatencies
 from edge.bundles.bundle import Bundle
 from edge.cli import output
 from edge.cli.profile import profile
 from edge.errors import UsageError
+from export.commands.export import export
 from export.commands.finetune import finetune
+from export.commands.plan import plan
+from export.commands.reduce import reduce
 from export.errors import DataError, PlanError, ReductionError
 from export.finetune.models import open_model, open_tuned
+from export.reduce.target import LATENCIES
 from export.training.runs import CONFIG
 from tests.support.task_data import invoke
 

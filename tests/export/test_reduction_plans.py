@@ -7,6 +7,12 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from edge.bench.layer_latencies import Comparison, LayerLatencies, Shape
+from edge.errors import UsageError
+from export.errors import PlanError
+from export.models.transformer import Layer, LayerShape, TransformerConfig
 from export.reduce.grid import Grid, Times, grid_of
 from export.reduce.latency import feeds_of, machine_key, measure_layers, measure_times
 from export.reduce.losses import Losses, LossMeter
@@ -17,12 +23,6 @@ from export.reduce.run import ReducedRun as Reduced
 from export.reduce.search import check_target, choose_shapes, least_loss
 from export.reduce.states import embedded
 from export.training.points import Planned, Point, PointTimes, points_of
-from torch.utils.flop_counter import FlopCounterMode
-
-from edge.bench.layer_latencies import Comparison, LayerLatencies, Shape
-from edge.errors import UsageError
-from export.errors import PlanError
-from export.models.transformer import Layer, LayerShape, TransformerConfig
 from export.training.runs import RunMetrics
 from tests.support.reduction_data import batches, config, mac_times, model
 

@@ -4,14 +4,14 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from export.reduce.grid import Grid
-from export.reduce.plan import plan_of
-from export.reduce.reduce import apply_plan, reduce_model
-from export.reduce.target import Strategy
 
 from export.errors import CheckpointError, PlanError, ReductionError
 from export.models.heads import SequenceClassifier
 from export.models.transformer import LayerShape, Transformer
+from export.reduce.grid import Grid
+from export.reduce.plan import plan_of
+from export.reduce.reduce import apply_plan, reduce_model
+from export.reduce.target import Strategy
 from tests.support.reduction_data import config, inputs, mac_times, model
 from tests.support.task_data import same
 

@@ -1,5 +1,7 @@
 import pytest
 import torch
+
+from export.errors import ReductionError
 from export.reduce.algebra import (
     blocks,
     head_removal,
@@ -14,8 +16,6 @@ from export.reduce.algebra import (
 from export.reduce.calibration import Moments, attention_statistics, check_calibration, feed_forward_statistics
 from export.reduce.states import embedded, gradient_importance, layers_of, relative_error
 from export.reduce.sublayers import AttentionReducer, FeedForwardReducer, with_attention, with_feed_forward
-
-from export.errors import ReductionError
 from tests.support.reduction_data import batches, model
 
 

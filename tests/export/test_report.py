@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import scipy.special
 import sklearn.metrics
-from export.commands.report import report
-from export.training.points import Planned, PointTimes
 
 from edge.bench.layer_latencies import Shape
 from edge.errors import UsageError
 from export.commands.finetune import finetune
+from export.commands.report import report
 from export.finetune.models import open_model
 from export.finetune.predictions import read_predictions
 from export.report.numbers import Classes, ClassRow, calibration_error
 from export.report.page import confusion
 from export.report.speed import speed_of
 from export.training.intervals import Mean
+from export.training.points import Planned, PointTimes
 from export.training.runs import CONFIG, REPORT, Speedup, is_run, read_config
 from tests.support.task_data import invoke
 

@@ -5,7 +5,15 @@ import msgspec
 import numpy as np
 import pytest
 import scipy.stats
+
+from edge.errors import UsageError
+from export.commands.finetune import finetune
 from export.commands.route import route as command
+from export.data.tokens import encode, load_tokenizer
+from export.errors import CheckpointError
+from export.finetune.models import open_tuned
+from export.finetune.predictions import encode_predictions, read_predictions
+from export.finetune.text_tasks import TASKS
 from export.reduce import routing as policies
 from export.reduce.route import fit, pooled_embeddings
 from export.reduce.routing import (
@@ -23,14 +31,6 @@ from export.reduce.routing import (
     static,
     thresholds,
 )
-
-from edge.errors import UsageError
-from export.commands.finetune import finetune
-from export.data.tokens import encode, load_tokenizer
-from export.errors import CheckpointError
-from export.finetune.models import open_tuned
-from export.finetune.predictions import encode_predictions, read_predictions
-from export.finetune.text_tasks import TASKS
 from export.training.runs import CONFIG, PREDICTIONS
 from tests.support.task_data import invoke
 

@@ -6,7 +6,6 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from export.bundle.tier_files import export_tier
 from onnx import TensorProto, numpy_helper
 
 from edge.bundles.golden import Golden, check_outputs, compare
@@ -14,6 +13,7 @@ from edge.bundles.manifest import Profile
 from edge.errors import GoldenError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from edge.runtimes.tensorrt.build import compile_onnx
+from export.bundle.tier_files import export_tier
 from export.models.convert import compared, golden_of
 from export.models.heads import Embedding, SentenceEmbedder, SequenceClassifier, SpanClassifier
 from export.models.huggingface import load_pretrained

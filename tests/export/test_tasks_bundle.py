@@ -7,9 +7,6 @@ import numpy as np
 import pytest
 import torch
 import tritonclient.grpc as triton
-from export.bundle.accuracy import predict_file
-from export.bundle.targets import tier_names
-from export.commands.export import export
 from msgspec.structs import replace
 
 from edge.bundles.bundle import Bundle
@@ -18,6 +15,9 @@ from edge.bundles.steps import ScorePostprocess
 from edge.errors import BundleError, UsageError
 from edge.launch import running_server
 from edge.runtimes.build import build
+from export.bundle.accuracy import predict_file
+from export.bundle.targets import tier_names
+from export.commands.export import export
 from export.commands.finetune import finetune
 from export.data.tokens import load_tokenizer
 from export.estimate.devices import DEFAULT_BOARD

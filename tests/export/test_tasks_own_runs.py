@@ -8,22 +8,22 @@ import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
+
+from edge.bundles.bundle import Bundle
+from edge.errors import UsageError
 from export.commands.export import export
+from export.commands.finetune import finetune
 from export.commands.plan import plan
 from export.commands.reduce import reduce
 from export.commands.report import report
 from export.commands.route import route
-from export.quantize.compare_cli import int8
-
-from edge.bundles.bundle import Bundle
-from edge.errors import UsageError
-from export.commands.finetune import finetune
 from export.errors import DataError
 from export.finetune.models import open_model
 from export.finetune.predictions import read_predictions
 from export.papers.adaptive.comparison import Record
 from export.papers.adaptive.run import compare
 from export.papers.experiment import read_records
+from export.quantize.compare_cli import int8
 from export.training.runs import CONFIG, REPORT, read_config
 from tests.support.task_data import NEUTRAL, invoke, make_sentiment
 

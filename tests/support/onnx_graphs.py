@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 import onnx
-from export.commands.pack import pack
 from onnx import TensorProto, helper, numpy_helper
 
+from export.commands.pack import pack
 from tests.support.task_data import invoke
 
 FLOAT = TensorProto.FLOAT

@@ -2,12 +2,12 @@
 
 import numpy as np
 import torch
-from export.reduce.grid import Times
-from export.reduce.plan import macs_per_token
 
 from export.data.tokens import Encoded
 from export.models.heads import SequenceClassifier
 from export.models.transformer import LayerShape, Transformer, TransformerConfig
+from export.reduce.grid import Times
+from export.reduce.plan import macs_per_token
 
 VOCABULARY = 40
 

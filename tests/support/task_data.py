@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from export.commands.reduce import reduce
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from export.commands.finetune import finetune
+from export.commands.reduce import reduce
 from export.data.examples import Examples
 from export.data.tokens import encode
 from export.finetune.models import open_tuned
