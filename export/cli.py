@@ -1,9 +1,8 @@
-"""The commands ``fewheads train`` and ``fewheads export``."""
+"""The command ``fewheads train``."""
 
 from __future__ import annotations
 
 import difflib
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,31 +11,23 @@ import click
 
 from edge.cli.output import json_option, print_json, print_table
 from edge.errors import UsageError
-from export.bundle.exported import RUNTIMES, print_exported
 from export.bundle.outputs import check_run
-from export.bundle.targets import targets_of
-from export.finetune import answers_like_imported
 from export.loading import loading_torch
 from export.measures import print_measures
 from export.options import (
     device_option,
-    imported_data_option,
     replace_option,
-    repository_option,
-    run_data_dir_option,
     runs_option,
     seed_option,
     seeded,
     seeds_option,
     tensorboard_option,
-    version_option,
 )
 from export.papers.calculator.specs import DEFAULT_NAMES, NAMES, SPECS
 from export.papers.calculator.stack import NAMES as STACK_NAMES
 from export.papers.looped import NAMES as LOOPED
 from export.papers.looped.options import LoopedOptions, looped_options, train_looped
-from export.training.runs import recorded
-from export.training.watch import counting, watching
+from export.training.watch import watching
 
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
@@ -122,105 +113,6 @@ def train(
         return
     for name, places, metrics in results:
         (_print_calculator if name in SPECS else print_measures)(name, ", ".join(places), metrics)
-
-
-@click.command()
-@click.argument("runs", metavar="RUN_DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@repository_option("each")
-@click.option("--name", help="Name of the one bundle that fine-tuned runs become; calculators have their model's name.")
-@version_option
-@click.option(
-    "--tier-name",
-    "tiers",
-    multiple=True,
-    help="Name of a tier; give one for each run, in their order.  [default: x1, xN for a run that was measured to be "
-    "N times as fast, and xN-DEVICE for one that was planned to be so on another device]",
-)
-@click.option(
-    "--artifacts",
-    multiple=True,
-    type=click.Choice(RUNTIMES),
-    help="Runtime whose files a bundle of fine-tuned runs carries, repeatable; both by default. Without onnxruntime, a "
-    "board serves it only where TensorRT runs.",
-)
-@click.option(
-    "--measure/--no-measure",
-    default=True,
-    show_default=True,
-    help="Measure the files in INT8 on the hold-out and dev, of imported runs on a tenth of --data, and time those of "
-    "all tiers on this machine, for the manifest; a minute for two thousand texts.",
-)
-@run_data_dir_option
-@imported_data_option
-@replace_option("existing bundles of that name and version")
-@json_option
-def export(
-    runs: tuple[Path, ...],
-    repository: Path,
-    name: str | None,
-    version: int,
-    tiers: tuple[str, ...],
-    artifacts: tuple[str, ...],
-    measure: bool,
-    data_dir: Path | None,
-    data: Path | None,
-    replace: bool,
-    as_json: bool,
-) -> None:
-    """Convert runs to ONNX, check them against torch, and write them as bundles.
-
-    Each calculator becomes a bundle, and looped runs of one function class, the full model first, become the tiers of
-    one. Runs of `fewheads finetune`, `import` and `reduce`, the full model first, become the tiers of one bundle, NAME;
-    each has a twin in INT8, TIER-int8. The table has a row for each file, because INT8 differs more from torch than
-    FP32. `fewheads pack` makes a bundle of an ONNX file.
-    """
-    file = next((run for run in runs if run.suffix == ".onnx"), None)
-    if file is not None:
-        fix = f"Make a bundle of an ONNX file with 'fewheads pack {file} --name NAME --repository {repository}'."
-        raise UsageError("RUN_DIR", given=str(file), expected="run directories", fix=fix)
-    targets = targets_of(
-        runs, repository, name=name, version=version, tiers=tiers, data_dir=data_dir, data=data, replace=replace
-    )
-    with loading_torch():
-        from export.bundle.classifier import export_classifier, export_imported
-        from export.papers.calculator.bundle import export_run, export_stack
-        from export.papers.looped.bundle import export_looped
-    results = []
-    for target in targets:
-        started = time.perf_counter()
-        with counting(f"exporting {', '.join(map(str, target.runs))}") as on_rows:
-            if target.name in LOOPED:
-                exported = export_looped(target.runs, repository, tiers=target.tiers, version=version, replace=replace)
-            elif target.tiers and answers_like_imported(recorded(target.runs[0])):
-                exported = export_imported(
-                    target.runs,
-                    repository,
-                    target.name,
-                    target.data_dir,
-                    tiers=target.tiers,
-                    version=version,
-                    artifacts=artifacts or RUNTIMES,
-                    replace=replace,
-                    on_rows=on_rows if measure else None,
-                )
-            elif target.tiers:
-                assert target.data_dir is not None, "only imported runs may have none"
-                exported = export_classifier(
-                    target.runs,
-                    repository,
-                    target.name,
-                    target.data_dir,
-                    tiers=target.tiers,
-                    version=version,
-                    artifacts=artifacts or RUNTIMES,
-                    replace=replace,
-                    on_rows=on_rows if measure else None,
-                )
-            else:
-                export_calculator = export_stack if target.name in STACK_NAMES else export_run
-                exported = export_calculator(target.runs[0], repository, version=version, replace=replace)
-        results.append((exported, time.perf_counter() - started))
-    print_exported(results, as_json=as_json)
 
 
 def _names(models: Sequence[str]) -> list[str]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import shutil
+import subprocess
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from deploy import device_table, push
 from edge import __version__
@@ -21,12 +23,12 @@ from export.papers import predicted
 from export.papers.backward import tables as backward_tables
 from export.papers.experiment import report_experiment
 from export.papers.frontier.boards import BoardPlans, table_of
+from export.reduce import tables
 from export.reduce.plan import amdahl_bound, macs_per_token
-from export.training.intervals import Difference, points
 from tests.support.imports import ORDER
 
 ROOT = Path(__file__).parent.parent
-DEPLOY, REDUCTION = ROOT / "deploy", ROOT / "export" / "reduction"
+DEPLOY, REDUCTION = ROOT / "deploy", ROOT / "export" / "reduce"
 README = (ROOT / "README.md").read_text()
 SERVER = (ROOT / "edge" / "README.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
@@ -142,7 +144,7 @@ def test_the_tables_of_boards_are_made_from_their_records() -> None:
 
 
 def test_the_limits_page_computes_what_it_says() -> None:
-    page = (ROOT / "export" / "reduction" / "LIMITS.md").read_text()
+    page = (REDUCTION / "LIMITS.md").read_text()
     d, lengths = 768, (128, 384, 512, 2048)
     layer = LayerShape(12, 64, 3072)
     parts = {
@@ -219,28 +221,57 @@ def test_the_tables_of_backward_attention_are_made_from_their_records(tmp_path: 
         assert (results / name / "report.md").read_text() == published.read_text()
 
 
-def test_the_tables_of_the_limits_agree_with_their_records() -> None:
-    limits = (REDUCTION / "LIMITS.md").read_text().replace("**", "")
-    for name in ("teachers", "recipes", "variants"):
-        for row in json.loads((REDUCTION / f"{name}.json").read_text())["rows"]:
-            assert f"{100 * row['value']:.1f}" in limits, (name, row)
-            for key in ("difference_to_chosen", "difference_to_first", "difference_to_256_examples"):
-                if key in row and row[key]["value"]:
-                    assert points(msgspec.convert(row[key], Difference)) in limits, (name, row)
-    seen = 0
-    for path in (REDUCTION / "int8").glob("*.json"):
-        for row in json.loads(path.read_text())["scored"]:
-            cell = f"{points(msgspec.convert(row['difference'], Difference))} [{row['logits_error']:.3f}]"
-            seen += cell in limits
-            assert cell in limits or f"\n| {row['method']} |" not in limits, (path.name, row)
-    assert seen > 40
+def test_the_tables_of_the_limits_are_made_from_their_records() -> None:
+    page = tables.PAGE.read_text()
+    assert tables.page_of(page) == page, "python -m export.reduce.tables"
+
+
+#: Pages whose tables of figures each name a record and the command that recomputes them.
+RECORDED = (
+    *("README.md", "export/reduce/LIMITS.md", "export/estimate/README.md"),
+    *("export/bundle/fewest_kernels/KERNELS.md", "export/bundle/pack/README.md"),
+)
+_MARKER = re.compile(r"^<!-- table: (.+) by (.+) -->$", re.MULTILINE)
+_FIGURE = re.compile(r"\| *[*+~±<≤≈-]*\d")
+
+
+def unmarked_tables(page: str) -> Iterator[tuple[str, re.Match[str] | None]]:
+    """Yield the first line of each table of figures, and the marker between the previous table and it."""
+    above = 0
+    for table in re.finditer(r"^\|.*\n\|[ :|-]+\n(?:\|.*(?:\n|$))+", page, re.MULTILINE):
+        if any(_FIGURE.search(row) for row in table[0].splitlines()[2:]):
+            yield table[0].splitlines()[0], next(_MARKER.finditer(page, above, table.start()), None)
+        above = table.end()
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_each_table_of_figures_names_its_record_and_command(name: str) -> None:
+    tracked = set(
+        subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    )
+    for head, marker in unmarked_tables((ROOT / name).read_text()):
+        assert marker, f"{name}: no record is named between the table before and {head}"
+        for record in marker[1].split(", "):
+            assert record in tracked or any(file.startswith(f"{record}/") for file in tracked), (head, record)
+        program, *arguments = shlex.split(marker[2])
+        if program == "fewheads":
+            assert arguments[0] in COMMANDS, (head, arguments)
+        elif program == "pytest":
+            path, _, test = arguments[-1].partition("::")
+            assert f"def {test}" in (ROOT / path).read_text(), (head, arguments)
+        elif program == "make":
+            assert re.search(rf"^{arguments[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), (head, arguments)
+        else:
+            path = f"{arguments[1].replace('.', '/')}" if arguments[0] == "-m" else arguments[0].removesuffix(".py")
+            assert program == "python", (head, program)
+            assert {f"{path}.py", f"{path}/__main__.py"} & tracked, (head, arguments)
 
 
 _TYPES = "tests/export/test_generate_types.py::test_each_type_writes_the_texts_of_transformers"
 _IMPORTED = "tests/export/test_imported.py::test_a_stock_client_gets_what_transformers_computes"
 _OWN = "tests/export/test_tasks_own_served.py::test_each_format_reaches_a_served_answer"
 _CLASSES = (
-    "tests/export/test_tasks_bundle.py"
+    "tests/export/test_bundle_classifier.py"
     "::test_the_bundle_has_a_tier_for_each_run_and_precision_with_the_outputs_of_training"
 )
 _PICTURES = "tests/export/test_tasks_images.py::test_exported_run_reads_files_as_it_was_trained"
@@ -266,15 +297,15 @@ SERVED = {
         ),
         _OWN,
     ),
-    "operators of ONNX": "tests/export/test_pack.py::test_bundle_with_real_inputs_is_served",
-    "`If`, `Loop`, `Scan`": "tests/export/test_pack_variants.py::test_control_flow_is_packed_as_it_is",
+    "operators of ONNX": "tests/export/test_bundle_pack.py::test_bundle_with_real_inputs_is_served",
+    "`If`, `Loop`, `Scan`": "tests/export/test_bundle_pack_variants.py::test_control_flow_is_packed_as_it_is",
     "`NonZero`, `NonMaxSuppression`, `Unique`, `Compress`": (
-        "tests/export/test_pack_variants.py::test_a_detector_with_non_maximum_suppression_is_for_onnx_runtime"
+        "tests/export/test_bundle_pack_variants.py::test_a_detector_with_non_maximum_suppression_is_for_onnx_runtime"
     ),
     "operators of ONNX Runtime (`com.microsoft`, `ai.onnx.ml`), text": (
-        "tests/export/test_pack.py::test_text_in_and_out"
+        "tests/export/test_bundle_pack.py::test_text_in_and_out"
     ),
-    "other operators": "tests/export/test_pack.py::test_models_that_would_not_serve",
+    "other operators": "tests/export/test_bundle_pack.py::test_models_that_would_not_serve",
     "GLUE": _CLASSES,
     "SQuAD": (
         "tests/export/test_tasks_squad.py::test_a_stock_client_gets_the_logits_of_a_run_and_the_places_of_its_tokens"
@@ -289,7 +320,7 @@ SERVED = {
 
 
 def test_each_kind_that_the_documents_name_has_a_test_from_its_directory_to_a_served_answer() -> None:
-    own, pack = ((ROOT / "export" / name / "README.md").read_text() for name in ("data", "pack"))
+    own, pack = ((ROOT / "export" / name / "README.md").read_text() for name in ("data", "bundle/pack"))
     named = re.findall(r"^- \*\*([A-Z][\w ]+)\*\* take `", SERVER, re.MULTILINE)
     texts = " ".join((README + SERVER + own + pack).split())
     for kinds in re.findall(r"of ((?:[\w-]+, )+[\w-]+ or [\w-]+) type", texts):

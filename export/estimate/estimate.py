@@ -1,24 +1,52 @@
-"""Latencies of the tiers of a bundle on a board: predicted, or put together from a measured latency table."""
+"""Latencies of the tiers of a bundle on a board, predicted: of a whole run, or part by part of loops and decoders."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
-from edge.bench.layer_latencies import PREDICTION, LayerLatencies, Shape, check_key
+from edge.bench.layer_latencies import PREDICTION
 from edge.bundles.bundle import Bundle
+from edge.bundles.fields import Role
+from edge.bundles.manifest import Tier
+from edge.bundles.programs import LoopProgram
+from edge.errors import FewheadsError, Raw, UsageError
+from edge.programs.tier_program import golden_loops, load_tier
 from export.estimate.devices import DEVICES, mode_of
-from export.estimate.estimate import Row, check_options, part_rows
 from export.estimate.model import RUNTIME, TierModel, how_counted
-from export.estimate.operations import Halves
-from export.estimate.roofline import ERRORS, Errors, Regime
-from export.estimate.sizes import check_sizes, input_shapes
+from export.estimate.parts import Shapes, predict_tiers, tier_files
+from export.estimate.roofline import ERRORS, Errors, Prediction, Regime
 
 #: The least predicted speed-up that recommends a tier: below it, the error of a prediction is larger than the gain.
 _WORTH = 1.15
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One tier for inputs of one size.
+
+    Attributes:
+        tokens: of each input; None where the model's inputs have a fixed size.
+        prediction: the predicted latency, and its parts.
+        times_faster: the latency of the first tier over this one's.
+        counted: whether the kernels were counted in an engine; otherwise the prediction has those of the graph.
+        part: of a model with a program: a file's role, or the loops of a whole request; empty for other models.
+        loops: of a whole request of a looped model; ``loops_source`` says whose number it is.
+    """
+
+    tier: str
+    precision: str
+    rows: int
+    tokens: int | None
+    milliseconds: float
+    prediction: Prediction
+    times_faster: float
+    counted: bool
+    part: str = ""
+    loops: float | None = None
+    loops_source: str = ""
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -40,73 +68,6 @@ class Estimate(msgspec.Struct, frozen=True):
     recommendation: str
 
 
-_FIX = "Give the table of this board and power mode with TensorRT, or leave --latency-table out."
-
-
-class MeasuredTable(NamedTuple):
-    """A measured latency table, and its file."""
-
-    path: Path
-    table: LayerLatencies
-
-    @classmethod
-    def read(cls, path: Path, device: str, power_mode: str) -> MeasuredTable:
-        """Read a table.
-
-        Raises:
-            UsageError: it is not a table, is a prediction itself, or of another runtime, board or power mode.
-        """
-        table = LayerLatencies.read(path)
-        board = table.key.get("device", "")
-        name = DEVICES[device].name
-        check_key(
-            f"latency table {path}",
-            table.key | {"label": table.label, "device": name if _is(board, device) else board},
-            {"label": "measured", "runtime": RUNTIME, "device": name, "power_mode": power_mode},
-            _FIX,
-        )
-        return cls(path, table)
-
-    def check_model(self, dense: Halves, dim: int) -> None:
-        """Check that the table is of this model."""
-        shapes = {Shape(*heads, units) for heads, units in zip(dense.attention, dense.feed_forward, strict=False)}
-        found = " and ".join(sorted(shape.name for shape in shapes)) or "no layers"
-        check_key(
-            f"latency table {self.path}",
-            self.table.key,
-            {"dim": str(dim), "dense": found},
-            "Give a table of this model, or leave --latency-table out.",
-        )
-
-    def milliseconds(self, halves: Halves, layers: int, precision: str, tokens: int | None) -> float | None:
-        """Return the latency of a tier; None where the table lacks its precision, length or a shape.
-
-        Args:
-            layers: of the original; the halves that the tier lacks were removed.
-        """
-        if precision != self.table.key.get("precision") or tokens is None:
-            return None
-        dense = next((t.shape for t in self.table.timings if t.shape.name == self.table.key.get("dense")), None)
-        rest = self.table.find_rest(tokens)
-        whole = self.table.find(dense, tokens) if dense else None
-        if dense is None or whole is None or rest is None:
-            return None
-        removed = [(0, 0)] * (layers - len(halves.attention)), [0] * (layers - len(halves.feed_forward))
-        shapes = [Shape(*heads, dense.ffn_dim) for heads in (*halves.attention, *removed[0])]
-        shapes += [Shape(dense.num_heads, dense.head_dim, units) for units in (*halves.feed_forward, *removed[1])]
-        found = [self.table.find(shape, tokens) for shape in shapes]
-        times = [1 / comparison.ratio - 0.5 for comparison in found if comparison]
-        if len(times) < len(shapes):
-            return None
-        return (whole.dense_milliseconds - whole.floor_milliseconds) * (sum(times) + rest.dense_layers)
-
-
-def _is(board: str, device: str) -> bool:
-    """Return whether a name such as "NVIDIA Jetson Orin Nano Super Developer Kit" names a device."""
-    words = board.lower().split()
-    return {"orin", "nano"} <= set(words) and ("super" in words) == device.endswith("super")
-
-
 def estimate_bundle(
     path: Path,
     device: str,
@@ -114,61 +75,63 @@ def estimate_bundle(
     *,
     lengths: Sequence[int] = (),
     batches: Sequence[int] = (1,),
-    table: Path | None = None,
     loops: float | None = None,
     on_tier: Callable[[int, int], None] = lambda done, tiers: None,
 ) -> Estimate:
-    """Predict the latency of each tier of a bundle.
+    """Predict the latency of each tier that has files for TensorRT.
 
     Args:
         lengths: tokens; empty for 32 and 128, as far as the bundle takes them.
-        table: a measured latency table; its times replace the predictions of tiers in its precision for one row.
-        loops: of a request of a looped model; None is the mean of the golden prompts.
+        loops: of a request of a looped model; None is the mean of the golden prompts on this machine, within the
+            model's own limits.
 
     Raises:
-        UsageError: the mode does not exist, the bundle does not take inputs of a given size, or the table is of another
-            model, runtime, board or power mode.
+        UsageError: the mode does not exist, or the bundle does not take inputs of a given size.
+        BundleError: the first tier has no file for TensorRT, or its work cannot be counted.
     """
     mode = mode_of(device, power_mode)
     bundle = Bundle.open(path)
     manifest = bundle.manifest
-    check_options(bundle, lengths=lengths, table=table, loops=loops)
-    if manifest.roles != ("model",):
-        found_rows = part_rows(bundle, mode, batches=batches, lengths=lengths, loops=loops, on_tier=on_tier)
-        return _estimate(path, device, power_mode, found_rows)
-    sizes = check_sizes(manifest.inputs, manifest.profile, manifest.max_batch_size, lengths, batches)
-    measured = MeasuredTable.read(table, device, power_mode) if table else None
-    rows: list[Row] = []
-    dense: dict[tuple[int, int | None, str], float] = {}  # by batch, tokens and label
-    layers = 0
-    for done, tier in enumerate(manifest.tiers):
-        model = TierModel(bundle, tier)
-        for batch, tokens in sizes:
-            shapes = input_shapes(manifest.inputs, manifest.profile, manifest.max_batch_size, batch, tokens)
-            found = model.predict(shapes, mode)
-            milliseconds, label = found.milliseconds, PREDICTION
-            faster = dense.setdefault((batch, tokens, label), milliseconds) / milliseconds
-            if measured and batch == 1:
-                dim = int(measured.table.key["dim"])
-                halves = model.halves(shapes, dim)
-                if not rows:
-                    measured.check_model(halves, dim)
-                    layers = len(halves.attention)
-                own = measured.milliseconds(halves, layers, model.precision, tokens)
-                if own is not None:
-                    milliseconds, label = own, f"sum of layers measured on {measured.table.name}"
-                    if not done:
-                        dense[batch, tokens, label] = own
-                    # A measurement and a prediction make no ratio: without a measured first tier it stays predicted.
-                    faster = dense.get((batch, tokens, label), faster * own) / own
-            counted = model.launches is not None
-            rows.append(Row(tier.name, model.precision, batch, tokens, milliseconds, found, faster, counted, label))
-        on_tier(done + 1, len(manifest.tiers))
-    return _estimate(path, device, power_mode, rows)
+    looped = isinstance(manifest.program, LoopProgram)
+    for option, value in ({"--lengths": lengths} if looped else {"--loops": loops}).items():
+        if value:
+            expected = f"none for {manifest.name}, which is {'' if looped else 'not '}looped"
+            raise UsageError(option, given=Raw(value), expected=expected, fix="Leave it out.")
+    tiers = [tier for tier in manifest.tiers if tier_files(tier, RUNTIME, manifest.roles)] or manifest.tiers[:1]
+    models: dict[str, dict[Role, TierModel]] = {}
+    means: dict[str, tuple[float, str]] = {}
+    for done, tier in enumerate(tiers):
+        models[tier.name] = {role: TierModel(bundle, tier, role) for role in manifest.roles}
+        if looped:
+            means[tier.name] = (loops, "as given") if loops else _mean_loops(bundle, tier)
+        on_tier(done + 1, len(tiers))
 
+    def run(tier: str, role: Role, shapes: Shapes) -> Prediction:
+        return models[tier][role].predict(shapes, mode)
 
-def _estimate(path: Path, device: str, power_mode: str, rows: Sequence[Row]) -> Estimate:
-    tier_name, reason = _recommended([row for row in rows if row.loops] or rows)
+    artifacts = {tier: {role: one.artifact for role, one in files.items()} for tier, files in models.items()}
+    counts = {tier: mean for tier, (mean, _) in means.items()}
+    found = predict_tiers(manifest, artifacts, bundle.read, run, batches=batches, lengths=lengths, loops=counts)
+    rows = []
+    for tier_name, part, prediction, times_faster in found:
+        mean, source = means[tier_name] if part.whole else (None, "")
+        files = models[tier_name]
+        rows.append(
+            Row(
+                tier=tier_name,
+                precision=files[manifest.roles[-1]].artifact.precision,
+                rows=part.rows,
+                tokens=part.tokens,
+                milliseconds=prediction.milliseconds,
+                prediction=prediction,
+                times_faster=times_faster,
+                counted=all(file.launches is not None for file in files.values()),
+                part=part.name,
+                loops=mean,
+                loops_source=source,
+            )
+        )
+    recommended, reason = _recommended([row for row in rows if row.loops] or rows)
     return Estimate(
         str(path),
         DEVICES[device].name,
@@ -177,20 +140,28 @@ def _estimate(path: Path, device: str, power_mode: str, rows: Sequence[Row]) -> 
         {regime: ERRORS[regime] for regime in ERRORS if any(regime in row.prediction.regimes for row in rows)},
         how_counted(all(row.counted for row in rows)),
         tuple(rows),
-        tier_name,
+        recommended,
         reason,
     )
 
 
+def _mean_loops(bundle: Bundle, tier: Tier) -> tuple[float, str]:
+    try:
+        with closing(load_tier(bundle, "onnxruntime", tier=tier.name)) as program:
+            return golden_loops(program), "the mean of the golden prompts, within the model's own limits"
+    except FewheadsError:  # it has no file for ONNX Runtime
+        assert isinstance(bundle.manifest.program, LoopProgram)
+        return float(bundle.manifest.program.max_loops), "the model's limit, because this machine cannot run it"
+
+
 def _recommended(rows: Sequence[Row]) -> tuple[str, str]:
     """Return the fastest tier and the reason; the first tier if no other is :data:`_WORTH` times as fast as it."""
-    first = rows[0]
+    first = rows[0].tier
     speeds: dict[str, list[float]] = {}
     for row in rows:
         speeds.setdefault(row.tier, []).append(row.times_faster)
-    means = {tier: sum(found) / len(found) for tier, found in speeds.items()}
+    means: Mapping[str, float] = {tier: sum(found) / len(found) for tier, found in speeds.items()}
     fastest = max(means, key=means.__getitem__)
-    how = "predicted" if any(row.label == PREDICTION for row in rows) else "measured"
     if means[fastest] < _WORTH:
-        return first.tier, f"no tier is {how} to be {_WORTH:g} times as fast as {first.tier!r}"
-    return fastest, f"{how} to be {means[fastest]:.2f} times as fast as {first.tier!r}, if its accuracy suffices"
+        return first, f"no tier is predicted to be {_WORTH:g} times as fast as {first!r}"
+    return fastest, f"predicted to be {means[fastest]:.2f} times as fast as {first!r}, if its accuracy suffices"

@@ -17,7 +17,7 @@ from edge.bundles.manifest import Profile, Tier
 from edge.errors import BackendError
 from edge.runtimes.tensorrt import package as tensorrt_package
 from export.estimate.devices import Mode
-from export.estimate.operations import Halves, halves_of, work_of
+from export.estimate.operations import ModelWork
 from export.estimate.roofline import Prediction, predict
 
 RUNTIME = "tensorrt"
@@ -92,20 +92,14 @@ class TierModel:
 
     def __init__(self, bundle: Bundle, tier: Tier, role: Role = "model") -> None:
         self.artifact = artifact = bundle.artifact(RUNTIME, tier.name, role)
-        self.precision = artifact.precision
-        self._subject = f"model {bundle.path / artifact.file}"
-        self._data = bundle.read(artifact.file)
-        names = kernels(self._data, bundle.manifest.tensors(artifact).profile)
+        data = bundle.read(artifact.file)
+        self._work = ModelWork(data, f"model {bundle.path / artifact.file}")
+        names = kernels(data, bundle.manifest.tensors(artifact).profile)
         self.launches = len(names) if names else None
-
-    def halves(self, shapes: Mapping[str, tuple[int, ...]], dim: int) -> Halves:
-        """Return the halves of the transformer layers, for inputs of these shapes; ``dim`` is the model's width."""
-        return halves_of(self._data, shapes, dim, self._subject)
 
     def predict(self, shapes: Mapping[str, tuple[int, ...]], mode: Mode) -> Prediction:
         """Predict a run for inputs of these shapes."""
-        work = work_of(self._data, shapes, self._subject)
-        return predict(work, self.launches, mode)
+        return predict(self._work.at(shapes), self.launches, mode)
 
 
 def how_counted(counted: bool) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
-import msgspec
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
 from onnx.reference import ReferenceEvaluator
 
 from edge.errors import BundleError, Raw
-from export.estimate.structure import PRODUCTS, RECURRENT, Structure, structure_of
+from export.estimate.structure import PRODUCTS, RECURRENT, structure_of
 from export.estimate.work import ITEM_BYTES, Kernel, Work
 
 #: At most the values of a constant from which a shape may follow.
@@ -20,93 +19,79 @@ _FEW_BYTES = 4096
 #: Operators with products that are not counted.
 _UNCOUNTED = {"Attention", "ConvInteger", "ConvTranspose", "DeformConv", "Einsum"}
 _UNCOUNTED |= {"MatMulInteger", "QLinearConv", "QLinearMatMul"}
+_MEASURE = "Measure this model on a board: fewheads bench."
 _PRECISIONS = {TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16"}
 
 
-class Halves(msgspec.Struct, frozen=True):
-    """The halves of transformer layers that a graph has, in its order."""
-
-    attention: tuple[tuple[int, int], ...]
-    feed_forward: tuple[int, ...]
-
-
 def work_of(model: bytes, shapes: Mapping[str, tuple[int, ...]], subject: str) -> Work:
-    """Count the work of a run.
+    """Count the work of a run; see :class:`ModelWork`."""
+    return ModelWork(model, subject).at(shapes)
+
+
+class ModelWork:
+    """The work of a model for inputs of several shapes.
 
     Args:
         model: the bytes of an ONNX file with standard operators.
 
     Raises:
-        BundleError: a product's shape does not follow from the inputs' shapes, or an operator is not counted.
+        BundleError: an operator is not counted.
     """
-    graph = _Graph(_fixed(onnx.load_from_string(model), shapes), subject)
-    found = graph.structure()
-    kernels = [graph.product(nodes) for nodes in found.products]
-    kernels += [graph.attention(nodes) for nodes in found.attentions]
-    batch = next((shape[0] for shape in shapes.values() if len(shape) > 1), 1)
-    return Work(tuple(kernels), found.others, batch)
 
+    def __init__(self, model: bytes, subject: str) -> None:
+        self._model, self._subject = onnx.load_from_string(model), subject
+        graph = self._model.graph
+        foreign = next((node.domain for node in graph.node if node.domain not in ("", "ai.onnx")), None)
+        if foreign:
+            given, expected = f"operators of {foreign}", "standard ONNX operators, as in files for TensorRT"
+            fix = "Export the bundle with --artifacts tensorrt too."
+            raise BundleError(subject, given=Raw(given), expected=expected, fix=fix)
+        uncounted = next((node.op_type for node in graph.node if node.op_type in _UNCOUNTED), None)
+        if uncounted:
+            given, expected = f"the operator {uncounted}", f"products by {', '.join(PRODUCTS)}"
+            raise BundleError(subject, given=Raw(given), expected=expected, fix=_MEASURE)
+        # The inference copies the model several times, and no shape follows from large weights.
+        self._weights: dict[str, bytes] = {}
+        for tensor in graph.initializer:
+            if len(tensor.raw_data) > _FEW_BYTES:
+                self._weights[tensor.name] = tensor.raw_data
+                tensor.ClearField("raw_data")
+        del graph.value_info[:]
+        for value in graph.output:
+            value.type.tensor_type.ClearField("shape")
 
-def halves_of(model: bytes, shapes: Mapping[str, tuple[int, ...]], dim: int, subject: str) -> Halves:
-    """Return the halves of a graph's transformer layers; arguments and errors as :func:`work_of`.
+    def at(self, shapes: Mapping[str, tuple[int, ...]]) -> Work:
+        """Count the work of a run for inputs of these shapes.
 
-    One product with weights, or three for queries, keys and values, comes before each softmax, and one after it; pairs
-    of others, from ``dim`` to the hidden units and back, are feed-forward layers. No other order of nodes is possible.
-    """
-    graph = _Graph(_fixed(onnx.load_from_string(model), shapes), subject)
-    attention: list[tuple[int, int]] = []
-    feed_forward: list[int] = []
-    heads = 0  # of the softmax whose output projection comes next
-    widths: list[tuple[int, ...]] = []  # of the products since the last output projection
-    for node in graph.nodes:
-        if node.op_type == "Softmax":
-            heads = graph.shape(node.output[0])[1]
-        elif node.op_type == "MatMul" and graph.is_constant(node.input[1]):
-            width = graph.shape(node.input[1])
-            if heads:
-                together = bool(widths) and widths[-1][1] == 3 * width[0]
-                feed_forward += _hidden_units(widths[: -1 if together else -3], dim)
-                used = graph.used_rows(node.input[1]) if heads == 2 else width[0]
-                attention.append((1, used) if 2 * used == width[0] else (heads, width[0] // heads))
-                heads, widths = 0, []
-            else:
-                widths.append(width)
-    return Halves(tuple(attention), tuple(feed_forward + _hidden_units(widths, dim)))
+        Raises:
+            BundleError: a product's shape does not follow from the inputs' shapes.
+        """
+        graph = _Graph(self._inferred(shapes), self._subject)
+        found = structure_of(graph.nodes, graph.constants)
+        kernels = [graph.product(nodes) for nodes in found.products]
+        kernels += [graph.attention(nodes) for nodes in found.attentions]
+        batch = next((shape[0] for shape in shapes.values() if len(shape) > 1), 1)
+        return Work(tuple(kernels), found.others, batch)
 
+    def _inferred(self, shapes: Mapping[str, tuple[int, ...]]) -> ModelProto:
+        """Return the model with inputs of fixed shapes, and the shapes that follow.
 
-def _hidden_units(widths: Sequence[tuple[int, ...]], dim: int) -> list[int]:
-    """Return the hidden units of pairs of products; a task head behind them is left out."""
-    pairs = zip(widths[::2], widths[1::2], strict=False)
-    return [up[1] for up, down in pairs if up[0] == down[1] == dim and up[1] == down[0]]
-
-
-def _fixed(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> ModelProto:
-    """Return the model with inputs of fixed shapes, and the shapes that follow.
-
-    Where the inference does not find the shape of a product, one run on zeros shows it. The inference copies the model
-    several times, so it gets none of the weights' values, which no shape follows from.
-    """
-    weights = {tensor.name: tensor.raw_data for tensor in model.graph.initializer if len(tensor.raw_data) > _FEW_BYTES}
-    for tensor in model.graph.initializer:
-        if tensor.name in weights:
-            tensor.ClearField("raw_data")
-    for value in model.graph.input:
-        if value.name in shapes:
-            for dimension, size in zip(value.type.tensor_type.shape.dim, shapes[value.name], strict=True):
-                dimension.dim_value = size
-    del model.graph.value_info[:]
-    for value in model.graph.output:
-        value.type.tensor_type.ClearField("shape")
-    model = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    graph = model.graph
-    for tensor in graph.initializer:
-        if tensor.name in weights:
-            tensor.raw_data = weights[tensor.name]
-    fixed = {value.name for value in (*graph.input, *graph.value_info, *graph.output) if _is_fixed(value)}
-    fixed |= {tensor.name for tensor in graph.initializer}
-    if any(not {node.input[0], node.output[0]} <= fixed for node in graph.node if node.op_type in PRODUCTS):
-        _add_computed_shapes(model)
-    return model
+        Where the inference does not find the shape of a product, one run on zeros shows it.
+        """
+        for value in self._model.graph.input:
+            if value.name in shapes:
+                for dimension, size in zip(value.type.tensor_type.shape.dim, shapes[value.name], strict=True):
+                    dimension.dim_value = size
+        model = onnx.shape_inference.infer_shapes(self._model, data_prop=True)
+        graph = model.graph
+        fixed = {value.name for value in (*graph.input, *graph.value_info, *graph.output) if _is_fixed(value)}
+        fixed |= {tensor.name for tensor in graph.initializer}
+        if any(not {node.input[0], node.output[0]} <= fixed for node in graph.node if node.op_type in PRODUCTS):
+            for tensor in graph.initializer:
+                if tensor.name in self._weights:
+                    tensor.raw_data = self._weights[tensor.name]
+            _add_computed_shapes(model)
+        return model
 
 
 def _is_fixed(value: ValueInfoProto) -> bool:
@@ -145,39 +130,19 @@ class _Graph:
         graph = model.graph
         self.nodes = list(graph.node)
         self._subject = subject
-        foreign = next((node.domain for node in self.nodes if node.domain not in ("", "ai.onnx")), None)
-        if foreign:
-            raise BundleError(
-                subject,
-                given=Raw(f"operators of {foreign}"),
-                expected="standard ONNX operators, as in files for TensorRT",
-                fix="Export the bundle with --artifacts tensorrt too.",
-            )
-        uncounted = next((node.op_type for node in self.nodes if node.op_type in _UNCOUNTED), None)
-        if uncounted:
-            raise BundleError(
-                subject,
-                given=Raw(f"the operator {uncounted}"),
-                expected=f"products by {', '.join(PRODUCTS)}",
-                fix="Measure this model on a board: fewheads bench.",
-            )
-        self._constants = {tensor.name: tensor for tensor in graph.initializer}
+        self.constants = {tensor.name: tensor for tensor in graph.initializer}
         self._makers = {name: node for node in self.nodes for name in node.output}
         self._types = {value.name: value.type.tensor_type for value in (*graph.input, *graph.value_info, *graph.output)}
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor."""
-        if name in self._constants:
-            return tuple(self._constants[name].dims)
+        if name in self.constants:
+            return tuple(self.constants[name].dims)
         found = self._types.get(name)
         sizes = [d.dim_value if d.HasField("dim_value") else 0 for d in found.shape.dim] if found else []
         if found is None or not found.HasField("shape") or 0 in sizes:
-            raise BundleError(
-                self._subject,
-                given=Raw(f"a tensor {name!r} of unknown shape"),
-                expected="shapes that follow from the inputs",
-                fix="Measure this model on a board: fewheads bench.",
-            )
+            given, expected = f"a tensor {name!r} of unknown shape", "shapes that follow from the inputs"
+            raise BundleError(self._subject, given=Raw(given), expected=expected, fix=_MEASURE)
         return tuple(sizes)
 
     def operations(self, node: NodeProto) -> int:
@@ -199,21 +164,17 @@ class _Graph:
             return "int8"
         name = node.input[0]
         self.shape(name)  # its error is that of a tensor of unknown type, too
-        kind = self._constants[name].data_type if name in self._constants else self._types[name].elem_type
+        kind = self.constants[name].data_type if name in self.constants else self._types[name].elem_type
         return _PRECISIONS.get(kind, "fp32")
 
     def is_constant(self, name: str) -> bool:
         """Return whether a tensor is a weight, however it is scaled, cast or turned."""
-        while name not in self._constants:
+        while name not in self.constants:
             maker = self._makers.get(name)
             if maker is None or maker.op_type not in ("DequantizeLinear", "QuantizeLinear", "Cast", "Transpose"):
                 return maker is not None and maker.op_type == "Constant"
             name = maker.input[0]
         return True
-
-    def structure(self) -> Structure:
-        """Return the kernels."""
-        return structure_of(self.nodes, self._constants)
 
     def product(self, nodes: Sequence[NodeProto]) -> Kernel:
         """Return the kernel of products that read the same tensor, or of one convolution or recurrent layer."""
@@ -248,20 +209,10 @@ class _Graph:
 
     def _weight_bytes(self, name: str) -> int:
         """Return the bytes of a weight as they are stored, before they are scaled, cast or turned."""
-        while name not in self._constants:
+        while name not in self.constants:
             maker = self._makers[name]
             if maker.op_type == "Constant":
                 return 0
             name = maker.input[0]
-        return _bytes(self._constants[name])
-
-    def used_rows(self, name: str) -> int:
-        """Return the number of rows of a weight before the zeros at its end, those of a head that is added to one."""
-        while name not in self._constants:
-            name = self._makers[name].input[0]
-        used = numpy_helper.to_array(self._constants[name]).any(axis=1).nonzero()[0]
-        return int(used[-1]) + 1 if len(used) else 0
-
-
-def _bytes(tensor: TensorProto) -> int:
-    return int(prod(tensor.dims) * np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)).itemsize)
+        tensor = self.constants[name]
+        return int(prod(tensor.dims) * np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)).itemsize)

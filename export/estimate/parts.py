@@ -16,8 +16,6 @@ from export.estimate.roofline import Prediction, predict, total
 from export.estimate.sizes import check_batches, check_sizes, input_shapes
 
 Shapes = Mapping[str, tuple[int, ...]]
-#: Predicts one run of the file of a role.
-Predict = Callable[[Role, Shapes], Prediction]
 #: Tokens in the cache of a decoder before the one that is computed.
 USUAL_CACHE = 128
 
@@ -49,10 +47,6 @@ class Part(NamedTuple):
     def key(self) -> tuple[str, int, int | None]:
         """What the same part of another tier has in common with it, which may need other numbers of loops."""
         return ("" if self.whole else self.name, self.rows, self.tokens)
-
-    def predict(self, predict_run: Predict) -> Prediction:
-        """Return the prediction, the sum over the runs."""
-        return total([(run.times, predict_run(run.role, run.shapes)) for run in self.runs])
 
 
 class FirstTier(dict[Hashable, float]):
@@ -109,6 +103,43 @@ def parts_of(
         Part("", rows, tokens, (Run("model", input_shapes(tensors.inputs, tensors.profile, most, rows, tokens)),))
         for rows, tokens in check_sizes(tensors.inputs, tensors.profile, most, lengths, batches)
     ]
+
+
+class PartPrediction(NamedTuple):
+    """A part of a request to a tier, and how many times as fast it is as the same part of the first tier."""
+
+    tier: str
+    part: Part
+    prediction: Prediction
+    times_faster: float
+
+
+def predict_tiers(
+    manifest: Manifest,
+    files: Mapping[str, Mapping[Role, Artifact]],
+    read: Callable[[str], bytes],
+    predict_run: Callable[[str, Role, Shapes], Prediction],
+    *,
+    batches: Sequence[int],
+    lengths: Sequence[int] = (),
+    loops: Mapping[str, float],
+) -> list[PartPrediction]:
+    """Predict all parts of a request to each tier, the first one of which all are compared with.
+
+    Args:
+        files: of each tier, by role.
+        predict_run: predicts one run of a tier's file of a role.
+        read, batches, lengths: see :func:`parts_of`.
+        loops: of a request to each tier of a looped model.
+    """
+    first: dict[tuple[str, int, int | None], float] = {}  # milliseconds
+    found = []
+    for tier, artifacts in files.items():
+        for part in parts_of(manifest, artifacts, read, batches=batches, lengths=lengths, loops=loops.get(tier)):
+            prediction = total([(run.times, predict_run(tier, run.role, run.shapes)) for run in part.runs])
+            faster = first.setdefault(part.key, prediction.milliseconds) / prediction.milliseconds
+            found.append(PartPrediction(tier, part, prediction, faster))
+    return found
 
 
 def predict_file(model: bytes, shapes: Shapes, mode: Mode, subject: str) -> Prediction:

@@ -59,11 +59,7 @@ def check_sizes(
 
 
 def input_shapes(
-    inputs: Sequence[TensorSpec],
-    profile: Mapping[str, Profile],
-    max_batch_size: int,
-    batch: int,
-    tokens: int | None,
+    inputs: Sequence[TensorSpec], profile: Mapping[str, Profile], max_batch_size: int, batch: int, tokens: int | None
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the inputs of a run.
 

@@ -52,7 +52,7 @@ def data_directory(task: str, data_dir: Path) -> Path | None:
 
 
 def data_inputs(config: RunConfig | None, data_dir: Path) -> dict[str, Path]:
-    """Return the data of a run as inputs of :mod:`export.bundle.outputs`; empty if its task reads no files, or is unknown.
+    """Return the data of a run for :mod:`export.bundle.outputs`; empty if its task reads no files, or is unknown.
 
     Own data are file and ``--dev``: where the run recorded them and, if they are not there, below ``data_dir``.
     """

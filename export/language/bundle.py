@@ -7,7 +7,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import check_outputs
 from edge.bundles.manifest import Manifest, Profile, Tier, Tolerance
 from edge.bundles.preprocess import load_tokenizer
@@ -18,8 +17,8 @@ from edge.errors import Raw, UsageError
 from edge.programs.factory import golden_options
 from edge.programs.generate import Generate
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
+from export.bundle.exportable import Contents, export_bundle
 from export.bundle.exported import FULL, Exported
-from export.bundle.latencies import with_latencies
 from export.generate.backbone import load_backbone
 from export.generate.base import BaseIdentity, identity_of
 from export.generate.decoder import LAST, LENGTHS, LOGITS, TOKENS, DecoderGraph, cache_names
@@ -135,9 +134,8 @@ def export_language_model(
         preprocess=tokenize,
         program=program,
     )
-    manifest = with_latencies(manifest, files)
-    written = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
-    return Exported.of(written, decoders.differences)
+    contents = Contents(manifest, files, decoders.differences)
+    return export_bundle(contents, repository, version=version, replace=replace)
 
 
 def origin_of(identity: BaseIdentity) -> str:

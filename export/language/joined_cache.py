@@ -102,7 +102,7 @@ def _part(
 def _compute_by_exponential(model: ModelProto, tanh: NodeProto) -> None:
     """Replace tanh(x) by 1 - 2 / (1 + exp(2 x)), which has its limits even where the exponential is infinite.
 
-    For a small x the difference cancels digits; :func:`export.quantize.precision.keep_fp32` leaves enough of them.
+    For a small x the difference cancels digits; :func:`keep_fp32` leaves enough of them.
     """
     graph, (x,), name = model.graph, tanh.input, tanh.name
     one, two = (numpy_helper.from_array(np.array(value, np.float32), f"{name}.{value}") for value in (1, 2))

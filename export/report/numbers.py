@@ -11,10 +11,12 @@ import scipy.special
 
 from edge.bundles.manifest import Provenance
 from edge.datatypes import Array
-from export.finetune.models import OpenedModel
+from edge.errors import Raw, UsageError
+from export.finetune.models import OpenedModel, open_model
 from export.finetune.predictions import Predictions, read_matching
+from export.finetune.run import task_of
 from export.finetune.task import Task
-from export.report.items import Items, SplitItems
+from export.report.items import Items, SplitItems, items_of
 from export.report.speed import Speed, speed_of
 from export.training.intervals import Estimate, Mean, known_interval, mean, share_of
 from export.training.runs import DataFile, RunMetrics, SplitRows
@@ -236,3 +238,23 @@ def _over_items(metric: Callable[[Array], Array], values: Array) -> Estimate:
 
 def _rmse(residuals: Array) -> Array:
     return np.asarray(np.sqrt(np.square(residuals).mean(axis=-1)))
+
+
+def read_report(run: Path, data_dir: Path) -> tuple[Report, Items]:
+    """Return the report of a run of ``fewheads finetune`` or ``reduce``, and the items that it is about.
+
+    Args:
+        data_dir: data directory of a task of Fewheads; own data are where they were, or below it.
+
+    Raises:
+        UsageError: the run is not on a task with classes or values.
+        DataError: the data are missing, or are not those of the training.
+    """
+    found: OpenedModel = open_model(run)
+    task = task_of(found, run)
+    assert found.architecture is not None
+    if not found.architecture.labels:
+        given, expected = Raw(f"a run on {task.name}"), "a run on a task with classes or values"
+        raise UsageError(f"{run}", given=given, expected=expected, fix="Its metrics are in metrics.json.")
+    items = items_of(task, found.architecture, data_dir)
+    return report_of(run, found, task, items), items

@@ -1,25 +1,31 @@
+"""The prediction of latencies: the work of graphs, the constants of the fit, and the command."""
+
+from __future__ import annotations
+
 import json
 import logging
 
-import msgspec
 import numpy as np
 import onnx
 import pytest
 import torch
 
-from edge.bench.layer_latencies import PREDICTION, LayerLatencies, Rest, Shape, Timing
-from edge.bench.timing import compared_above
-from edge.bundles.bundle import Bundle, write_bundle
+from edge.bench.layer_latencies import PREDICTION, Shape
 from edge.bundles.manifest import Profile
 from edge.datatypes import TensorSpec
 from edge.errors import BundleError, UsageError
+from export.bundle.fewest_kernels import fewest_kernels
 from export.bundle.tier_files import static_int8
 from export.commands.estimate import estimate
-from export.estimate.estimate import estimate_bundle
+from export.estimate.devices import BOARD_MODES, DEFAULT_BOARD, DEVICES, board_mode, mode_of
+from export.estimate.document import README, compare, errors, fit, tables
+from export.estimate.measurements import published
 from export.estimate.model import kernels, parse_layers
-from export.estimate.operations import Halves, halves_of, work_of
+from export.estimate.operations import ModelWork, work_of
+from export.estimate.roofline import ERRORS, FITTED, predict
 from export.estimate.sizes import check_sizes, input_shapes
-from export.models.convert import to_onnx
+from export.estimate.work import transformer_work
+from export.models.convert import dynamic_of, to_onnx
 from export.models.heads import SequenceClassifier
 from export.models.transformer import LayerShape, Transformer, TransformerConfig
 from export.papers.calculator.networks import create
@@ -59,7 +65,6 @@ def test_work_is_counted_in_the_precision_that_computes_it():
     assert sum(quantised.gflop.values()) == pytest.approx(all_products, rel=1e-3)
     assert quantised.weight_bytes < 0.6 * halved.weight_bytes
     assert sum(work_of(plain, shapes, "model").gflop.values()) == pytest.approx(all_products, rel=1e-3)
-    assert halves_of(half(plain), shapes, 384, "model") == Halves(((12, 32),), (1536,))
     images, feeds = exported("vit", (LAYER,))
     pixels = {name: array.shape for name, array in feeds.items()}
     vit = 2e-9 * 197 * macs_per_token(384, LAYER, 197) + 2e-9 * 196 * 3 * 16**2 * 384
@@ -78,8 +83,9 @@ RECURRENT = {
 @pytest.mark.parametrize("name", RECURRENT)
 def test_recurrent_layers_count_the_products_of_every_step_gate_and_direction(name):
     model = to_onnx(create(name, 0), {"x": torch.zeros(2, 15)}, ["value"], {"x": {0: "batch"}})
-    for rows in (1, 8):
-        assert work_of(model, {"x": (rows, 15)}, name).gflop == {"fp32": pytest.approx(1e-9 * rows * RECURRENT[name])}
+    work = ModelWork(model, name)
+    for rows in (8, 1):
+        assert work.at({"x": (rows, 15)}).gflop == {"fp32": pytest.approx(1e-9 * rows * RECURRENT[name])}
 
 
 def test_a_graph_has_the_kernels_of_its_engine():
@@ -112,7 +118,6 @@ def test_predictions_are_labelled_as_predictions(layer_shapes):
     found = json.loads(invoke(estimate, bundle, *options, "--json"))
     assert (found["label"], set(found["errors"])) == (PREDICTION, {"kernels", "int8", "narrow"})
     assert {row["prediction"]["bound_by"] for row in found["rows"]} == {"kernels"}
-    assert {row["label"] for row in found["rows"]} == {PREDICTION}
     rows = [("x1", "fp16", 8), ("x1", "fp16", 16), ("x1-int8", "int8", 8), ("x1-int8", "int8", 16)]
     assert [(row["tier"], row["precision"], row["tokens"]) for row in found["rows"]] == rows
     assert ([row["times_faster"] for row in found["rows"][:2]], found["recommended_tier"]) == ([1, 1], "x1")
@@ -121,50 +126,14 @@ def test_predictions_are_labelled_as_predictions(layer_shapes):
     assert "bound by kernels 59% (n = 3, RMS 34%)" in text
 
 
-def test_a_measured_table_replaces_predictions(layer_shapes, tmp_path):
-    """A bundle of one dense layer takes the time of the table's dense layer, plus its embeddings and head."""
-    dense = Shape(2, 16, 64)
-    bundle, out = layer_shapes / dense.name, tmp_path / "measured.json"
-    predicted = tmp_path / "predicted.json"
-    seconds = {name: np.full(3, value) for name, value in (("floor", 0.001), ("dense", 0.003), ("other", 0.003))}
-    timing = Timing(dense, 16, compared_above(**seconds))
-    key = {"device": "Jetson Orin Nano Super", "power_mode": "15W", "runtime": "tensorrt", "precision": "fp16"}
-    key |= {"dim": "32", "dense": dense.name}
-    table = LayerLatencies(key=key, timings=(timing,), rest=(Rest(16, 1.0, 0.5),))
-    table.write(out)
-    msgspec.structs.replace(table, label=PREDICTION).write(predicted)
-    rows = estimate_bundle(bundle, "orin-nano-super", "15W", lengths=(8, 16), table=out).rows
-    assert [row.label == PREDICTION for row in rows] == [True, False, True, True]
-    assert rows[1].milliseconds == pytest.approx(3.0)  # 2 ms of the layer, 1 ms of the rest
-    full = Bundle.open(bundle)
-    alone = msgspec.structs.replace(full.manifest, tiers=full.manifest.tiers[:1])
-    files = {name: full.read(name) for name in alone.files if "int8" not in name}
-    write_bundle(tmp_path / "alone", msgspec.structs.replace(alone, files={}), files)
-    measured = estimate_bundle(tmp_path / "alone", "orin-nano-super", "15W", lengths=(16,), table=out)
-    assert measured.recommendation == "no tier is measured to be 1.15 times as fast as 'x1'"
-    with pytest.raises(UsageError, match=rf"key: got label '{PREDICTION}', expected label 'measured'"):
-        estimate_bundle(bundle, "orin-nano-super", "15W", table=predicted)
-    board = {"device": "NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super"}
-    msgspec.structs.replace(table, key=key | board).write(out)
-    again = estimate_bundle(bundle, "orin-nano-super", "15W", lengths=(8, 16), table=out).rows
-    assert [row.milliseconds for row in again] == [row.milliseconds for row in rows]
-    for device, name, value, expected in (
-        ("orin-nano", *board.popitem(), ""),
-        ("orin-nano-super", "device", "NVIDIA Jetson AGX Orin Developer Kit", ""),
-        ("orin-nano-super", "runtime", "onnxruntime", ""),
-        ("orin-nano-super", "power_mode", "25W", "15W"),
-        ("orin-nano-super", "dense", "h1-r1-f1", dense.name),
-    ):
-        msgspec.structs.replace(table, key=key | {name: value}).write(out)
-        with pytest.raises(UsageError, match=rf"key: got {name} '{value}', expected {name} '{expected}"):
-            estimate_bundle(bundle, device, "15W", table=out)
-
-
 def test_wrong_options_and_foreign_operators_are_rejected(layer_shapes):
     bundle = layer_shapes / Shape(2, 16, 64).name
     for arguments, message in (
         ((bundle, "--mode", "7W"), "--mode: got '7W', expected one of 15W, 25W, MAXN_SUPER, the modes of"),
-        ((bundle, "--device", "agx-orin"), "--device: got 'agx-orin', expected orin-nano-super"),
+        (
+            (bundle, "--device", "agx-orin"),
+            r"--device: got 'agx-orin', expected orin-nano-super \(15W, .*\) or orin-nano \(7W",
+        ),
         ((bundle, "--lengths", "512"), "--lengths: got 512, expected 8 to 16"),
         ((bundle, "--batch", "8"), "--batch: got 8, expected at most 1"),
     ):
@@ -240,3 +209,68 @@ def test_a_shape_that_depends_on_weights_is_found_by_a_run():
     assert work_of(model.SerializeToString(), {"x": (64, 64)}, "model").gflop == {
         "fp32": pytest.approx(2e-9 * 1000 * 2 * 3)
     }
+
+
+def test_a_board_and_its_mode_have_one_notation():
+    found = board_mode("orin-nano-super:15W")
+    assert found.mode == mode_of(*found) == DEVICES["orin-nano-super"].modes["15W"]
+    assert [str(board_mode(text)) for text in BOARD_MODES] == list(BOARD_MODES)
+    every = "orin-nano-super:15W, orin-nano-super:25W, orin-nano-super:MAXN_SUPER, orin-nano:7W, orin-nano:15W"
+    for text in ("", "orin-nano-super", "orin-nano:25W", "orin-nano-super:15w"):
+        with pytest.raises(UsageError) as raised:
+            board_mode(text, "--target")
+        assert str(raised.value) == f"--target: got {text!r}, expected BOARD:MODE, one of {every}. Give one of these."
+
+
+@pytest.fixture(scope="module")
+def compared():
+    return compare()
+
+
+def test_the_constants_are_the_fit():
+    assert fit([one for one in published().measurements if not one.check]) == FITTED
+
+
+def test_the_errors_are_those_of_measurements_left_out(compared):
+    assert errors(compared) == ERRORS
+    for one in compared:
+        if not one.measurement.check:
+            assert one.prediction.low_ms < one.measurement.ms < one.prediction.high_ms, one.measurement
+
+
+def test_the_document_has_every_measurement_with_its_prediction(compared):
+    assert README.read_text().endswith(tables(compared)), "python -m export.estimate.document"
+
+
+def test_each_source_and_network_is_used():
+    found = published()
+    assert {one.source for one in found.measurements} == set(found.sources)
+    assert {one.network for one in found.measurements} == set(found.networks)
+
+
+#: Layers with both halves, one of them, and none; with a single head, which gets another one.
+LAYERS = tuple(LayerShape(*sizes) for sizes in ((4, 32, 512), (0, 0, 256), (3, 16, 0), (1, 32, 128), (0, 0, 0)))
+IMAGES = {"image_size": 32, "patch_size": 8, "channels": 3, "max_positions": 17}
+
+
+@pytest.mark.parametrize(("architecture", "sizes"), [("bert", {"vocab_size": 100}), ("vit", IMAGES)])
+def test_the_work_by_the_sizes_of_layers_is_that_of_the_file(architecture, sizes):
+    config = TransformerConfig(architecture=architecture, layers=LAYERS, dim=128, **sizes)
+    feeds = {
+        name: torch.from_numpy(array).repeat(2, *[1] * (array.ndim - 1)) for name, array in feeds_of(config, 32).items()
+    }
+    model = SequenceClassifier(Transformer(config), 3)
+    plain = to_onnx(model, feeds, ["logits"], dynamic_of({name: array.numpy() for name, array in feeds.items()}))
+    file = half(fewest_kernels(plain))  # as an export writes it
+    for rows, tokens in ((1, 32), (8, 128)):
+        tokens = tokens if architecture == "bert" else config.max_positions
+        shapes = {
+            name: (rows, tokens) if array.ndim == 2 else (rows, *array.shape[1:]) for name, array in feeds.items()
+        }
+        of_file, of_sizes = work_of(file, shapes, "model"), transformer_work(config, tokens, rows, 3)
+        assert (len(of_sizes.kernels), of_sizes.others, of_sizes.batch) == (len(of_file.kernels), of_file.others, rows)
+        assert of_sizes.gflop == {"fp16": pytest.approx(of_file.gflop["fp16"], rel=1e-6)}
+        assert of_sizes.weight_bytes == pytest.approx(of_file.weight_bytes, rel=0.01)
+        of_file, of_sizes = (predict(work, None, DEFAULT_BOARD.mode) for work in (of_file, of_sizes))
+        assert of_sizes.milliseconds == pytest.approx(of_file.milliseconds, rel=1e-3)
+        assert of_sizes.regimes == of_file.regimes

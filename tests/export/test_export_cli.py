@@ -4,7 +4,8 @@ import pytest
 
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
-from export.cli import export, train
+from export.cli import train
+from export.commands.export import export
 from export.papers.calculator.networks import NETWORKS
 from export.papers.calculator.specs import NAMES
 from export.training.runs import read_config

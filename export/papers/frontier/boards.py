@@ -26,7 +26,7 @@ from export.papers.experiment import Table, read_records
 from export.papers.frontier.records import DENSE, Answered, Record, frozen
 from export.reduce.device import Device, devices_of
 from export.reduce.grid import grid_of
-from export.reduce.losses import measure_losses
+from export.reduce.losses import Losses, measure_losses
 from export.reduce.run import open_source, state_of
 from export.reduce.search import choose_shapes
 from export.training.points import Point, PointTimes
@@ -84,7 +84,7 @@ def plan_tiers(run: Path, data: Path, board: str, examples: int = _EXAMPLES) -> 
     fair = [Point(*size, weight) for size, weight in zip(_SIZES, weights, strict=True)]
     device = even._replace(points=tuple(fair))
     short = device._replace(points=device.points[:1], times=device.times[:1])
-    with reduction_progress() as (_, on_progress):
+    with reduction_progress() as on_progress:
         losses = measure_losses(model, opened.data.train, grid, state=state, on_progress=on_progress)
     records = read_records(_RESULTS, Record).values()
     families = sorted((one.answered for one in records if one.answered), key=lambda one: (one.task, one.seed))

@@ -1,0 +1,1 @@
+"""Bundles of runs and of ONNX files, and the files of each tier."""

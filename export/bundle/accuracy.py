@@ -1,0 +1,155 @@
+"""Accuracy of ONNX files by the metrics of their task, on ONNX Runtime's CPU.
+
+A file for TensorRT runs there as its graph says: ONNX Runtime has no INT8 products for FP16, so it rounds where
+QuantizeLinear does, and multiplies what DequantizeLinear returns. Sums and roundings to FP16 differ from TensorRT's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+
+import msgspec
+import numpy as np
+import torch
+
+from edge.bundles.manifest import Measure
+from edge.datatypes import Array
+from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
+from export.bundle.exported import int8_tier
+from export.bundle.tier_files import ExportedArtifact
+from export.data.tokens import Rows, sorted_batches
+from export.finetune.imported import ImportedTask
+from export.finetune.predictions import Predicted, Predictions, paired
+from export.finetune.task import Task
+from export.models.heads import Outputs, SpanClassifier, TokenClassifier
+from export.quantize.calibration import feeds_of
+
+#: Heads whose outputs have a value for each token.
+BY_TOKEN = (TokenClassifier, SpanClassifier)
+_BATCH = 16
+#: Called with the file that is measured, the rows that are done, and all rows.
+OnRows = Callable[[str, int, int], None]
+
+
+def outputs_by_row(
+    data: bytes,
+    rows: Rows,
+    *,
+    subject: str,
+    names: Mapping[str, str] | None = None,
+    rows_at_once: bool = True,
+    on_rows: Callable[[int, int], None] = lambda done, rows: None,
+) -> list[dict[str, Array]]:
+    """Return the outputs of a file for each row, with padding.
+
+    Args:
+        names: of the file's inputs, to those of :attr:`export.data.tokens.Batch.named`; None if they are the same.
+            The offsets of tokens, which a graph only returns, are zeros under the name ``offsets``.
+        rows_at_once: whether rows may share a run: in dynamic INT8, they would share their scales.
+        on_rows: called with the rows that are done, and all rows.
+    """
+    runner = OnnxRuntimeRunner(data, subject=subject)
+    found: dict[int, dict[str, Array]] = {}
+    try:
+        for indices in sorted_batches(rows.lengths, _BATCH if rows_at_once else 1):
+            feeds = feeds_of(rows, indices)
+            feeds["offsets"] = np.zeros((*feeds["inputs"].shape[:2], 2), np.int64)
+            inputs = [spec.name for spec in runner.inputs]
+            outputs = runner.infer({name: feeds[names[name] if names else name] for name in inputs})
+            for place, row in enumerate(indices):
+                found[row] = {name: array[place] for name, array in outputs.items()}
+            on_rows(len(found), len(rows.targets))
+    finally:
+        runner.close()
+    return [found[row] for row in range(len(rows.targets))]
+
+
+def predict_file(
+    data: bytes,
+    rows: Rows,
+    *,
+    subject: str,
+    names: Mapping[str, str] | None = None,
+    rows_at_once: bool = True,
+    on_rows: Callable[[int, int], None] = lambda done, rows: None,
+) -> Predictions:
+    """Return the predictions of a classifier's file; arguments as :func:`outputs_by_row`."""
+    outputs = outputs_by_row(data, rows, subject=subject, names=names, rows_at_once=rows_at_once, on_rows=on_rows)
+    return _predictions(outputs, rows.targets)
+
+
+def int8_measures(
+    task: Task | ImportedTask,
+    tier: str,
+    exported: Sequence[ExportedArtifact],
+    splits: Mapping[str, Rows],
+    *,
+    names: Mapping[str, str],
+    on_rows: OnRows,
+    recorded: Mapping[str, Predictions] | None = None,
+) -> list[Measure]:
+    """Return the metrics of a tier's files in INT8: of an imported model, their agreement with the original.
+
+    Args:
+        names: see :func:`outputs_by_row`.
+        recorded: predictions in FP32 by split, for paired differences to them; for a split without them, the tier's
+            file in FP32 or FP16 is measured, too. None for an imported model.
+    """
+
+    def predicted(one: ExportedArtifact, rows: Rows) -> Predicted:
+        artifact = one.artifact
+        outputs = outputs_by_row(
+            one.data,
+            rows,
+            subject=artifact.file,
+            names=names,
+            rows_at_once=(artifact.runtime, artifact.precision) != ("onnxruntime", "int8"),
+            on_rows=partial(on_rows, artifact.file),
+        )
+        if isinstance(task, ImportedTask):
+            return task.compared(_without_padding(task, outputs, rows.lengths), rows.targets)
+        return _predictions(outputs, rows.targets)
+
+    measures: list[Measure] = []
+    for split, rows in splits.items():
+        fp32 = recorded.get(split) if recorded is not None else None
+        if recorded is not None and fp32 is None:
+            plain = next(one for one in exported if one.artifact.precision != "int8")
+            measured = predicted(plain, rows)
+            assert isinstance(measured, Predictions)
+            fp32 = measured
+            measures += in_tier(fp32.measures(task.metrics, split), tier)
+        for one in exported:
+            if one.artifact.precision != "int8":
+                continue
+            found = predicted(one, rows)
+            made = [*found.measures(task.metrics, split)]
+            if isinstance(found, Predictions) and fp32 is not None:
+                made += [_difference(metric, split, found, fp32) for metric in task.metrics]
+            measures += in_tier(made, f"{int8_tier(tier)} on {one.artifact.runtime}")
+    return measures
+
+
+def in_tier(measures: Iterable[Measure], tier: str) -> list[Measure]:
+    """Return measures whose splits name a tier, too."""
+    return [msgspec.structs.replace(measure, split=f"{measure.split}, tier {tier}") for measure in measures]
+
+
+def _predictions(outputs: Sequence[Mapping[str, Array]], targets: Array) -> Predictions:
+    return Predictions(np.stack([logits for row in outputs for logits in row.values()]), targets)
+
+
+def _without_padding(task: ImportedTask, rows: Sequence[Mapping[str, Array]], lengths: Array) -> list[Outputs]:
+    head = task.original
+    found: list[Outputs] = []
+    for row, length in zip(rows, lengths, strict=True):
+        end = length if isinstance(head, BY_TOKEN) else None
+        tensors = [torch.from_numpy(row[name][:end]) for name in head.outputs]
+        found.append((tensors[0], tensors[1]) if isinstance(head, SpanClassifier) else tensors[0])
+    return found
+
+
+def _difference(metric: str, split: str, found: Predictions, fp32: Predictions) -> Measure:
+    change, name = paired(metric, [found], [fp32]), f"{metric}, difference to FP32"
+    return Measure(metric=name, split=split, value=change.value, n=len(found.targets), interval=change.interval)

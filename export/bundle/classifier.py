@@ -1,0 +1,319 @@
+"""Fine-tuned, imported and reduced runs as the tiers of one bundle, each with a twin in INT8."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor, nn
+
+from edge.bundles.image import ImagePreprocessor
+from edge.bundles.manifest import (
+    ImagePreprocess,
+    LabelPostprocess,
+    Manifest,
+    Measure,
+    Postprocess,
+    ScorePostprocess,
+    TokenLabelPostprocess,
+)
+from edge.errors import Raw, UsageError
+from export.bundle.accuracy import BY_TOKEN, OnRows, in_tier, int8_measures
+from export.bundle.clients import (
+    GOLDEN_ROWS,
+    MAX_BATCH_SIZE,
+    ClientInputs,
+    image_inputs,
+    profiles_of,
+    specs_of,
+    text_inputs,
+)
+from export.bundle.exportable import Contents
+from export.bundle.exported import RUNTIMES, int8_tier
+from export.bundle.tier_files import ExportedArtifact, export_tiers
+from export.data.examples import Examples, drawn, limited, split_holdout
+from export.data.images import ImageFolder, Images, image_step
+from export.data.unlabelled import MAX_TEXT_BYTES, read_image, read_pixels, sample_texts
+from export.finetune import answers_like_imported
+from export.finetune.image_tasks import ImageTask
+from export.finetune.imported import MOST_HELD_OUT, check_alike
+from export.finetune.models import SCORE, Architecture, OpenedModel, open_model
+from export.finetune.predictions import read_predictions
+from export.finetune.run import task_of
+from export.finetune.task import HOLDOUT, ImageShape
+from export.finetune.text_tasks import SentenceTask
+from export.importing.image_processor import sample_images
+from export.importing.questions import as_imported
+from export.importing.questions import task_of as imported_task_of
+from export.models.heads import Head, SequenceClassifier, TokenClassifier
+from export.quantize.calibration import CALIBRATION_ROWS
+from export.quantize.training import trained_ranges
+from export.training.provenance import provenance
+
+_TEXTS = ("text", "text_pair")
+_LOGITS, _OFFSETS = "logits", "offsets"
+#: Rows of a run, of the golden set and to calibrate with, of imported models of images, which may be large.
+_MAX_IMAGES, _GOLDEN_IMAGES, _CALIBRATION_IMAGES = 8, 8, 64
+#: Class names in the description of a bundle, at most.
+_NAMED_CLASSES = 12
+
+
+class _Run(NamedTuple):
+    tier: str
+    path: Path
+    head: Head
+    architecture: Architecture
+    found: OpenedModel
+
+
+class Classifiers(NamedTuple):
+    """Runs of one task: an :class:`export.bundle.exportable.Exportable`.
+
+    Attributes:
+        runs: the full model first; also imported runs and those on SQuAD.
+        name: of the bundle.
+        data: the data directory, of imported runs their texts or images; None takes some of ours, and measures nothing.
+        tiers: a name for each run; each tier has a twin in INT8, ``<tier>-int8``.
+        artifacts: of :data:`export.bundle.exported.RUNTIMES`.
+        on_rows: called while the files in INT8 are measured on the hold-out and dev; None measures none of them.
+    """
+
+    runs: Sequence[Path]
+    name: str
+    data: Path | None
+    tiers: Sequence[str]
+    artifacts: Sequence[str] = RUNTIMES
+    on_rows: OnRows | None = None
+
+    def contents(self) -> Contents:
+        """See :class:`export.bundle.exportable.Exportable`.
+
+        Raises:
+            UsageError: a run is no classifier, or the runs are of different tasks, classes, inputs or images.
+            DataError: ``data`` cannot be read.
+        """
+        opened = [_opened(tier, run) for tier, run in zip(self.tiers, self.runs, strict=True)]
+        first = opened[0]
+        source: _FineTuned | _Imported
+        if answers_like_imported(first.found.config):
+            source = _Imported(opened, self.data)
+        else:
+            assert self.data is not None, "only imported runs may have none"
+            source = _FineTuned(opened, self.data)
+        inputs, by_token = source.inputs, isinstance(first.head, BY_TOKEN)
+        made = [
+            export_tiers(
+                _WithOffsets(run.head) if by_token else run.head,
+                inputs.golden,
+                inputs.calibration,
+                [*run.head.outputs, *([_OFFSETS] if by_token else [])],
+                raw=inputs.raw,
+                name=run.tier,
+                artifacts=self.artifacts,
+                trained=trained_ranges(run.found.int8) or None,
+            )
+            for run in opened
+        ]
+        measures = [
+            measure
+            for run, tier in zip(opened, made, strict=True)
+            for measure in source.measures(run, tier.exported, self.on_rows)
+        ]
+        trainer = ", ".join(run.name for run in self.runs)
+        manifest = Manifest(
+            name=self.name,
+            version=1,
+            description=source.description,
+            inputs=specs_of(inputs.golden, by_token=not isinstance(inputs.step, ImagePreprocess)),
+            outputs=specs_of(made[0].golden.outputs, by_token=by_token),
+            max_batch_size=source.max_batch_size,
+            profile=profiles_of(inputs, source.max_batch_size),
+            tiers=tuple(tier for one in made for tier in one.tiers),
+            golden=f"{first.tier}.golden.npz",
+            files={},
+            provenance=provenance(trainer=trainer, data=source.task.origin, seed=None),
+            preprocess=inputs.step,
+            postprocess=_postprocess(first.head, source.labels),
+            measures=tuple(measures),
+        )
+        files = inputs.files | {name: data for one in made for name, data in one.files.items()}
+        return Contents(manifest, files, {name: value for one in made for name, value in one.differences.items()})
+
+
+class _FineTuned:
+    """Runs on data with labels, of texts or images."""
+
+    max_batch_size = MAX_BATCH_SIZE
+
+    def __init__(self, runs: Sequence[_Run], data_dir: Path) -> None:
+        self._data_dir, first = data_dir, runs[0]
+        self.task = task = _one_task(runs)
+        if isinstance(task, ImageTask):
+            self.labels = labels = first.architecture.labels
+            classes = ", ".join(labels) if len(labels) <= _NAMED_CLASSES else f"{len(labels)} classes"
+            self.description = f"{task.name if task.own_data else task.origin}: {classes}"
+            self.inputs = self._images(task, first.architecture)
+        else:
+            self.labels, self.description = task.class_names, task.description
+            splits = task.examples(data_dir)
+            every = (splits.train, *splits.measured.values())
+            longest = max(len(text.encode()) for examples in every for texts in examples.texts for text in texts)
+            self.inputs = text_inputs(
+                first.path,
+                _TEXTS[: len(task.texts)],
+                first.architecture,
+                limited(splits.holdout, GOLDEN_ROWS).texts,
+                limited(splits.train, CALIBRATION_ROWS).texts,
+                max_text_bytes=max(MAX_TEXT_BYTES, longest),
+            )
+
+    def _images(self, task: ImageTask, architecture: Architecture) -> ClientInputs:
+        transformer = architecture.transformer
+        shape = ImageShape(transformer.image_size, transformer.channels)
+        data = task.prepare(self._data_dir, shape, max_length=architecture.max_length, limit=None)
+        train, holdout = data.train, data.holdout
+        assert isinstance(train, Images | ImageFolder)
+        assert isinstance(holdout, Images | ImageFolder)
+        files = list(holdout.files(drawn(holdout.keys, GOLDEN_ROWS)))
+        pixels = train.batch(drawn(train.keys, CALIBRATION_ROWS)).inputs.numpy()
+        return image_inputs(image_step(shape.size, shape.channels), files, list(pixels))
+
+    def measures(self, run: _Run, exported: Sequence[ExportedArtifact], on_rows: OnRows | None) -> list[Measure]:
+        """Return the recorded measures of a run, and if ``on_rows`` is given, those of its files in INT8.
+
+        What a run that was trained for INT8 has recorded is of INT8, so its other file is measured, too.
+        """
+        trained, task = bool(run.found.int8), self.task
+        recorded_of = run.found.metrics.measures if run.found.metrics else ()
+        measures = in_tier(recorded_of, int8_tier(run.tier) if trained else run.tier)
+        if on_rows is None:
+            return measures
+        length = run.architecture.max_length
+        splits = task.prepare(self._data_dir, task.reader(run.path), max_length=length, limit=None).measured
+        recorded = {} if trained else {split: read_predictions(run.path, split) for split in splits}
+        for split, predictions in recorded.items():
+            number, found = len(predictions.targets), len(splits[split].targets)
+            if number != found:
+                subject, expected = (
+                    f"{split} of {task.name} in {self._data_dir}",
+                    f"{number} rows, as the run was measured on",
+                )
+                fix = "Give the --data-dir that the run was trained with, or --no-measure."
+                raise UsageError(subject, given=Raw(f"{found} rows"), expected=expected, fix=fix)
+        names = self.inputs.batch_names
+        made = int8_measures(task, run.tier, exported, splits, names=names, on_rows=on_rows, recorded=recorded)
+        return made if trained else [*measures, *made]
+
+
+class _Imported:
+    """Imported runs, those made of them, and runs on SQuAD: the answers of the first one are the targets."""
+
+    def __init__(self, runs: Sequence[_Run], data: Path | None) -> None:
+        first = runs[0]
+        for run in runs:
+            fix = "Give an imported run first, and runs that were reduced from it; or runs on SQuAD alone."
+            check_alike(f"run {run.path}", run.found, first.architecture, first.path, fix)
+        self.task = task = imported_task_of(first.found)
+        self._data, self._first = data, first.path
+        self.labels = labels = first.architecture.labels
+        what = task.name.replace("-", " ")
+        self.description = f"{what}: {', '.join(labels[:8])}{' …' if len(labels) > 8 else ''}" if labels else what
+        step = first.architecture.image
+        self.max_batch_size = _MAX_IMAGES if step else MAX_BATCH_SIZE
+        self.inputs = self._images(step) if step else self._texts(first)
+
+    def _texts(self, run: _Run) -> ClientInputs:
+        architecture = run.architecture
+        names: tuple[str, ...] = ("question", "context") if architecture.task == "question-answering" else _TEXTS
+        if self._data is None:
+            texts = sample_texts(architecture.pair)
+            items = Examples(texts, np.zeros(len(texts), np.int64))
+        else:
+            items = self.task.items(self._data)
+        golden, calibration = _split(items, GOLDEN_ROWS, CALIBRATION_ROWS)
+        by_token, names = isinstance(run.head, BY_TOKEN), names[: 1 + architecture.pair]
+        return text_inputs(run.path, names, architecture, golden, calibration, by_token=by_token)
+
+    def _images(self, step: ImagePreprocess) -> ClientInputs:
+        if self._data is None:
+            files = sample_images(step)
+            inputs = image_inputs(step, files, [])
+            return inputs._replace(calibration=[{step.output: row[None]} for row in inputs.golden[step.output]])
+        golden, calibration = _split(self.task.items(self._data), _GOLDEN_IMAGES, _CALIBRATION_IMAGES)
+        reader = ImagePreprocessor(step)
+        files = [read_image(self._data / name) for (name,) in golden]
+        pixels = [read_pixels(self._data / name, reader) for (name,) in (*golden, *calibration)]
+        return image_inputs(step, files, pixels[len(golden) :])
+
+    def measures(self, run: _Run, exported: Sequence[ExportedArtifact], on_rows: OnRows | None) -> list[Measure]:
+        """Return the recorded measures of a run, and if ``on_rows`` is given, the agreement of its files in INT8."""
+        measures, task = in_tier(run.found.metrics.measures if run.found.metrics else (), run.tier), self.task
+        if self._data is not None and on_rows is not None:
+            items = limited(split_holdout(task.items(self._data))[1], MOST_HELD_OUT)
+            rows = task.answered(items, self._data, task.reader(self._first), task.description.max_length)
+            names = self.inputs.batch_names
+            measures += int8_measures(task, run.tier, exported, {HOLDOUT: rows}, names=names, on_rows=on_rows)
+        return measures
+
+
+class _WithOffsets(nn.Module):
+    """A model that also returns the characters of its tokens, which it reads last."""
+
+    def __init__(self, model: Head) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor, mask: Tensor, third: Tensor, fourth: Tensor | None = None) -> tuple[Tensor, ...]:
+        segments, offsets = (None, third) if fourth is None else (third, fourth)
+        outputs = self.model(inputs, mask, segments)
+        return (*((outputs,) if isinstance(outputs, Tensor) else outputs), offsets.clone())
+
+
+def _opened(tier: str, run: Path) -> _Run:
+    found = open_model(run)
+    like_imported = answers_like_imported(found.config)
+    if like_imported:
+        found = as_imported(found)
+    head, architecture = found.head, found.architecture
+    if architecture is None or head is None or not (like_imported or isinstance(head, SequenceClassifier)):
+        fix = "Give runs of 'fewheads finetune' or 'fewheads reduce' on texts or images."
+        raise UsageError(f"run {run}", given=Raw("no classifier"), expected="a classifier", fix=fix)
+    return _Run(tier, run, head, architecture, found)
+
+
+def _one_task(runs: Sequence[_Run]) -> SentenceTask | ImageTask:
+    tasks = [task_of(run.found, run.path) for run in runs]
+    names, task = sorted({task.name for task in tasks}), tasks[0]
+    if len(names) > 1 or not isinstance(task, SentenceTask | ImageTask):
+        fix = "Export runs of one task; runs of another become a bundle of their own."
+        raise UsageError("task of the runs", given=names, expected="one task, of texts or images", fix=fix)
+    for run in runs[1:]:
+        if run.architecture.labels != runs[0].architecture.labels:
+            given, expected = (", ".join(one.architecture.labels) for one in (run, runs[0]))
+            fix = "Export runs with the same classes, in the same order."
+            raise UsageError(f"classes of run {run.path}", given=Raw(given), expected=expected, fix=fix)
+        sizes = [(one.image_size, one.channels) for one in (r.architecture.transformer for r in (run, runs[0]))]
+        if sizes[0] != sizes[1]:
+            fix = "Export runs on images of one size."
+            raise UsageError(f"images of run {run.path}", given=sizes[0], expected=f"{sizes[1]}", fix=fix)
+    return task
+
+
+def _split(items: Examples, golden: int, calibration: int) -> tuple[tuple[tuple[str, ...], ...], ...]:
+    """Return items for the golden set, of the hold-out where it has enough, and others for calibration."""
+    train, holdout = split_holdout(items)
+    first = limited(holdout if len(holdout.texts) >= golden else items, golden)
+    # All items are held out together where they have the same first text.
+    return first.texts, limited(train if train.texts else items, calibration).texts
+
+
+def _postprocess(head: Head, labels: tuple[str, ...]) -> Postprocess | None:
+    if isinstance(head, TokenClassifier):
+        return TokenLabelPostprocess(logits=_LOGITS, output="labels", labels=labels)
+    if not isinstance(head, SequenceClassifier):
+        return None
+    if head.regression:
+        return ScorePostprocess(logits=_LOGITS, output=SCORE)
+    return LabelPostprocess(logits=_LOGITS, output="label", labels=labels)

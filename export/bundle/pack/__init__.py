@@ -1,0 +1,1 @@
+"""Bundles from a user's own ONNX file: ``fewheads pack MODEL.onnx``."""

@@ -1,0 +1,273 @@
+"""The bundle of a user's own ONNX file, written without a run directory and without torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+import msgspec
+
+from edge import __version__
+from edge.bundles.bundle import write_bundle
+from edge.bundles.golden import Golden
+from edge.bundles.manifest import Artifact, Manifest, Profile, Provenance, Tier
+from edge.bundles.steps import ImagePreprocess
+from edge.datatypes import Array
+from edge.errors import BundleError, UsageError
+from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
+from export.bundle.exported import FULL
+from export.bundle.outputs import check_bundle, check_name
+from export.bundle.pack.golden import (
+    OutputError,
+    check_repeatable,
+    check_rows_independent,
+    golden_outputs,
+    tolerance_of,
+)
+from export.bundle.pack.inputs import RANDOM, SEED, in_runs, random_inputs, read_inputs, read_items
+from export.bundle.pack.model import OnnxModel, load_model, read_model
+from export.bundle.pack.profiles import Shapes, profiles
+from export.bundle.pack.steps import image_step, label_step, read_images
+from export.bundle.pack.variants import Checks, Variant, check_convertible, fp16_variant, int8_variants
+
+#: Used where the graph has a batch dimension and ``--max-batch-size`` is not given.
+DEFAULT_MAX_BATCH_SIZE = 8
+#: Options with files that are read.
+_READ = ("inputs", "calibration", "image", "labels")
+_PACKAGES = ("onnx", "onnxruntime", "numpy")
+
+
+class PackOptions(msgspec.Struct, frozen=True):
+    """Options of a bundle of an ONNX file.
+
+    Attributes:
+        max_batch_size: most rows of a run; 0 without a batch dimension; None takes it from the graph.
+        shapes: of each input with a dynamic dimension other than the batch.
+        inputs: an ``.npz`` with golden inputs; None for random ones.
+        image: an image processor's JSON, for a model that clients send JPEG and PNG files; ``inputs`` and
+            ``calibration`` are then directories of images.
+        labels: a file with the label of each logit in a line.
+        fp16: whether TensorRT gets a file in FP16.
+        int8: whether there is a tier in INT8.
+        calibration: an ``.npz`` with inputs that calibrate INT8; None for the golden inputs.
+    """
+
+    max_batch_size: int | None = None
+    shapes: Shapes = msgspec.field(default_factory=dict)
+    inputs: Path | None = None
+    image: Path | None = None
+    labels: Path | None = None
+    fp16: bool = False
+    int8: bool = False
+    calibration: Path | None = None
+
+    def absent(self, *names: str) -> list[str]:
+        """Return those of some options that are not given, as on the command line."""
+        return [f"--{name}" for name in names if getattr(self, name) is None]
+
+
+class PackedFile(msgspec.Struct, frozen=True):
+    """One ONNX file of the bundle.
+
+    Attributes:
+        runtime: that reads it: ``any``, ``onnxruntime`` or ``tensorrt``.
+        rms_error: largest RMS error of an output against the golden outputs, as a share of their spread; None for the
+            given file, which made them, and where no output is a floating-point number.
+        largest_error: as ``rms_error``, the largest absolute error.
+    """
+
+    tier: str
+    file: str
+    runtime: str
+    precision: str
+    size_bytes: int
+    rms_error: float | None = None
+    largest_error: float | None = None
+
+
+class Packed(msgspec.Struct, frozen=True):
+    """A bundle that was written from an ONNX file.
+
+    Attributes:
+        max_batch_size: most rows of a run; 0 without a batch dimension.
+        golden: source of the golden inputs.
+        only_onnxruntime: why TensorRT cannot run the model; empty if no known reason forbids it.
+        calibration_items: inputs that set the scales of INT8; None without INT8.
+    """
+
+    bundle: str
+    max_batch_size: int
+    golden: str
+    golden_rows: int
+    only_onnxruntime: str
+    files: list[PackedFile]
+    calibration_items: int | None = None
+
+
+def pack_model(
+    path: Path,
+    repository: Path,
+    name: str | None,
+    options: PackOptions,
+    *,
+    version: int = 1,
+    replace: bool = False,
+    begin: Callable[[str], None] = lambda step: None,
+) -> Packed:
+    """Write ``repository/<name>-<version>`` from an ONNX file, with golden outputs by ONNX Runtime.
+
+    Weights in files beside the ONNX file are embedded.
+
+    Args:
+        begin: called with the name of each step before it begins.
+
+    Raises:
+        UsageError: the file, the name or an option does not fit, a variant computes something else, or the bundle
+            exists; the message names the option that helps.
+        GoldenError: repeated runs of the graph give other outputs.
+    """
+    if options.calibration and not options.int8:
+        fix = "Add --int8, or leave --calibration out."
+        raise UsageError("--calibration", given=str(options.calibration), expected="--int8 with it", fix=fix)
+    name = check_name("--name", name)
+    target = repository / f"{name}-{version}"
+    read = {"the ONNX file": path} | {f"--{name}": getattr(options, name) for name in _READ}
+    check_bundle(target, read, replace=replace)
+    begin("reading")
+    model = read_model(path)
+    for option in [f"--{kind}" for kind in ("fp16", "int8") if getattr(options, kind)]:
+        check_convertible(model, option)
+    runner = load_model(model)
+    try:
+        specs = runner.inputs, runner.outputs
+        max_batch_size = _max_batch_size(runner, path, options.max_batch_size)
+        # Before the profiles, which would ask for the sizes of dynamic images that --image refuses.
+        image = image_step(options.image, *specs, path) if options.image else None
+        profile = profiles(runner.inputs, model.dimensions, max_batch_size, options.shapes)
+        labels = label_step(options.labels, specs[1], path) if options.labels else None
+        begin("golden outputs")
+        golden = _golden(runner, path, options.inputs, image, profile, max_batch_size)
+        tolerance = tolerance_of(golden, model.precision)
+        check_repeatable(runner, golden, tolerance, max_batch_size, path)
+        # Requests never share a run of an INT8 tier, because dynamic quantization depends on the whole run.
+        if max_batch_size > 1 and model.precision != "int8":
+            check_rows_independent(runner, golden, tolerance, path)
+    finally:
+        runner.close()
+    runtime = "onnxruntime" if model.operators.only_onnxruntime else "any"
+    given = Artifact(
+        file="model.onnx", runtime=runtime, precision=model.precision, opset=model.opset, tolerance=tolerance
+    )
+    source = options.inputs.name if options.inputs else RANDOM
+    held_out = not options.int8 or options.calibration is not None
+    place = f"golden inputs: {source}" + ("" if held_out else ", which calibrated INT8")
+    variants: list[Variant] = []
+    calibration_items: int | None = None
+    if options.fp16:
+        begin("FP16")
+        checks = Checks(golden, max_batch_size, f"golden inputs: {source}", options.absent("inputs"))
+        variants.append(fp16_variant(model, checks))
+    if options.int8:
+        begin("INT8")
+        if options.calibration is None:
+            runs = in_runs(golden.inputs, max_batch_size)
+        elif image:
+            runs = in_runs(read_images("--calibration", options.calibration, image)[1], max_batch_size)
+        else:
+            runs = read_items("--calibration", options.calibration, specs[0], profile, max_batch_size)
+        calibration_items = sum(len(next(iter(run.values()))) if max_batch_size else 1 for run in runs)
+        checks = Checks(golden, max_batch_size, place, options.absent("inputs", "calibration"))
+        variants += int8_variants(model, runs, checks)
+    tiers = {FULL: [given]}
+    for variant in variants:
+        tiers.setdefault(variant.tier, []).append(variant.artifact)
+    manifest = Manifest(
+        name=name,
+        version=version,
+        description=f"{path.name}, as given to 'fewheads pack'",
+        inputs=specs[0],
+        outputs=specs[1],
+        max_batch_size=max_batch_size,
+        profile=profile,
+        tiers=tuple(Tier(name=tier, artifacts=tuple(artifacts)) for tier, artifacts in tiers.items()),
+        golden="golden.npz",
+        files={},
+        preprocess=image,
+        postprocess=labels,
+        provenance=_provenance(model, source, None if options.inputs else SEED),
+        measures=tuple(measure for variant in variants for measure in variant.measures),
+    )
+    begin("writing")
+    files = {given.file: model.data, manifest.golden: golden.encode()}
+    files |= {variant.artifact.file: variant.data for variant in variants}
+    written = write_bundle(target, _with_latencies(manifest, files, model), files, replace=replace)
+    return Packed(
+        str(written.path),
+        max_batch_size,
+        source,
+        golden.rows,
+        model.operators.only_onnxruntime,
+        [_file(FULL, given, model.data), *(_file(one.tier, one.artifact, one.data, one.errors) for one in variants)],
+        calibration_items,
+    )
+
+
+def _file(tier: str, artifact: Artifact, data: bytes, errors: Sequence[OutputError] = ()) -> PackedFile:
+    rms, largest = (max(values, default=None) for values in ([e.rms for e in errors], [e.largest for e in errors]))
+    return PackedFile(tier, artifact.file, artifact.runtime, artifact.precision, len(data), rms, largest)
+
+
+def _with_latencies(manifest: Manifest, files: dict[str, bytes], model: OnnxModel) -> Manifest:
+    """Return the manifest with predicted latencies, unless the work of the graph does not follow from its nodes."""
+    if model.operators.control_flow:
+        return manifest
+    from export.bundle.latencies import with_latencies  # it imports onnx, which no help needs
+
+    try:
+        return with_latencies(manifest, files)
+    except BundleError:
+        return manifest
+
+
+def _golden(
+    runner: OnnxRuntimeRunner,
+    path: Path,
+    given: Path | None,
+    image: ImagePreprocess | None,
+    profile: dict[str, Profile],
+    max_batch_size: int,
+) -> Golden:
+    raw: dict[str, Array] = {}
+    if image:
+        raw, inputs = read_images("--inputs", given, image)
+    elif given:
+        inputs = read_inputs("--inputs", given, runner.inputs, profile, max_batch_size)
+    else:
+        inputs = random_inputs(runner.inputs, profile, max_batch_size)
+    return Golden(inputs, golden_outputs(runner, inputs, max_batch_size, path, given=given is not None), raw)
+
+
+def _max_batch_size(runner: OnnxRuntimeRunner, path: Path, given: int | None) -> int:
+    fixed = [spec for spec in (*runner.inputs, *runner.outputs) if spec.shape[0] != -1]
+    if given and fixed:
+        raise UsageError(
+            "--max-batch-size",
+            given=given,
+            expected=f"0, because {fixed[0].name!r} of {path} has the fixed shape {list(fixed[0].shape)}",
+            fix="Leave the option out, or export the model again with a symbolic first dimension of all tensors.",
+        )
+    if given is not None:
+        return given
+    return 0 if fixed else DEFAULT_MAX_BATCH_SIZE
+
+
+def _provenance(model: OnnxModel, golden: str, seed: int | None) -> Provenance:
+    return Provenance(
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        trainer=f"the owner of {model.path.name}, which was written by {model.producer}"[:4096],
+        data=f"data that the file does not name; golden inputs: {golden}"[:4096],
+        seed=seed,
+        versions={"fewheads": __version__, **{package: importlib.metadata.version(package) for package in _PACKAGES}},
+    )

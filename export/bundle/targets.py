@@ -1,0 +1,197 @@
+"""Bundles of an export, checked before the conversion: their paths, and the names of their tiers.
+
+``x1`` is the full model, and ``x3`` is three times as fast by its recorded measurement. A model that was planned for
+another device has its target and the device in its name, such as ``x2-orin-nano-super-15w``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from edge.errors import Raw, UsageError
+from export.bundle.exported import FULL, Exported, int8_tier
+from export.bundle.outputs import check_bundle, check_name
+from export.finetune import data_inputs, place_of_data
+from export.training.points import THIS
+from export.training.runs import RunConfig, read_config, recorded
+
+if TYPE_CHECKING:
+    from export.bundle.accuracy import OnRows
+
+
+class Options(NamedTuple):
+    """Options of an export; see ``fewheads export``."""
+
+    repository: Path
+    version: int
+    artifacts: Sequence[str]
+    measure: bool
+    replace: bool
+
+
+class Kind(NamedTuple):
+    """A kind of run that becomes a bundle.
+
+    Attributes:
+        export: writes the bundle; called with the rows of a file that are measured.
+        name_of: the name of a run's bundle, None for a run of another kind; None where the user gives the name.
+        has_tiers: whether several runs become the tiers of one bundle.
+    """
+
+    export: Callable[[Target, Options, OnRows], Exported]
+    name_of: Callable[[RunConfig], str | None] = lambda config: None
+    has_tiers: bool = False
+
+
+class Target(NamedTuple):
+    """A bundle to make.
+
+    Attributes:
+        tiers: their names; empty for a kind with one tier.
+        data: data directory of fine-tuned runs; of imported ones their texts or images, None for some of ours.
+    """
+
+    kind: Kind
+    directory: Path
+    name: str
+    runs: tuple[Path, ...]
+    tiers: tuple[str, ...]
+    data: Path | None
+
+
+def targets_of(
+    runs: Sequence[Path],
+    kinds: Sequence[Kind],
+    named: Kind,
+    options: Options,
+    *,
+    name: str | None,
+    tiers: Sequence[str],
+    data_dir: Path | None,
+    data: Path | None,
+) -> list[Target]:
+    """Return the bundles of runs: those of one kind and name are tiers of one bundle, where the kind has tiers.
+
+    Args:
+        kinds: those whose bundles have the names of their models.
+        named: the kind of all other runs, whose bundle has the given name.
+        name: of the bundle of runs that are not of ``kinds``; None for the others.
+        data_dir: data directory; None for the one that the first run recorded.
+        data: texts or images of imported runs; None for those that the first run with any recorded.
+
+    Raises:
+        UsageError: names and runs do not go together, or a bundle may not be written to its path.
+    """
+    configs = [_config(run) for run in runs]
+    given = (place_of_data(config, data_dir, data) for config in configs)
+    directory = next((path for path in given if path), None)
+    groups: dict[str, tuple[Kind, str, list[int]]] = {}
+    for number, (run, config) in enumerate(zip(runs, configs, strict=True)):
+        kind, own = next(((kind, own) for kind in kinds if (own := kind.name_of(config))), (named, None))
+        bundle = _checked_name(run, config, own, name)
+        key = bundle if kind.has_tiers else f"{bundle} {number}"
+        groups.setdefault(key, (kind, bundle, []))[2].append(number)
+    inputs: dict[str, Path | None] = {f"run {run}": run for run in runs}
+    if directory:
+        inputs.update(path for config in configs for path in data_inputs(config, directory).items())
+    targets: list[Target] = []
+    for kind, bundle, numbers in groups.values():
+        chosen, described = [runs[number] for number in numbers], [configs[number] for number in numbers]
+        names = _checked_tiers(kind, bundle, chosen, described, tiers)
+        path = options.repository / f"{bundle}-{options.version}"
+        targets.append(Target(kind, path, bundle, tuple(chosen), names, directory))
+        if path in [other.directory for other in targets[:-1]]:
+            fix = "Export one of them at a time, with another --version."
+            again = Raw("a second run of this model")
+            raise UsageError(f"bundle {path}", given=again, expected="one run for each bundle", fix=fix)
+        check_bundle(path, inputs, replace=options.replace)
+    return targets
+
+
+def _config(run: Path) -> RunConfig:
+    config = recorded(run)
+    if config is not None or not run.is_dir():
+        return config or read_config(run)
+    given = Raw("a directory without a run's weights")
+    expected, fix = "a run of 'fewheads train', 'finetune' or 'import'", "Train, fine-tune or import a model first."
+    raise UsageError(f"run {run}", given=given, expected=expected, fix=fix)
+
+
+def _checked_name(run: Path, config: RunConfig, own: str | None, name: str | None) -> str:
+    """Return the name of a run's bundle: its own, or the given one."""
+    if own is None and name is None:
+        example = Path(config.arguments.get("task", "my-model")).stem.lower()
+        fix = f"Give --name, for example --name {example}; all runs become tiers of that bundle."
+        given, expected = Raw("a fine-tuned run without --name"), "--name, the name of its bundle"
+        raise UsageError(f"run {run}", given=given, expected=expected, fix=fix)
+    if own is not None and name is not None:
+        expected = f"no name for run {run}, because its bundle is named {own}"
+        raise UsageError("--name", given=name, expected=expected, fix="Leave --name out, or that run.")
+    return own or check_name("--name", name)
+
+
+def _checked_tiers(
+    kind: Kind, bundle: str, runs: Sequence[Path], configs: Sequence[RunConfig], tiers: Sequence[str]
+) -> tuple[str, ...]:
+    if kind.has_tiers:
+        for tier in tiers:
+            check_name("--tier-name", tier)
+        return tuple(tier_names(runs, configs, tiers))
+    if tiers:
+        expected, fix = f"no name: {bundle} has one tier", "Leave --tier-name out."
+        raise UsageError("--tier-name", given=tiers[0], expected=expected, fix=fix)
+    return ()
+
+
+#: A manifest holds eight tiers, and each run has a twin in INT8.
+_MOST_RUNS = 4
+#: Of a name of a reduced model; one of a manifest has 64 at most.
+_MOST_CHARS = 48
+
+
+def tier_names(runs: Sequence[Path], configs: Sequence[RunConfig], given: Sequence[str]) -> list[str]:
+    """Return a name for each run.
+
+    Args:
+        runs: the full model first.
+        given: names to use instead, one for each run in their order; empty for names by speed.
+
+    Raises:
+        UsageError: there are too many runs, the number of names differs, names are equal, or a run records no speed.
+    """
+    if len(runs) > _MOST_RUNS:
+        fix = "Leave some of them out."
+        raise UsageError("runs of one bundle", given=len(runs), expected=f"{_MOST_RUNS} at most", fix=fix)
+    if given and len(given) != len(runs):
+        fix = "Give --tier-name once for each run, in the same order."
+        raise UsageError("--tier-name", given=list(given), expected=f"{len(runs)} names", fix=fix)
+    names = list(given) or [FULL]
+    for run, config in zip(runs[len(names) :], configs[len(names) :], strict=True):
+        name = reduced_name(configs[0], config)
+        if name is None:
+            given_speed, expected = Raw("no measured speed"), "a run that comes from 'fewheads reduce'"
+            fix = "Name the tiers: give --tier-name once for each run."
+            raise UsageError(f"run {run}", given=given_speed, expected=expected, fix=fix)
+        names.append(name)
+    taken = [*names, *map(int8_tier, names)]
+    if len(set(taken)) < len(taken):
+        fix = "Name the tiers: give another --tier-name for each run."
+        raise UsageError("tiers", given=names, expected="names that differ, with -int8 behind them too", fix=fix)
+    return names
+
+
+def reduced_name(full: RunConfig, lean: RunConfig) -> str | None:
+    """Return the name of a reduced run's tier; None for a run that was not reduced.
+
+    It is ``xN`` for a run that was measured as N times as fast as the full one, and ``xN-DEVICE`` for one that was
+    planned to be so on another device.
+    """
+    if lean.planned and lean.planned.device != THIS:
+        device = re.sub(r"[^a-z0-9._]+", "-", lean.planned.device.lower()).strip("-._")
+        return f"x{lean.planned.target_speedup:g}-{device}"[:_MOST_CHARS].rstrip("-._")
+    if lean.speedup is None:
+        return None
+    return f"x{lean.speedup.ratio / (full.speedup.ratio if full.speedup else 1):.2g}"

@@ -1,0 +1,263 @@
+"""From a trained transformer to the ONNX files of one tier, each checked through ONNX Runtime against torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import torch
+from torch import nn
+
+from edge.bundles.golden import Golden, GoldenReport, compare
+from edge.bundles.manifest import Artifact, Tier, Tolerance
+from edge.datatypes import Array
+from export.bundle.exported import RUNTIMES, int8_tier
+from export.bundle.fewest_kernels import fewest_kernels
+from export.bundle.tolerance import spread_of, two_digits
+from export.models.convert import OPSET, compared, dynamic_of, golden_of, largest_difference, outputs_of, to_onnx
+from export.quantize.int8 import INT8_OPSET, dynamic_int8, quantized
+from export.quantize.precision import fused, half
+from export.quantize.ranges import Feeds, InputRange, Scheme, input_ranges
+
+#: Input to dimension to symbolic name.
+Dynamic = Mapping[str, Mapping[int, str]]
+
+
+class ExportedArtifact(NamedTuple):
+    """One ONNX file.
+
+    Attributes:
+        largest_difference: absolute difference of its outputs to torch's over the given inputs.
+        golden: a set of its own, under the name in the artifact; None where the tier's is to be reproduced.
+    """
+
+    artifact: Artifact
+    data: bytes
+    largest_difference: float
+    golden: Golden | None = None
+
+
+class _Precision(NamedTuple):
+    """Allowed error of a precision.
+
+    Attributes:
+        worst: the largest difference to torch that may be exported, as a share of the outputs' spread.
+        margin: the tolerance as a multiple of the largest difference, because other machines round differently.
+        least: the smallest tolerance, as a share of the outputs' spread.
+        worst_rms: the largest root mean square of the differences to torch that may be exported, as a share of the
+            outputs' spread; None does not limit it. Within it, few labels change.
+        least_rms: the smallest tolerance of the root mean square, as a share of the outputs' spread.
+    """
+
+    worst: float
+    margin: float
+    least: float
+    worst_rms: float | None = None
+    least_rms: float = 0.0
+
+
+_PRECISIONS = {
+    "fp32": _Precision(worst=1e-3, margin=10, least=1e-4),
+    "fp16": _Precision(worst=0.05, margin=4, least=0.01),
+    "int8": _Precision(worst=1.5, margin=2, least=0.05, worst_rms=0.4, least_rms=0.015),
+}
+#: Of a file in INT8: multiples of the differences that another rounding makes, or of the root mean square of those to
+#: torch. The largest difference of some values varies more than their root mean square.
+_LARGEST_MARGIN, _RMS_MARGIN = 3.0, 1.5
+#: The smallest tolerances, as shares of the outputs' spread.
+_LEAST_LARGEST, _LEAST_RMS = 0.01, 0.003
+_NONE = Tolerance(atol=0.0, rtol=0.0)
+
+
+def files_of(exported: Sequence[ExportedArtifact]) -> dict[str, bytes]:
+    """Return the ONNX files and their own golden sets by name."""
+    files = {one.artifact.file: one.data for one in exported}
+    return files | {one.artifact.golden: one.golden.encode() for one in exported if one.artifact.golden and one.golden}
+
+
+def export_tier(
+    module: nn.Module,
+    golden: Golden,
+    calibration: Sequence[Feeds],
+    *,
+    name: str = "full",
+    dynamic: Dynamic | None = None,
+    runtimes: Sequence[str] = RUNTIMES,
+    precisions: Sequence[str] = ("fp32", "fp16", "int8"),
+    has_head: bool = True,
+    trained: Mapping[str, InputRange] | None = None,
+) -> list[ExportedArtifact]:
+    """Return the files of a tier: ONNX Runtime in FP32 and INT8, TensorRT in FP16 and INT8.
+
+    Args:
+        module: takes the inputs in their order; a head on a :class:`export.models.transformer.Transformer`.
+        golden: the module's own outputs, with which the files are checked, for at least two rows of real inputs. Token
+            ids, masks and segments are INT64 [N, T] with dynamic N and T; pixels are [N, channels, size, size] with
+            dynamic N.
+        calibration: other real inputs by the same names, without padding, for the ranges of INT8.
+        name: of the tier; the files are named after it.
+        dynamic: input to the symbolic names of its dynamic dimensions; None for those above.
+        has_head: whether a task head follows the last normalisation; its products are never INT8.
+        trained: the ranges that the module was trained with for INT8; None measures them.
+
+    Raises:
+        GoldenError: the outputs of a file differ from torch's.
+    """
+    examples = {name: torch.from_numpy(array) for name, array in golden.inputs.items()}
+    plain = to_onnx(module, examples, list(golden.outputs), dynamic_of(golden.inputs) if dynamic is None else dynamic)
+    kinds: list[tuple[str, str, int, Callable[[], bytes]]] = [
+        ("onnxruntime", "fp32", OPSET, lambda: fused(plain)),
+        ("onnxruntime", "int8", OPSET, lambda: dynamic_int8(plain, has_head=has_head)),
+        ("tensorrt", "fp16", OPSET, lambda: half(fewest_kernels(plain))),
+    ]
+    exported = []
+    for runtime, precision, opset, make in kinds:
+        if runtime not in runtimes or precision not in precisions:
+            continue
+        file, data = f"{name}.{runtime}.{precision}.onnx", make()
+        difference, tolerance = measured(data, golden, precision, file)
+        artifact = Artifact(file=file, runtime=runtime, precision=precision, opset=opset, tolerance=tolerance)
+        exported.append(ExportedArtifact(artifact, data, difference))
+    if "tensorrt" in runtimes and "int8" in precisions:
+        ranges = trained or input_ranges(plain, calibration, Scheme(), has_head=has_head)
+        exported.append(_static(plain, ranges, golden, f"{name}.tensorrt.int8"))
+    return exported
+
+
+def _static(plain: bytes, ranges: Mapping[str, InputRange], golden: Golden, name: str) -> ExportedArtifact:
+    """Return the file for TensorRT in INT8, with a golden set and a tolerance of its own.
+
+    A value near the middle of two levels is rounded to either of them by the slightest difference, and later layers
+    amplify that. The file's products with all else in FP32, not FP16, show by how much; other devices round differently
+    by about as much. So the golden outputs are the file's own on ONNX Runtime, not torch's.
+    """
+    file, data = f"{name}.onnx", static_int8(plain, ranges)
+    difference = largest_difference(data, golden, worst_tolerance(golden, "int8"), file)
+    own, other = (
+        Golden(golden.inputs, outputs_of(model, golden.inputs, file)) for model in (data, quantized(plain, ranges))
+    )
+    artifact = Artifact(
+        file=file,
+        runtime="tensorrt",
+        precision="int8",
+        opset=INT8_OPSET,
+        tolerance=rounding_tolerance(own, compare(other.outputs, own, _NONE)),
+        golden=f"{name}.golden.npz",
+    )
+    return ExportedArtifact(artifact, data, difference, own)
+
+
+def static_int8(model: bytes, ranges: Mapping[str, InputRange], *, fp32_head: bool = False) -> bytes:
+    """Return the model for TensorRT with INT8 matrix products, and FP16 for the rest.
+
+    Args:
+        model, ranges: see :func:`export.quantize.int8.quantized`.
+        fp32_head: see :func:`export.quantize.precision.half`.
+    """
+    return half(fewest_kernels(quantized(model, ranges)), fp32_head=fp32_head)
+
+
+def rounding_tolerance(golden: Golden, rounded: GoldenReport) -> Tolerance:
+    """Return the tolerance for devices that round differently, from the differences that another rounding makes."""
+    spread = _spread(golden)
+    largest = max(_LARGEST_MARGIN * rounded.max_abs_diff, _LEAST_LARGEST * spread)
+    rms = max(*(_RMS_MARGIN * diff.rms_diff for diff in rounded.outputs), _LEAST_RMS * spread)
+    return Tolerance(atol=two_digits(largest), rtol=0.0, rms=two_digits(rms))
+
+
+def worst_tolerance(golden: Golden, precision: str) -> Tolerance:
+    """Return the largest differences to torch that may be exported in a precision."""
+    cost, spread = _PRECISIONS[precision], _spread(golden)
+    rms = None if cost.worst_rms is None else cost.worst_rms * spread
+    return Tolerance(atol=cost.worst * spread, rtol=0.0, rms=rms)
+
+
+def allowed_tolerance(golden: Golden, precision: str, difference: float) -> Tolerance:
+    """Return the tolerance for other machines, of a file with this largest difference to torch."""
+    cost = _PRECISIONS[precision]
+    allowed = max(cost.margin * difference, cost.least * _spread(golden))
+    return Tolerance(atol=two_digits(allowed), rtol=0.0)
+
+
+def measured(data: bytes, golden: Golden, precision: str, subject: str) -> tuple[float, Tolerance]:
+    """Return the largest difference to torch, and the tolerance for other machines.
+
+    That of INT8 limits the root mean square, too, because a few values may be far off, but not all of them.
+
+    Raises:
+        GoldenError: a difference is larger than a file of this precision may have.
+    """
+    report = compared(data, golden, worst_tolerance(golden, precision), subject)
+    tolerance = allowed_tolerance(golden, precision, report.max_abs_diff)
+    cost = _PRECISIONS[precision]
+    if cost.worst_rms is not None:
+        rms = max(_RMS_MARGIN * max(diff.rms_diff for diff in report.outputs), cost.least_rms * _spread(golden))
+        tolerance = msgspec.structs.replace(tolerance, rms=two_digits(rms))
+    return report.max_abs_diff, tolerance
+
+
+def _spread(golden: Golden) -> float:
+    return max(map(spread_of, golden.outputs.values()))
+
+
+class TierFiles(NamedTuple):
+    """A tier and its twin in INT8.
+
+    Attributes:
+        exported: the ONNX files for the chosen runtimes.
+        files: these and the golden sets, by name.
+        tiers: the tier, and ``NAME-int8``.
+        golden: the model's own outputs.
+        differences: largest absolute one of each file's outputs to these.
+    """
+
+    exported: list[ExportedArtifact]
+    files: dict[str, bytes]
+    tiers: list[Tier]
+    golden: Golden
+    differences: dict[str, float]
+
+
+def export_tiers(
+    model: nn.Module,
+    inputs: Mapping[str, Array],
+    calibration: Sequence[Feeds],
+    outputs: Sequence[str],
+    *,
+    raw: dict[str, Array],
+    name: str,
+    artifacts: Sequence[str],
+    trained: Mapping[str, InputRange] | None = None,
+) -> TierFiles:
+    """Export a model as the files of a tier.
+
+    Args:
+        inputs, outputs: of the golden set, see :func:`export.models.convert.golden_of`.
+        calibration, trained: see :func:`export_tier`.
+        raw: the golden rows as clients send them.
+        artifacts: of :data:`export.bundle.exported.RUNTIMES`.
+
+    Raises:
+        GoldenError: the outputs of a file differ from torch's.
+    """
+    golden, golden_file = golden_of(model, inputs, outputs), f"{name}.golden.npz"
+    exported = export_tier(model, golden, calibration, name=name, runtimes=artifacts, trained=trained)
+    return TierFiles(
+        exported,
+        {golden_file: msgspec.structs.replace(golden, raw=raw).encode(), **files_of(exported)},
+        _tiers(name, exported, golden_file),
+        golden,
+        {one.artifact.file: one.largest_difference for one in exported},
+    )
+
+
+def _tiers(name: str, exported: Sequence[ExportedArtifact], golden: str) -> list[Tier]:
+    """Return the tier and its INT8 twin: a runtime reads one file of a tier, so precision is a choice of tier."""
+    by_precision: dict[bool, list[Artifact]] = {False: [], True: []}
+    for one in exported:
+        by_precision[one.artifact.precision == "int8"].append(one.artifact)
+    return [
+        Tier(name=name, artifacts=tuple(by_precision[False]), golden=golden),
+        Tier(name=int8_tier(name), artifacts=tuple(by_precision[True]), golden=golden),
+    ]

@@ -1,0 +1,116 @@
+"""The command ``fewheads estimate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from edge.cli.output import json_option, print_json, print_table, progress
+from edge.cli.profile import parse_lengths
+from export.estimate.devices import DEFAULT_BOARD, DEVICES
+from export.estimate.roofline import Regime
+from export.options import DIRECTORY
+
+if TYPE_CHECKING:
+    from export.estimate.estimate import Estimate
+
+#: What a row's time depends on most, for people.
+_NAMES: dict[Regime, str] = {
+    "kernels": "bound by kernels",
+    "products": "bound by products",
+    "memory": "bound by memory",
+    "int8": "INT8",
+    "batch": "several rows",
+    "narrow": "products or heads narrower than any fitted",
+}
+_MODES = "; ".join(f"{', '.join(device.modes)} of {name}" for name, device in DEVICES.items())
+
+
+@click.command()
+@click.argument("bundle", type=DIRECTORY)
+@click.option("--device", default=DEFAULT_BOARD.board, show_default=True, help=f"Board: {' or '.join(DEVICES)}.")
+@click.option("--mode", default=DEFAULT_BOARD.power_mode, show_default=True, help=f"Its power mode: {_MODES}.")
+@click.option("--lengths", callback=parse_lengths, help="Tokens, such as 32,128.  [default: 32,128]")
+@click.option("--batch", "batches", callback=parse_lengths, help="Rows of a run, such as 1,8.  [default: 1]")
+@click.option("--loops", type=click.FloatRange(1), help="Of a looped model.  [default: mean of its golden prompts]")
+@json_option
+def estimate(
+    bundle: Path,
+    device: str,
+    mode: str,
+    lengths: tuple[int, ...],
+    batches: tuple[int, ...],
+    loops: float | None,
+    as_json: bool,
+) -> None:
+    """Predict the latency of each tier of BUNDLE on a Jetson Orin Nano, without one.
+
+    None of the output was measured on an Orin. `fewheads profile` and `fewheads bench` measure on the board.
+    """
+    from export.estimate.estimate import estimate_bundle
+
+    with progress() as bar:
+        task = bar.add_task(f"predicting {bundle.name}", total=None, note="")
+        found = estimate_bundle(
+            bundle,
+            device,
+            mode,
+            lengths=lengths,
+            batches=batches or (1,),
+            loops=loops,
+            on_tier=lambda done, tiers: bar.update(task, completed=done, total=tiers),
+        )
+    if as_json:
+        print_json(found)
+    else:
+        _print(found)
+
+
+def _print(found: Estimate) -> None:
+    parts = ["part"] if any(row.part for row in found.rows) else []
+    columns = (
+        "tier",
+        *parts,
+        "precision",
+        "rows",
+        "tokens",
+        "GFLOP",
+        "kernels",
+        "ms",
+        "from",
+        "to",
+        "bound by",
+        "times faster",
+    )
+    rows = [
+        (
+            row.tier,
+            *(row.part for _ in parts),
+            row.precision,
+            row.rows,
+            row.tokens,
+            row.prediction.gflop,
+            row.prediction.kernels,
+            row.milliseconds,
+            row.prediction.low_ms,
+            row.prediction.high_ms,
+            row.prediction.bound_by,
+            row.times_faster,
+        )
+        for row in found.rows
+    ]
+    print_table(f"{found.bundle} on {found.device} at {found.power_mode}: {found.label}", columns, rows)
+    shares = (
+        f"{_NAMES[regime]} {errors.band:.0%} (n = {errors.count}, RMS {errors.rms:.0%})"
+        for regime, errors in found.errors.items()
+    )
+    click.echo(
+        "Bands, from published measurements left out of the fit, the widest that applies: " + ", ".join(shares) + "."
+    )
+    click.echo(f"Kernels: {found.kernels}.")
+    for row in found.rows:
+        if row.loops and row.rows == found.rows[0].rows:
+            click.echo(f"Loops of {row.tier}: {row.loops:.4g}, {row.loops_source}.")
+    click.echo(f"Recommended: {found.recommended_tier}, {found.recommendation}. Prediction, not measured on an Orin.")

@@ -1,0 +1,109 @@
+"""Options and progress bars that ``fewheads reduce`` and ``fewheads plan`` share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from edge.cli.options import grouped_options
+from edge.cli.output import progress
+from edge.errors import UsageError
+from export.estimate.devices import BoardMode
+from export.options import imported_data_option, run_data_dir_option
+from export.reduce.target import CALIBRATION_EXAMPLES, TIMED_TOKENS, Target
+from export.training.points import PointTimes
+
+if TYPE_CHECKING:
+    from export.reduce.losses import OnProgress
+
+
+class PlanOptions(NamedTuple):
+    """What a plan is made for, and the data that it is made with, as the options have them."""
+
+    target_speedup: float
+    tokens: str
+    batches: str
+    precision: str | None
+    examples: int
+    data_dir: Path | None
+    data: Path | None
+
+    def checked_precision(self, targets: Sequence[Target]) -> str:
+        """Return the precision of predictions.
+
+        Raises:
+            UsageError: one is given, but nothing is predicted.
+        """
+        if self.precision and not any(isinstance(target, BoardMode) for target in targets):
+            expected = "nothing without --for a Jetson, because measured times have the precision of their runtime"
+            raise UsageError("--precision", given=self.precision, expected=expected, fix="Leave it out, or give --for.")
+        return self.precision or "fp16"
+
+
+#: Adds the options of a plan to a command, which gets all of them as the argument ``options``.
+plan_options = grouped_options(
+    PlanOptions,
+    "options",
+    (
+        click.option(
+            "--target-speedup",
+            type=click.FloatRange(1, min_open=True),
+            default=2.0,
+            show_default=True,
+            help="For the whole model: of the mean time over --tokens and --batch, on the device that is planned for.",
+        ),
+        click.option(
+            "--tokens",
+            default=str(TIMED_TOKENS),
+            show_default=True,
+            help="Lengths of the inputs, such as 32,128, or with weights 32:3,128:1; images have a fixed one.",
+        ),
+        click.option(
+            "--batch",
+            "batches",
+            default="1",
+            show_default=True,
+            help="Inputs of a run, such as 1,8, or with weights 1:3,8:1.",
+        ),
+        click.option(
+            "--precision", type=click.Choice(["fp16", "int8"]), help="Of the predictions for a Jetson.  [default: fp16]"
+        ),
+        click.option(
+            "--calibration",
+            "examples",
+            type=click.IntRange(1),
+            default=CALIBRATION_EXAMPLES,
+            show_default=True,
+            help="Examples to measure with; their tokens must outnumber the features of the widest layer.",
+        ),
+        run_data_dir_option,
+        imported_data_option,
+    ),
+)
+
+
+@contextmanager
+def reduction_progress() -> Iterator[OnProgress]:
+    """Show a bar for each stage of a reduction, and yield what moves them."""
+    with progress() as bar:
+        names = {"times": "times of the options", "losses": "trying each option", "layers": "reducing layers"}
+        tasks = {stage: bar.add_task(name, total=None, note="") for stage, name in names.items()}
+        yield lambda stage, done, total: bar.update(tasks[stage], completed=done, total=total)
+
+
+def point_rows(points: Sequence[PointTimes]) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
+    """Return the columns and rows of a table of operating points; those of the band and measured here if there are."""
+    predicted = any(point.low_ms is not None for point in points)
+    measured = any(point.measured for point in points)
+    columns = ("tokens", "batch", "weight", "original ms", "ms", *(("from", "to") if predicted else ()), "times faster")
+    rows: list[tuple[object, ...]] = []
+    for point in points:
+        band = (point.low_ms, point.high_ms) if predicted else ()
+        row = (point.tokens, point.batch, point.weight, point.dense_ms, point.milliseconds, *band, point.speedup)
+        here = (point.measured.ratio, point.bound) if point.measured else ()
+        rows.append((*row, *here))
+    return (*columns, *(("measured here", "at most, by multiplications") if measured else ())), rows

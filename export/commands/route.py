@@ -1,0 +1,104 @@
+"""The command ``fewheads route``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from edge.cli.output import json_option, print_json, print_table, stdout, working
+from edge.errors import Raw, UsageError
+from edge.files import write_whole
+from export.bundle.outputs import check_file
+from export.finetune import data_inputs, labelled_data
+from export.loading import loading_torch
+from export.options import DIRECTORY, replace_option, run_data_dir_option
+from export.training.runs import recorded
+
+# torch takes seconds to import, so only the command's body does it.
+if TYPE_CHECKING:
+    from export.reduce.route import Route, SplitReport
+    from export.training.intervals import Difference
+
+_CONTROLS = ("static", "shuffled", "oracle")
+
+
+@click.command()
+@click.argument("full", metavar="FULL_RUN", type=DIRECTORY)
+@click.argument("lean", metavar="LEAN_RUN", type=DIRECTORY)
+@run_data_dir_option
+@click.option(
+    "--cost-ratio",
+    type=float,
+    required=True,
+    help="LEAN_RUN's time over FULL_RUN's, 0 to 1: the inverse of the speed-up that 'fewheads reduce' measured.",
+)
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Also write all figures there, as JSON.")
+@replace_option("a file at --out")
+@json_option
+def route(
+    full: Path, lean: Path, data_dir: Path | None, cost_ratio: float, out: Path | None, replace: bool, as_json: bool
+) -> None:
+    """Find out whether a choice between two tiers for each input pays.
+
+    A cascade runs the full tier where the lean one is unsure; a linear router decides in advance. Each is compared with
+    controls at the same mean cost. Half of the hold-out fits, the other half chooses and decides, dev is only reported.
+    """
+    config = recorded(full)
+    data_dir = labelled_data(config, data_dir)
+    inputs = {"FULL_RUN": full, "LEAN_RUN": lean, **data_inputs(config, data_dir)}
+    if out:
+        check_file("--out", out, inputs, replace=replace)
+    with loading_torch():
+        from export.reduce.route import route_run
+    with working("routing"):
+        found = route_run(full, lean, data_dir, cost_ratio)
+    if out:
+        _write(found, out)
+    if as_json:
+        print_json(found)
+    else:
+        for split in found.splits:
+            _print(found.task, split)
+        stdout.print(f"{found.diagnosis.recommendation}: {found.diagnosis.reason}", markup=False, highlight=False)
+
+
+def _write(found: Route, out: Path) -> None:
+    try:
+        write_whole(out, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+    except OSError as error:
+        fix = "Choose another --out."
+        given = Raw(error.strerror)
+        raise UsageError(f"--out {out}", given=given, expected="a file to write", fix=fix) from None
+
+
+def _print(task: str, split: SplitReport) -> None:
+    title = (
+        f"{task}, {split.split}: {split.items} items, lean {split.lean_accuracy:.4f}, full {split.full_accuracy:.4f}, "
+        f"{split.differing:.1%} answered differently; accuracies at the same mean cost"
+    )
+    accuracies = [
+        (
+            policy.judged.policy,
+            policy.judged.threshold,
+            policy.judged.mean_cost,
+            policy.judged.accuracy,
+            *(policy.controls[name] for name in _CONTROLS),
+        )
+        for policy in split.policies
+    ]
+    print_table(title, ("policy", "full below", "mean cost", "accuracy", *_CONTROLS), accuracies)
+    gains = [
+        (policy.judged.policy, _interval(policy.judged.over_static), _interval(policy.judged.over_shuffled))
+        for policy in split.policies
+    ]
+    columns = ("policy", "gain over static", "gain over shuffled")
+    print_table("95 % intervals", columns, gains)
+
+
+def _interval(found: Difference) -> str:
+    from export.training.intervals import with_interval
+
+    return with_interval(found.value, found.interval, "{:.4f}".format)

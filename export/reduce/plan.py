@@ -1,0 +1,176 @@
+"""A plan: the shape of each layer, its cost, and the largest speed-up that it can explain."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from edge.errors import Raw
+from export.errors import PlanError
+from export.models.transformer import LayerShape, TransformerConfig
+
+#: Allowed distance of a measured speed-up above its bound: clocks are noisy, and softmax and GELU, which are not
+#: counted, shrink with heads and units too.
+TOLERANCE = 0.10
+_FIX = "Make a plan for this very model."
+
+
+class LayerPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Plan for one layer.
+
+    Attributes:
+        shape: its heads, their width, and its hidden units.
+        heads: the original heads that stay, ascending; None leaves the choice to the calibration.
+        neurons: the original hidden units that stay, ascending; None leaves the choice to the calibration.
+    """
+
+    shape: LayerShape
+    heads: tuple[int, ...] | None = None
+    neurons: tuple[int, ...] | None = None
+
+
+class ReductionPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Plan for all layers of a model.
+
+    Attributes:
+        dim: d, the width of a token.
+        layers: None is left out, with its normalisations.
+    """
+
+    dim: int
+    dense: tuple[LayerShape, ...]
+    layers: tuple[LayerPlan | None, ...]
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The numbers of the original layers that stay, from 0."""
+        return tuple(number for number, layer in enumerate(self.layers) if layer)
+
+    @property
+    def shapes(self) -> tuple[LayerShape, ...]:
+        """The shapes of the layers that stay."""
+        return tuple(layer.shape for layer in self.layers if layer)
+
+    def macs(self, tokens: int) -> int:
+        """Return the multiplications of all layers for one input of ``tokens`` tokens."""
+        return tokens * sum(macs_per_token(self.dim, shape, tokens) for shape in self.shapes)
+
+    def dense_macs(self, tokens: int) -> int:
+        """Return those of the original layers."""
+        return tokens * sum(macs_per_token(self.dim, shape, tokens) for shape in self.dense)
+
+    def removed_share(self, tokens: int) -> float:
+        """Return p, the share of the multiplications that the plan removes, 0 to 1."""
+        return 1 - self.macs(tokens) / self.dense_macs(tokens)
+
+
+class LayerReport(msgspec.Struct, frozen=True):
+    """Result of reducing a layer. Errors are mean squares, relative to the variance of the original.
+
+    Attributes:
+        plan: its shape, and the heads and hidden units that stay.
+        logits_error: of attention logits, from the new width of heads; predicted.
+        attention_error: of the attention's output, from fewer heads and smaller values; predicted.
+        measured_attention_error: of the attention's output, from all causes, on the calibration inputs.
+        feed_forward_error: of the feed-forward's output; predicted.
+        measured_feed_forward_error: of the feed-forward's output, on the calibration inputs.
+        number: of the original layer, from 0.
+    """
+
+    plan: LayerPlan
+    logits_error: float = 0.0
+    attention_error: float = 0.0
+    measured_attention_error: float = 0.0
+    feed_forward_error: float = 0.0
+    measured_feed_forward_error: float = 0.0
+    number: int = 0
+
+
+def macs_per_token(dim: int, shape: LayerShape, tokens: int) -> int:
+    """Return the multiplications of one layer for each of its ``tokens`` tokens.
+
+    2d Σr_qk + 2d Σr_v + n (Σr_qk + Σr_v) + 2d f: projections, logits and weighted values, feed-forward.
+    """
+    width = shape.num_heads * shape.head_dim
+    return 4 * dim * width + 2 * tokens * width + 2 * dim * shape.ffn_dim
+
+
+def amdahl_bound(removed_share: float) -> float:
+    """Return the largest speed-up if a share p of the work becomes free: 1 / (1 - p), infinite for p = 1."""
+    return 1 / (1 - removed_share) if removed_share < 1 else float("inf")
+
+
+def check_speedup(plan: ReductionPlan, tokens: int, speedup: float, tolerance: float = TOLERANCE) -> float:
+    """Check that the removed work can explain a speed-up, and return the largest one that it explains.
+
+    Args:
+        plan: its layers alone count; embeddings and task heads would lower the bound.
+        tolerance: distance from the bound that is allowed, as a share of the bound.
+
+    Raises:
+        PlanError: the speed-up is larger, so that the baseline or the measurement is wrong.
+    """
+    share = plan.removed_share(tokens)
+    bound = amdahl_bound(share)
+    if not speedup <= bound * (1 + tolerance):
+        expected = (
+            f"at most {bound:.3f} + {tolerance:.0%}, because {share:.1%} of the multiplications were removed "
+            f"at {tokens} tokens"
+        )
+        fix = "Measure both models again, in turns, on the same runtime and otherwise idle."
+        raise PlanError("speed-up", given=round(speedup, 3), expected=expected, fix=fix)
+    return bound
+
+
+def plan_of(config: TransformerConfig, shapes: Sequence[LayerShape | None]) -> ReductionPlan:
+    """Return the plan with a shape for each layer of a model, or None for one that is left out."""
+    plan = ReductionPlan(config.dim, config.layers, tuple(LayerPlan(shape) if shape else None for shape in shapes))
+    check_plan(plan, config, "plan")
+    return plan
+
+
+def check_plan(plan: ReductionPlan, config: TransformerConfig, subject: str) -> None:
+    """Check that a plan makes the layers of a model smaller."""
+    if (plan.dim, plan.dense) != (config.dim, config.layers):
+        given = Raw("the plan of another model")
+        raise PlanError(subject, given=given, expected=f"one for {len(config.layers)} layers of this", fix=_FIX)
+    if len(plan.layers) != len(plan.dense):
+        expected = f"{len(plan.dense)} layers"
+        raise PlanError(subject, given=Raw(f"{len(plan.layers)} layers"), expected=expected, fix=_FIX)
+    if not plan.kept:
+        raise PlanError(subject, given=Raw("no layer"), expected="one layer at least", fix=_FIX)
+    for number, (layer, dense) in enumerate(zip(plan.layers, plan.dense, strict=True)):
+        if layer is None:
+            continue
+        place, new = f"{subject} layer {number}", layer.shape
+        _check_at_most(place, "num_heads", new.num_heads, 0, dense.num_heads)
+        _check_at_most(place, "head_dim", new.head_dim, 1 if new.num_heads else 0, dense.head_dim)
+        _check_at_most(place, "ffn_dim", new.ffn_dim, 0, dense.ffn_dim)
+        _check_choice(place, "heads", layer.heads, new.num_heads, dense.num_heads)
+        _check_choice(place, "neurons", layer.neurons, new.ffn_dim, dense.ffn_dim)
+
+
+def _check_at_most(place: str, field: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise PlanError(f"{place} field {field}", given=value, expected=f"{least} to {most}", fix=_FIX)
+
+
+def _check_choice(place: str, field: str, chosen: tuple[int, ...] | None, number: int, of: int) -> None:
+    if chosen is None:
+        return
+    if len(chosen) != number or list(chosen) != sorted(set(chosen) & set(range(of))):
+        expected = f"{number} distinct numbers below {of}, ascending"
+        raise PlanError(f"{place} field {field}", given=chosen, expected=expected, fix=_FIX)
+
+
+def words_of(shapes: Sequence[LayerShape | None]) -> str:
+    """Return the shapes of layers in words, equal ones together; None is left out."""
+    words = []
+    for shape, number in Counter(shapes).items():
+        size = "left out"
+        if shape is not None:
+            size = f"of {shape.num_heads} heads of {shape.head_dim} and {shape.ffn_dim} hidden units"
+        words.append(f"{number} layer{'s' * (number > 1)} {size}")
+    return ", ".join(words)

@@ -1,0 +1,187 @@
+"""Reduction of a model: losses of all options, a plan, and its layers one after the other.
+
+Each layer is calibrated on the outputs of the reduced layers before it. The state of an unfinished reduction is saved
+after every layer; the same call resumes from it and ends with the same bits.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from torch import Tensor, nn
+
+from export.data.tokens import Rows
+from export.models.heads import Head
+from export.models.transformer import Layer, LayerShape
+from export.reduce.calibration import attention_statistics, calibration_batches, check_weights, feed_forward_statistics
+from export.reduce.controls import chosen, first_layers, uniform_shapes
+from export.reduce.grid import Times
+from export.reduce.losses import OnProgress, SavedState, measure_losses, silent
+from export.reduce.plan import LayerPlan, LayerReport, ReductionPlan, check_plan, plan_of
+from export.reduce.search import choose_shapes
+from export.reduce.states import Padded, after_attention, after_feed_forward, embedded, layers_of, relative_error
+from export.reduce.sublayers import (
+    AttentionReducer,
+    FeedForwardReducer,
+    Method,
+    ReducedAttention,
+    ReducedFeedForward,
+    with_attention,
+    with_feed_forward,
+)
+from export.reduce.target import Strategy
+
+#: How the names of files with the layers of unfinished plans begin.
+LAYERS = "layers"
+
+
+def reduced_layer(
+    layer: Layer, plan: LayerPlan, states: Sequence[Tensor], batches: Sequence[Padded], method: Method = "calibrated"
+) -> tuple[Layer, list[Tensor], LayerReport]:
+    """Reduce a layer: first its attention, then its feed-forward for the output of the new attention.
+
+    Args:
+        layer: the original; it is not changed. A half that is a constant stays one.
+        plan: its shape; heads and hidden units that it leaves open are chosen here.
+
+    Returns:
+        The new layer, the output of its first half for the states, and the report.
+
+    Raises:
+        ReductionError: an activation is not finite.
+    """
+    shape = plan.shape
+    if layer.attention is None:
+        attention = ReducedAttention(None, layer.attention_constant, (), 0.0, 0.0)
+    else:
+        heads = AttentionReducer(layer.attention, attention_statistics(layer, states, batches)[0], method)
+        attention = heads.reduced(plan.heads or shape.num_heads, shape.head_dim, shape.scale)
+    halved = with_attention(layer, attention)
+    halfway = after_attention(halved, states, batches)
+    if layer.feed_forward is None:
+        feed_forward = ReducedFeedForward(None, layer.feed_forward_constant, (), 0.0)
+    else:
+        statistics = feed_forward_statistics(halved, halfway, batches)
+        feed_forward = FeedForwardReducer(layer.feed_forward, statistics, method).reduced(plan.neurons or shape.ffn_dim)
+    new = with_feed_forward(halved, feed_forward)
+    report = LayerReport(
+        LayerPlan(shape, attention.heads, feed_forward.neurons),
+        attention.logits_error,
+        attention.output_error,
+        relative_error(layer, halved, "attention", states, batches),
+        feed_forward.output_error,
+        relative_error(halved, new, "feed_forward", halfway, batches),
+    )
+    return new, halfway, report
+
+
+class ReducedModel(NamedTuple):
+    """A smaller model.
+
+    Attributes:
+        model: in evaluation mode; its configuration has the new shapes.
+        plan: with the layers, heads and hidden units that stay.
+        reports: of the layers that stay.
+        expected_speedup: by the sum of the layers' times, not measured on the whole model.
+    """
+
+    model: Head
+    plan: ReductionPlan
+    reports: tuple[LayerReport, ...]
+    expected_speedup: float
+
+
+def reduce_model(
+    model: Head,
+    calibration: Rows,
+    target_speedup: float,
+    *,
+    times: Times,
+    strategy: Strategy = "search",
+    seed: int = 0,
+    state: Path | None = None,
+    on_progress: OnProgress = silent,
+) -> ReducedModel:
+    """Return the model whose outputs are closest to the original's at a target speed-up, or a control of that speed.
+
+    Args:
+        model: the original, with the head of its task; it is not changed.
+        calibration: real inputs of the task. Only the strategy ``gradient`` reads their targets.
+        times: of the options, such as :attr:`export.reduce.device.Device.mean`.
+        strategy: see :data:`export.reduce.target.Strategy`.
+        seed: of a random choice.
+        state: a directory for the state of an unfinished reduction. It also has the losses, which serve every target.
+
+    Raises:
+        ReductionError: weights are not finite, or the calibration set is too small.
+        CheckpointError: the state is malformed, of another reduction, or cannot be written.
+    """
+    check_weights(model)
+    config = model.transformer.config
+    if strategy == "first-layers":
+        reduced = copy.deepcopy(model).eval()
+        plan = first_layers(reduced, times, target_speedup)
+        reports = tuple(LayerReport(layer, number=number) for number, layer in enumerate(plan.layers) if layer)
+    else:
+        losses = measure_losses(model, calibration, times.grid, state=state, on_progress=on_progress)
+        if strategy == "uniform":
+            shapes: list[LayerShape | None] = [*uniform_shapes(config, losses, times, target_speedup)]
+        else:
+            shapes = choose_shapes(config.layers, losses, times, target_speedup)
+        batches = calibration_batches(model, calibration)
+        plan, method = chosen(strategy, plan_of(config, shapes), model, batches, seed)
+        reduced, reports = apply_plan(model, calibration, plan, state=state, on_progress=on_progress, method=method)
+        carried_out = {report.number: report.plan for report in reports}
+        plan = msgspec.structs.replace(plan, layers=tuple(map(carried_out.get, range(len(plan.layers)))))
+    return ReducedModel(reduced, plan, reports, times.of(config.layers) / times.of(plan.shapes))
+
+
+def apply_plan(
+    model: Head,
+    calibration: Rows,
+    plan: ReductionPlan,
+    *,
+    state: Path | None = None,
+    on_progress: OnProgress = silent,
+    method: Method = "calibrated",
+) -> tuple[Head, tuple[LayerReport, ...]]:
+    """Return a model with the layers of a plan, and a report for each; arguments as :func:`reduce_model`.
+
+    Heads and hidden units that the plan leaves open are chosen here; baselines do so without the activations.
+
+    Raises:
+        ReductionError: the calibration set is too small, or an activation is not finite.
+        PlanError: the plan does not fit.
+        CheckpointError: the state is malformed, of another reduction, or cannot be written.
+    """
+    check_plan(plan, model.transformer.config, "plan")
+    batches = calibration_batches(model, calibration)
+    saved = SavedState(state, LAYERS, model, calibration, f"{plan} {method}")
+    weights: list[dict[str, Tensor]] = saved.value.get("weights", [])
+    reports = msgspec.json.decode(saved.value.get("reports", "[]"), type=list[LayerReport])
+    reduced = copy.deepcopy(model).eval()
+    transformer = reduced.transformer
+    config = msgspec.structs.replace(transformer.config, layers=plan.shapes)
+    states, kept = embedded(transformer, batches), list[Layer]()
+    for number, (layer, planned) in enumerate(zip(layers_of(transformer), plan.layers, strict=True)):
+        if planned is None:
+            continue
+        if len(kept) < len(weights):
+            new = Layer(config, planned.shape)
+            new.load_state_dict(weights[len(kept)])
+            new.eval().to(layer.attention_norm.weight)
+            halfway = after_attention(new, states, batches)
+        else:
+            new, halfway, report = reduced_layer(layer, planned, states, batches, method)
+            reports.append(msgspec.structs.replace(report, number=number))
+            weights.append(new.state_dict())
+            saved.save({"weights": weights, "reports": msgspec.json.encode(reports).decode()})
+            on_progress("layers", number + 1, len(plan.layers))
+        kept.append(new)
+        states = after_feed_forward(new, halfway)
+    transformer.layers, transformer.config = nn.ModuleList(kept), config
+    return reduced, tuple(reports)

@@ -1,0 +1,202 @@
+"""Smaller sub-layers: the choice of heads and units, their width, and their new weights.
+
+The order within an attention: heads are removed, and W_O is fitted for the others; their queries and keys, and their
+values and outputs, get rank r; W_O' is fitted once more, for all heads together. Means of removed parts move into the
+output's bias, and so does b_V, exactly, because the rows of P sum to 1. b_K adds the same to all logits of a query, and
+is dropped. TensorRT fuses a layer if all its heads have one width, for queries, keys and values alike, so there is one
+r for both.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from export.models.attention import MultiHeadAttention
+from export.models.transformer import FeedForward, Layer
+from export.reduce.algebra import (
+    Factors,
+    blocks,
+    fill,
+    head_removal,
+    heads_of,
+    joined,
+    kept_columns,
+    least_squares,
+    neuron_removal,
+    output_error,
+    query_key_factors,
+    sliced,
+    value_output_factors,
+    weight_statistics,
+)
+from export.reduce.calibration import AttentionStatistics, FeedForwardStatistics
+
+#: Reduction by calibration, or as baselines by the weights alone, of heads also by a slice of their coordinates.
+Method = Literal["calibrated", "weights", "slice"]
+
+
+class ReducedAttention(NamedTuple):
+    """A smaller attention.
+
+    Attributes:
+        module: the new attention; None without heads.
+        constant: [d], the output without heads.
+        heads: the original heads that stay.
+        logits_error: mean squared error of the logits from the new rank, over their mean square.
+        output_error: mean squared error of the output from fewer heads and smaller values, over its variance.
+    """
+
+    module: MultiHeadAttention | None
+    constant: Tensor | None
+    heads: tuple[int, ...]
+    logits_error: float
+    output_error: float
+
+
+class ReducedFeedForward(NamedTuple):
+    """A smaller feed-forward, as :class:`ReducedAttention`, with the hidden units that stay."""
+
+    module: FeedForward | None
+    constant: Tensor | None
+    neurons: tuple[int, ...]
+    output_error: float
+
+
+class AttentionReducer:
+    """Makes an attention smaller in several ways; their common part is computed once."""
+
+    def __init__(
+        self, attention: MultiHeadAttention, statistics: AttentionStatistics, method: Method = "calibrated"
+    ) -> None:
+        self._attention, self._statistics, self._method = attention, statistics, method
+        # The statistics that the method uses; the errors below are always those on the calibration set.
+        self._known = statistics if method == "calibrated" else weight_statistics(attention)
+        self._W_O = attention.output_proj.weight.detach().cpu().double().T  # [H * d_k, d]
+        self._removal = head_removal(self._known.C, self._W_O, attention.num_heads)
+
+    def reduced(self, heads: int | tuple[int, ...], rank: int, scale: float | None = None) -> ReducedAttention:
+        """Return the attention with heads of width ``rank``, or its constant output without heads.
+
+        Args:
+            heads: how many stay, or which.
+            scale: of the new module's logits; None is 1/sqrt(rank). W_Q compensates for the difference to the old
+                scale.
+        """
+        kept = self._removal.kept(heads) if isinstance(heads, int) else heads
+        C, W_O = self._statistics.C, self._W_O
+        attention = self._attention
+        whole = float((W_O * (C @ W_O)).sum())
+        b_V, b_O = (p.bias.detach().cpu().double() for p in (attention.v_proj, attention.output_proj))
+        if not kept:
+            return ReducedAttention(None, (b_O + (b_V + self._known.m) @ W_O).float(), (), 0.0, 1.0)
+        B, W_small, queries_keys = self._basis(list(kept), rank)
+        b_small = b_O + b_V @ W_O + self._known.m @ (W_O - B @ W_small)
+        module = self._module(list(kept), rank, scale, B, queries_keys)
+        fill(module.output_proj, W_small, b_small)
+        logits = self._logits_error(list(kept), queries_keys)
+        return ReducedAttention(module, None, kept, logits, _share(output_error(C, W_O, B, W_small), whole))
+
+    def _basis(self, kept: list[int], rank: int) -> tuple[Tensor, Tensor, Factors | None]:
+        """Return B [H * d_k, h * r] and W_O' [h * r, d], and F and G where the rank falls."""
+        C, W_O, width = self._known.C, self._W_O, self._attention.head_dim
+        heads = self._attention.num_heads
+        B = kept_columns(len(C), tuple(kept), width)
+        if self._method == "slice":
+            basis = sliced(len(kept), width, rank)
+            B = B @ blocks(basis)
+            factors = Factors(basis, basis, torch.zeros(len(kept))) if rank < width else None
+            return B, B.T @ W_O, factors
+        W_kept = least_squares(C, W_O, B) if len(kept) < heads else W_O
+        if rank == width:
+            return B, W_kept, None
+        covariances = torch.stack([C[h * width : (h + 1) * width, h * width : (h + 1) * width] for h in kept])
+        E = value_output_factors(covariances, torch.unflatten(W_kept, 0, (-1, width)), rank).left
+        B = B @ blocks(E)
+        return B, least_squares(C, W_O, B), query_key_factors(self._known.S_q[kept], self._known.S_k[kept], rank)
+
+    def _module(
+        self, kept: list[int], rank: int, scale: float | None, B: Tensor, queries_keys: Factors | None
+    ) -> MultiHeadAttention:
+        attention, width = self._attention, self._attention.head_dim
+        module = MultiHeadAttention(attention.dim, len(kept), rank, causal=attention.causal, scale=scale)
+        W_Q, W_K = (heads_of(p.weight, attention.num_heads)[kept] for p in (attention.q_proj, attention.k_proj))
+        b_Q = torch.unflatten(attention.q_proj.bias.detach().cpu().double(), 0, (-1, width))[kept, None]  # [h, 1, d_k]
+        if queries_keys is not None:
+            F, G = queries_keys.left, queries_keys.right
+            W_Q, b_Q, W_K = W_Q @ F, b_Q @ F, W_K @ G
+        folded = attention.scale / module.scale
+        W_Q, b_Q = W_Q * folded, b_Q * folded
+        fill(module.q_proj, joined(W_Q), b_Q.flatten())
+        fill(module.k_proj, joined(W_K), torch.zeros(len(kept) * rank))
+        fill(module.v_proj, attention.v_proj.weight.detach().cpu().double().T @ B, torch.zeros(len(kept) * rank))
+        return module.to(attention.q_proj.weight).train(attention.training)
+
+    def _logits_error(self, kept: list[int], queries_keys: Factors | None) -> float:
+        if queries_keys is None:
+            return 0.0
+        S_q, S_k = self._statistics.S_q[kept], self._statistics.S_k[kept]
+        whole = torch.eye(S_q.shape[1], dtype=S_q.dtype).expand_as(S_q)
+        lost = whole - queries_keys.left @ queries_keys.right.transpose(1, 2)
+        return _share(_mean_square(S_q, S_k, lost), _mean_square(S_q, S_k, whole))
+
+
+class FeedForwardReducer:
+    """Makes a feed-forward smaller in several ways."""
+
+    def __init__(
+        self, feed_forward: FeedForward, statistics: FeedForwardStatistics, method: Method = "calibrated"
+    ) -> None:
+        self._feed_forward, self._statistics = feed_forward, statistics
+        self._W_2 = feed_forward.down.weight.detach().cpu().double().T  # [f, d]
+        # For white noise as activations, the units with the smallest weights go, and the others keep theirs.
+        white = FeedForwardStatistics(torch.eye(len(self._W_2)).double(), torch.zeros(len(self._W_2)).double())
+        self._known = statistics if method == "calibrated" else white
+        self._removal = neuron_removal(self._known.A, self._W_2)
+
+    def reduced(self, neurons: int | tuple[int, ...]) -> ReducedFeedForward:
+        """Return the feed-forward with so many hidden units, or with these, or its constant output without any."""
+        kept = self._removal.kept(neurons) if isinstance(neurons, int) else neurons
+        (A, mean), W_2, original = self._known, self._W_2, self._feed_forward
+        b_2 = original.down.bias.detach().cpu().double()
+        if not kept:
+            return ReducedFeedForward(None, (b_2 + mean @ W_2).float(), (), 1.0)
+        B = kept_columns(len(A), kept)
+        W_small = least_squares(A, W_2, B) if len(kept) < len(A) else W_2
+        module = FeedForward(W_2.shape[1], len(kept), original.approximate == "tanh")
+        rows = list(kept)
+        fill(module.up, original.up.weight.detach().T[:, rows], original.up.bias.detach()[rows])
+        fill(module.down, W_small, b_2 + mean @ (W_2 - B @ W_small))
+        C = self._statistics.A
+        error = _share(output_error(C, W_2, B, W_small), float((W_2 * (C @ W_2)).sum()))
+        return ReducedFeedForward(module.to(original.up.weight).train(original.training), None, kept, error)
+
+
+def with_attention(layer: Layer, reduced: ReducedAttention) -> Layer:
+    """Return a copy of a layer with another attention."""
+    new = copy.deepcopy(layer)
+    new.attention, new.attention_constant = reduced.module, _constant(layer, reduced.constant)
+    return new
+
+
+def with_feed_forward(layer: Layer, reduced: ReducedFeedForward) -> Layer:
+    """Return a copy of a layer with another feed-forward."""
+    new = copy.deepcopy(layer)
+    new.feed_forward, new.feed_forward_constant = reduced.module, _constant(layer, reduced.constant)
+    return new
+
+
+def _constant(layer: Layer, value: Tensor | None) -> nn.Parameter | None:
+    return None if value is None else nn.Parameter(value.to(layer.attention_norm.weight))
+
+
+def _mean_square(S_q: Tensor, S_k: Tensor, D: Tensor) -> float:
+    """Return Σ_h E[(q D k)²] = Σ_h tr(S_q D S_k Dᵀ) for independent q and k, D [H, d_k, d_k]."""
+    return float((S_q @ D @ S_k * D).sum())
+
+
+def _share(error: float, whole: float) -> float:
+    return error / whole if whole > 0 else 0.0

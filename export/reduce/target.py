@@ -1,0 +1,37 @@
+"""What a plan is for, and the ways to reduce, for command lines without NumPy and torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from edge.errors import UsageError
+from export.estimate.devices import BOARD_MODES, BoardMode
+from export.training.points import THIS
+
+#: Times of the shapes of layers, in the state of a reduction and in the directory of a frontier.
+LATENCIES = "latency.json"
+#: The defaults of --tokens and --calibration.
+TIMED_TOKENS, CALIBRATION_EXAMPLES = 32, 256
+
+#: This machine, a Jetson in a power mode, or the device of a latency table.
+Target: TypeAlias = "Literal['this'] | BoardMode | Path"
+
+#: How a model is reduced. ``search`` finds a shape for each layer, and ``uniform`` one for all layers. The others are
+#: only controls of ``fewheads frontier``: ``first-layers`` keeps the first layers as they are; the last three have the
+#: shapes of the search, but choose heads and units by the gradients of the task's loss, by the sizes of the weights, or
+#: at random, and do not adjust what stays.
+Strategy: TypeAlias = Literal["search", "uniform", "first-layers", "gradient", "weights", "random"]
+#: Those of ``fewheads reduce``.
+OFFERED: tuple[Strategy, ...] = ("search", "uniform")
+
+
+def parse_target(text: str) -> Target:
+    """Return the target of ``--for``; raise a UsageError that lists all."""
+    if text == THIS:
+        return "this"
+    if text in BOARD_MODES:
+        return BOARD_MODES[text]
+    expected = f"{THIS}, which is measured here, or one of {', '.join(BOARD_MODES)}"
+    fix = "Give one of these; for another device, give --latency-table with its table."
+    raise UsageError("--for", given=text, expected=expected, fix=fix)

@@ -1,0 +1,226 @@
+import json
+import shutil
+import sys
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+import tritonclient.grpc as triton
+from msgspec.structs import replace
+
+from edge.bundles.bundle import Bundle
+from edge.bundles.latency import MeasuredLatency, PredictedLatency
+from edge.bundles.steps import ScorePostprocess
+from edge.errors import BundleError, UsageError
+from edge.launch import running_server
+from edge.runtimes.build import build
+from export.bundle.accuracy import predict_file
+from export.bundle.targets import tier_names
+from export.commands.export import export
+from export.commands.finetune import finetune
+from export.data.tokens import load_tokenizer
+from export.estimate.devices import DEFAULT_BOARD
+from export.estimate.estimate import estimate_bundle
+from export.finetune.models import open_tuned
+from export.finetune.run import prepare
+from export.finetune.text_tasks import TASKS
+from export.training.runs import CONFIG, Speedup, read_config
+from tests.support.marks import with_rtx
+from tests.support.task_data import invoke, make_sentiment, make_transformer, write_model, write_sst2
+
+OPTIONS = ("--lr", 2e-2, "--batch", 32, "--max-length", 32)
+
+
+@contextmanager
+def serving(bundle, *texts):
+    """Serve a bundle; yield a function that sends rows of texts and returns the outputs."""
+    tensors = []
+    for name, column in zip(("text", "text_pair"), texts, strict=False):
+        tensors.append(triton.InferInput(name, [len(column), 1], "BYTES"))
+        tensors[-1].set_data_from_numpy(np.array([[text.encode()] for text in column], np.object_))
+    with (
+        running_server([bundle], cache=bundle.parents[1] / "cache") as ready,
+        triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
+    ):
+        yield lambda tier: client.infer(bundle.name.removesuffix("-1"), tensors, parameters={"tier": tier})
+
+
+@pytest.fixture(scope="module")
+def bundled(place):
+    """A directory with a run, a leaner run, and the bundle of both."""
+    paths = ("--model", place / "small", "--data-dir", place, "--out", place)
+    invoke(finetune, "SST-2", *paths, "--name", "Half", *OPTIONS)
+    options = ("--data-dir", place, "--name", "sst2", "--tier-name", "x1", "--tier-name", "half", "--json")
+    shown = invoke(export, place / "SST-2", place / "Half", "--repository", place / "models", *options)
+    (found,) = json.loads(shown)
+    assert found["bundle"] == str(place / "models" / "sst2-1")
+    tiers = json.loads((place / "models" / "sst2-1" / "manifest.json").read_bytes())["tiers"]
+    assert found["latencies"] == {tier["name"]: tier["latencies"] for tier in tiers}
+    return place
+
+
+def test_the_bundle_has_measured_latencies_and_the_predictions_of_estimate(bundled, monkeypatch):
+    manifest = Bundle.open(bundled / "models" / "sst2-1").manifest
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)  # so that nobody counts the kernels of an engine
+    board, power_mode = DEFAULT_BOARD
+    rows = estimate_bundle(bundled / "models" / "sst2-1", board, power_mode, batches=(1, 8)).rows
+    for tier in manifest.tiers:
+        measured, *predicted = tier.latencies
+        assert isinstance(measured, MeasuredLatency)
+        assert (measured.runtime, measured.rows, measured.tokens) == ("onnxruntime", 1, 32)
+        estimated = [
+            PredictedLatency(
+                device="Jetson Orin Nano Super",
+                power_mode="15W",
+                runtime="tensorrt",
+                precision=row.precision,
+                rows=row.rows,
+                tokens=row.tokens,
+                milliseconds=row.milliseconds,
+                low_ms=row.prediction.low_ms,
+                high_ms=row.prediction.high_ms,
+                times_faster=row.times_faster,
+            )
+            for row in rows
+            if row.tier == tier.name
+        ]
+        assert len(estimated) == 2
+        assert predicted == estimated
+    assert [latency.times_faster for latency in manifest.tiers[0].latencies] == [1, 1, 1]
+    for first, half in zip(manifest.tiers[0].latencies[1:], manifest.tiers[2].latencies[1:], strict=True):
+        assert half.times_faster == pytest.approx(first.milliseconds / half.milliseconds)
+        assert half.times_faster > 1.1
+
+
+def test_the_bundle_has_a_tier_for_each_run_and_precision_with_the_outputs_of_training(bundled):
+    manifest = Bundle.open(bundled / "models" / "sst2-1").manifest
+    assert [tier.name for tier in manifest.tiers] == ["x1", "x1-int8", "half", "half-int8"]
+    assert [[a.runtime for a in tier.artifacts] for tier in manifest.tiers] == [["onnxruntime", "tensorrt"]] * 4
+    assert manifest.postprocess.labels == ("negative", "positive")
+    assert {measure.split for measure in manifest.measures} >= {"dev, tier x1", "dev, tier half"}
+    bundle = Bundle.open(bundled / "models" / "sst2-1")
+    tokenizer = load_tokenizer(bundled / "Half")
+    dev = prepare(TASKS["SST-2"], bundled, tokenizer, max_length=32, limit=None).dev["dev"]
+    found = {(measure.metric, measure.split): measure for measure in manifest.measures}
+    for runtime in ("onnxruntime", "tensorrt"):
+        data, split = bundle.read(bundle.artifact(runtime, "half-int8").file), f"dev, tier half-int8 on {runtime}"
+        names = {"input_ids": "inputs", "attention_mask": "mask"}
+        answers = predict_file(data, dev, subject="half", names=names, rows_at_once=runtime == "tensorrt")
+        measure, change = found["accuracy", split], found["accuracy, difference to FP32", split]
+        assert (measure.value, measure.n) == (answers.score("accuracy"), 40)
+        assert change.value == pytest.approx(measure.value - found["accuracy", "dev, tier half"].value)
+        assert (
+            change.value == 0 if change.interval is None else change.interval[0] <= change.value <= change.interval[1]
+        )
+    texts, labels = ["the film was good", "awful plot", "a nice cat"], [b"positive", b"negative", b"positive"]
+    with serving(bundled / "models" / "sst2-1", texts) as ask:
+        for tier, run in (("x1", bundled / "SST-2"), ("half", bundled / "Half")):
+            result, model, tokenizer = ask(tier), open_tuned(run, "SST-2"), load_tokenizer(run)
+            with torch.no_grad():
+                want = [model(torch.tensor([tokenizer.encode(text).ids]))[0].numpy() for text in texts]
+            np.testing.assert_allclose(result.as_numpy("logits"), np.stack(want), atol=1e-4)
+            assert result.as_numpy("label")[:, 0].tolist() == labels
+        assert ask("x1-int8").as_numpy("label")[:, 0].tolist() == labels
+
+
+@pytest.fixture(scope="module")
+def stsb(tmp_path_factory):
+    """A run on pairs of texts with scores, 5 where the second praises and else 0, and its bundle."""
+    root = tmp_path_factory.mktemp("pairs")
+    (root / "glue" / "STS-B").mkdir(parents=True)
+    for name, number, seed in (("train", 240, 0), ("dev", 40, 1)):
+        pairs = zip(make_sentiment(number, seed + 10), make_sentiment(number, seed), strict=True)
+        lines = [f"{first}\t{second}\t{5 * label}.000" for (first, _), (second, label) in pairs]
+        (root / "glue" / "STS-B" / f"{name}.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *lines]))
+    write_model(root / "model", make_transformer(layers=1))
+    data = ("--data-dir", root)
+    # Not to learn the scores, only to depend on the texts: a constant has no spread to compare files by.
+    invoke(finetune, "STS-B", "--model", root / "model", *data, "--out", root, *OPTIONS, "--lr", 3e-3, "--epochs", 1)
+    invoke(export, root / "STS-B", "--repository", root / "models", "--name", "sts-b", *data)
+    return root
+
+
+def test_the_bundle_of_pairs_takes_two_texts_and_gives_the_score_of_training(stsb):
+    bundle = Bundle.open(stsb / "models" / "sts-b-1")
+    manifest = bundle.manifest
+    assert [tier.name for tier in manifest.tiers] == ["x1", "x1-int8"]
+    assert [spec.name for spec in manifest.preprocess.inputs] == ["text", "text_pair"]
+    assert [spec.name for spec in manifest.inputs] == ["input_ids", "attention_mask", "token_type_ids"]
+    assert manifest.postprocess == ScorePostprocess(logits="logits", output="score")
+    assert manifest.description == "STS-B of GLUE: a score from 0 to 5"
+    # The longest text that was trained on is 32 tokens, and TensorRT tunes for no more.
+    assert manifest.profile["token_type_ids"].opt == manifest.profile["input_ids"].opt == (1, 32)
+    assert set(bundle.golden.inputs["token_type_ids"].ravel().tolist()) == {0, 1}
+
+    pairs = [("a cat sat", "the film was good"), ("the film was good", "a cat sat"), ("awful", "plot of a nice actor")]
+    model, tokenizer = open_tuned(stsb / "STS-B", "STS-B"), load_tokenizer(stsb / "STS-B")
+    encoded = [tokenizer.encode(*pair) for pair in pairs]
+    with torch.no_grad():
+        want = np.stack([model(torch.tensor([e.ids]), None, torch.tensor([e.type_ids]))[0].numpy() for e in encoded])
+        blind = np.stack([model(torch.tensor([e.ids]))[0].numpy() for e in encoded])
+    assert np.abs(blind - want).max() > 1e-2  # so a graph without segments could not pass
+    with serving(bundle.path, *zip(*pairs, strict=True)) as ask:
+        result, small = ask("x1"), ask("x1-int8")
+    assert [output.name for output in result.get_response().outputs] == ["logits", "score"]
+    np.testing.assert_allclose(result.as_numpy("score"), want, atol=1e-4)
+    np.testing.assert_allclose(small.as_numpy("score"), want, atol=0.5)
+
+
+@with_rtx
+def test_every_tier_compiles_with_fused_attention(bundled, stsb):
+    for path in (bundled / "models" / "sst2-1", stsb / "models" / "sts-b-1"):
+        bundle = Bundle.open(path)
+        for tier in bundle.manifest.tiers:
+            built = build(bundle, "tensorrt-rtx:SM86", stsb / "cache", tier=tier.name)
+            assert built.record.engine.attention_fused, tier.name
+            assert b"_gemm_mha_v2" in (built.directory / built.record.file).read_bytes()
+
+
+def test_tiers_are_named_by_speed_and_a_bundle_carries_the_files_of_chosen_runtimes(bundled, tmp_path):
+    lean = shutil.copytree(bundled / "Half", tmp_path / "lean")
+    config = json.loads((lean / CONFIG).read_text())
+    (lean / CONFIG).write_text(json.dumps(config | {"speedup": {"ratio": 2.96, "tokens": 32}}))
+    faster = [replace(read_config(lean), speedup=Speedup(ratio, 32)) for ratio in (2.0, 3.1)]
+    assert tier_names([lean, lean], faster, []) == ["x1", "x1.6"]
+    command = (bundled / "SST-2", lean, "--repository", bundled / "models", "--name", "sst2", "--no-measure")
+    with pytest.raises(UsageError, match=r"sst2-1: got an existing bundle, .*or --version 2, or another --repository"):
+        invoke(export, *command)
+    (exported,) = json.loads(invoke(export, *command, "--version", 2, "--artifacts", "onnxruntime", "--json"))
+    bundle = Bundle.open(exported["bundle"])
+    assert (bundle.path.name, bundle.manifest.version) == ("sst2-2", 2)
+    assert [tier.name for tier in bundle.manifest.tiers] == ["x1", "x1-int8", "x3", "x3-int8"]
+    assert {a.runtime for tier in bundle.manifest.tiers for a in tier.artifacts} == {"onnxruntime"}
+    assert not any(tier.latencies for tier in bundle.manifest.tiers)  # neither measured, nor a file for the Jetson
+    assert not list(bundle.path.glob("*tensorrt*"))
+    sizes = {path.name: path.stat().st_size for path in bundle.path.glob("*.onnx")}
+    assert {one["file"]: one["size_bytes"] for one in exported["files"]} == sizes
+    with pytest.raises(BundleError, match=r"tier 'x1': got .*onnxruntime'\], expected .* for tensorrt\. Take"):
+        bundle.artifact("tensorrt")
+
+
+def test_files_are_measured_on_the_data_of_the_run(bundled, tmp_path):
+    write_sst2(tmp_path, train=40)
+    command = (bundled / "SST-2", "--repository", tmp_path, "--name", "sst2", "--data-dir", tmp_path)
+    expected = r"holdout of SST-2 in .*: got 4 rows, expected 36 rows, as the run was measured on"
+    with pytest.raises(UsageError, match=expected):
+        invoke(export, *command)
+    assert not (tmp_path / "sst2-1").exists()
+
+
+def test_runs_that_cannot_be_tiers(bundled, stsb, tmp_path):
+    full, half, name = bundled / "SST-2", bundled / "Half", ("--name", "sst2")
+    twins = ("--tier-name", "a", "--tier-name", "a-int8")
+    for arguments, message in (
+        ((bundled / "model", *name), "got a directory without a run's weights"),
+        ((full, half, *name), r"run .*Half: got no measured speed, .*give --tier-name once for each run"),
+        ((full, full, *name, "--tier-name", "a"), r"--tier-name: got \['a'\], expected 2 names"),
+        ((full, *name, "--tier-name", "A b"), r"--tier-name: got 'A b', expected lower-case letters, digits"),
+        ((full, full, *name, *twins), r"tiers: got \['a', 'a-int8'\], expected names that differ"),
+        ((*[full] * 5, *name), "runs of one bundle: got 5, expected 4 at most"),
+        ((full,), r"SST-2: got a fine-tuned run without --name, .*for example --name sst-2; all"),
+        ((full, stsb / "STS-B", *name, *twins[:3], "b"), r"task of the runs: got \['SST-2', 'STS-B'\], expected one"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            invoke(export, *arguments, "--repository", tmp_path / "other")
+    assert not (tmp_path / "other").exists()

@@ -1,0 +1,258 @@
+"""INT8 and FP16: ranges, the arithmetic of files, training for INT8, and what golden checks notice."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from export.generate.decoder import DecoderGraph, decoder_onnx
+from export.generate.joined_cache import join_caches
+from msgspec.structs import replace
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from edge.bundles.bundle import Bundle
+from edge.bundles.golden import check_outputs
+from edge.datatypes import Array
+from edge.errors import GoldenError, UsageError
+from export.bundle.tier_files import export_tier
+from export.commands.export import export
+from export.commands.finetune import finetune
+from export.finetune.models import open_model
+from export.finetune.predictions import read_predictions
+from export.models.convert import golden_of, outputs_of
+from export.quantize.calibration import calibration_feeds, feeds_of, plain_onnx
+from export.quantize.compare_cli import int8
+from export.quantize.int8 import quantized
+from export.quantize.precision import half
+from export.quantize.ranges import LARGEST, LEVELS, Scheme, input_ranges, projections
+from export.quantize.training import RoundedLinear, round_products, trained_ranges
+from tests.support.language_models import bpe, tiny_llama, tiny_of
+from tests.support.task_data import encoded, invoke, make_classifier, make_sentiment
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A model, its graph in FP32, texts, and all of them as one batch with padding.
+
+    It is not trained: the logits of the toy task hardly depend on the weights any more.
+    """
+    head, rows = make_classifier(3).eval(), encoded(make_sentiment(64))
+    return head, plain_onnx(head, rows), rows, feeds_of(rows, np.arange(64))
+
+
+def constants(data):
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load_from_string(data).graph.initializer}
+
+
+def products(plain):
+    """Return the node of each product, by its name."""
+    return {node.name: node for node in projections(onnx.load_from_string(plain), has_head=True)}
+
+
+def read_by(head, batches):
+    """Return the input of each product in torch, [tokens, features], by the product's name."""
+    found = {}
+    for name, layer in head.named_modules():
+        if isinstance(layer, torch.nn.Linear) and name.startswith("transformer."):
+            keep = found.setdefault(name, []).append
+            layer.register_forward_hook(lambda _, inputs, __, keep=keep: keep(inputs[0][0]))
+    with torch.no_grad():
+        for batch in batches:
+            head(*(torch.from_numpy(array) for array in batch.values()))
+    return {name: torch.cat(parts).numpy() for name, parts in found.items()}
+
+
+def test_ranges_are_those_of_the_tokens_without_padding(model):
+    head, plain, rows, padded = model
+    feeds = calibration_feeds(rows)
+    inputs = read_by(copy.deepcopy(head), feeds)
+    ranges = input_ranges(plain, feeds, LARGEST)
+    assert set(ranges) == set(inputs)
+    for name, values in inputs.items():
+        assert ranges[name].largest == pytest.approx(np.abs(values).max(), rel=1e-5), name
+    far = {name: np.pad(array, ((0, 0), (0, 50))) for name, array in padded.items()}
+    with_padding = input_ranges(plain, [far], LARGEST)
+    assert any(with_padding[name].largest > 1.001 * ranges[name].largest for name in ranges)
+
+
+def test_smoothing_moves_sizes_into_the_weights_without_rounding(model):
+    _, plain, rows, _ = model
+    ranges = input_ranges(plain, calibration_feeds(rows), replace(LARGEST, smoothing=0.5))
+    before, after = constants(plain), constants(quantized(plain, ranges))
+    for name, node in products(plain).items():
+        factors = ranges[name].factors
+        assert (factors is None) == name.endswith(".down")
+        if factors is None:
+            continue
+        assert np.array_equal(np.log2(factors), np.round(np.log2(factors)))
+        assert len(set(factors.tolist())) > 1
+        assert np.array_equal(after[f"{node.input[0]}.factors"] * factors, np.ones_like(factors))
+        difference = (
+            after[f"{name}.weight.int8"] * after[f"{name}.weight.scale"] - before[node.input[1]] * factors[:, None]
+        )
+        assert (np.abs(difference) <= 0.51 * after[f"{name}.weight.scale"]).all()
+
+
+def test_training_records_ranges_and_the_file_computes_what_was_trained(place, tmp_path):
+    start = place / "SST-2"
+    options = ("--data-dir", place, "--max-length", 32, "--epochs", 1, "--lr", 1e-3, "--batch", 32, "--int8")
+    invoke(finetune, "SST-2", "--model", start, *options, "--out", tmp_path, "--name", "rounded")
+    found, before = open_model(tmp_path / "rounded"), open_model(start)
+    assert found.architecture == before.architecture
+    assert not any(isinstance(layer, RoundedLinear) for layer in found.head.modules())
+    ours, theirs = (one.transformer.layers[0].feed_forward.up.weight for one in (found, before))
+    assert not torch.equal(ours, theirs)
+
+    rows = encoded(make_sentiment(64, seed=3))
+    plain, ranges, inputs = plain_onnx(found.head, rows), trained_ranges(found.int8), feeds_of(rows, np.arange(64))
+    assert set(ranges) == {name for name in products(plain) if not name.endswith("output_proj")}
+    written = ("--repository", tmp_path, "--name", "rounded", "--artifacts", "tensorrt", "--data-dir", place)
+    invoke(export, tmp_path / "rounded", *written)
+    bundle = Bundle.open(tmp_path / "rounded-1")
+    shipped = constants(bundle.read("x1.tensorrt.int8.onnx"))
+    scales = {float(value) for name, value in shipped.items() if name.endswith(".scale") and value.shape == ()}
+    assert scales == {float(np.float16(limit / LEVELS)) for limit in found.int8.values()}
+    splits = {measure.split for measure in bundle.manifest.measures}
+    assert splits == {f"{one}, tier {tier}" for one in ("holdout", "dev") for tier in ("x1", "x1-int8 on tensorrt")}
+    file = outputs_of(quantized(plain, ranges), inputs, "file")["logits"]
+    fp32 = outputs_of(plain, inputs, "plain")["logits"]
+    round_products(found.head, found.int8)
+    with torch.no_grad():
+        trained = found.head(*(torch.from_numpy(array) for array in inputs.values())).numpy()
+    # A value in the middle of two levels may fall to either side: that moves a row or two.
+    exact = np.abs(file - trained).max(axis=1) < 2e-5
+    assert exact.mean() > 0.9
+    assert np.abs(fp32 - trained).max() > 2e-4
+    recorded = read_predictions(tmp_path / "rounded", "dev")
+    assert recorded.score("accuracy") > 0.9
+    scoring = ("--data-dir", place, "--split", "dev")
+    found = json.loads(invoke(int8, start, *scoring, "--trained", tmp_path / "rounded", "--json"))
+    (scored,) = found["scored"]
+    assert (scored["method"], scored["int8_share"]) == ("trained: rounded", 7 / 8)
+    assert scored["value"] == pytest.approx(recorded.score("accuracy"), abs=0.06)
+    config = tmp_path / "rounded" / "config.json"
+    config.write_text(config.read_text().replace('"max_length": 32', '"max_length": 31'))
+    message = r"--trained .*rounded: got a run with another .* expected the task, labels and layers of RUN"
+    with pytest.raises(UsageError, match=message):
+        invoke(int8, start, *scoring, "--trained", tmp_path / "rounded")
+    with pytest.raises(UsageError, match=r"run .*rounded: got a run that was trained for INT8, expected a run in FP32"):
+        invoke(int8, tmp_path / "rounded", *scoring)
+
+
+def test_training_for_int8_starts_from_a_run(place, tmp_path):
+    other = r"--int8: got --model .*, which is no run, expected --model with a run on this task\. Fine-tune a model"
+    for given, message in (
+        (("--model", place / "model"), other),
+        ((), r"--int8: got no --model, expected --model with a run on this task"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            invoke(finetune, "SST-2", *given, "--data-dir", place, "--int8", "--out", tmp_path)
+
+
+def corrupt(data, name, change):
+    """Return a file with one of its constants changed."""
+    model = onnx.load_from_string(data)
+    (tensor,) = [tensor for tensor in model.graph.initializer if tensor.name == name]
+    tensor.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(tensor).copy()), name))
+    return model.SerializeToString()
+
+
+def doubled(array):
+    return array * array.dtype.type(2)
+
+
+def without_a_channel(array):
+    array[:, int(np.abs(array).sum(axis=0, dtype=np.int64).argmax())] = 0
+    return array
+
+
+def test_the_golden_check_notices_broken_constants_and_accepts_other_rounding(model):
+    head, plain, rows, inputs = model
+    feeds = calibration_feeds(rows)
+    ranges = input_ranges(plain, feeds, Scheme())
+    torchs = golden_of(head, inputs, ["logits"])
+    (made,) = export_tier(head, torchs, feeds, runtimes=["tensorrt"], precisions=["int8"])
+    tolerance, golden = made.artifact.tolerance, made.golden
+    assert made.artifact.golden == "full.tensorrt.int8.golden.npz"
+    spread = golden.outputs["logits"].std()
+    assert tolerance.atol < 0.05 * spread
+    assert tolerance.rms < 0.01 * spread
+    check_outputs(outputs_of(quantized(plain, ranges), inputs, "FP32"), golden, tolerance, "other rounding")
+    values = constants(made.data)
+    weight = next(name for name in values if name.endswith("layers.1.feed_forward.up.weight.int8"))
+    first, *_, last = [name for name in values if name.endswith(".scale") and values[name].shape == ()]
+    for broken in (
+        corrupt(made.data, weight.replace(".int8", ".scale"), doubled),
+        corrupt(made.data, weight, without_a_channel),
+        corrupt(corrupt(made.data, first, lambda _: values[last]), last, lambda _: values[first]),
+    ):
+        with pytest.raises(GoldenError, match="broken output 'logits' on 64 golden rows: got a"):
+            check_outputs(outputs_of(broken, inputs, "broken"), golden, tolerance, "broken")
+
+
+def test_ways_are_compared_on_a_split(place):
+    run = place / "SST-2"
+    options = ("--data-dir", place, "--calibration", 32, "--split", "dev")
+    found = json.loads(invoke(int8, run, *options, "--method", "dynamic", "--method", "largest", "--json"))
+    assert (found["task"], found["metric"], found["split"], found["n"]) == ("SST-2", "accuracy", "dev", 40)
+    kept = read_predictions(run, "dev")
+    assert found["fp32"] == kept.score("accuracy")
+    assert [one["method"] for one in found["scored"]] == ["dynamic", "largest"]
+    for one in found["scored"]:
+        assert one["difference"]["value"] == pytest.approx(one["value"] - found["fp32"])
+        assert 0 < one["logits_error"] < 0.2
+    with pytest.raises(UsageError, match=r"--method: got 'magic', expected one of dynamic; largest, padded; "):
+        invoke(int8, run, "--data-dir", place, "--method", "magic")
+    with pytest.raises(UsageError, match=r"--split: got 'test', expected one of holdout, dev"):
+        invoke(int8, run, "--data-dir", place, "--method", "dynamic", "--split", "test")
+    with pytest.raises(UsageError, match=r"--trained .*SST-2: got a run in FP32, expected one for INT8"):
+        invoke(int8, run, *options, "--method", "dynamic", "--trained", run)
+
+
+def test_large_activations_and_late_positions_keep_their_logits_in_fp16() -> None:
+    model = tiny_llama(positions=1024)
+    with torch.no_grad():  # hidden states of about 400, whose squares FP16 does not have
+        model.get_input_embeddings().weight.mul_(400 / 0.2)
+    graph = DecoderGraph(model)
+    plain = decoder_onnx(graph)
+    random = np.random.default_rng(0)
+    rows, tokens, places = 2, 5, 1000
+    feeds = {
+        "tokens": random.integers(0, bpe().size, (rows, tokens)),
+        "lengths": np.array([[900], [1]]),
+        "last": np.array([[4], [2]]),
+    }
+    for past, _, heads in graph.caches():
+        feeds[past] = random.standard_normal((rows, heads, places, graph.width)).astype(np.float32)
+    for got, expected in list(zip(computed(half(plain), feeds), computed(plain, feeds), strict=True))[:2]:
+        assert np.abs(got - expected).max() < 0.02 * expected.std()  # logits, and keys of the first layer
+
+
+def test_capped_scores_stay_exact_when_exponentials_compute_the_tanh() -> None:
+    model = tiny_of("gemma2", bpe())
+    for layer in model.base_model.layers:
+        layer.self_attn.attn_logit_softcapping = 50.0  # as published; the largest scores are beyond it
+    graph = DecoderGraph(model)
+    plain = decoder_onnx(graph)
+    joined = join_caches(plain, graph.heads_per_key)
+    random = np.random.default_rng(0)
+    feeds: dict[str, Array] = {
+        "tokens": random.integers(0, bpe().size, (2, 5)), "lengths": np.array([[7], [1]]), "last": np.array([[4], [2]])
+    }  # fmt: skip
+    for past, _, heads in graph.caches():
+        feeds[past] = random.standard_normal((2, heads, 8, graph.width)).astype(np.float32)
+    expected, *_ = computed(plain, feeds)
+    for converted, most in ((joined, 1e-5), (half(joined), 0.01)):
+        got, *_ = computed(converted, feeds)
+        assert np.abs(got - expected).max() < most * expected.std()
+
+
+def computed(model: bytes, feeds: dict[str, Array]) -> list[Array]:
+    """Return the outputs of a model."""
+    outputs: list[Array] = ReferenceEvaluator(onnx.load_from_string(model)).run(None, feeds)
+    return outputs
