@@ -10,15 +10,12 @@ import numpy as np
 from torch import Tensor, nn
 
 from edge.bundles.image import ImagePreprocessor
-from edge.bundles.manifest import (
-    ImagePreprocess,
-    LabelPostprocess,
-    Manifest,
-    Measure,
-    Postprocess,
-    ScorePostprocess,
-    TokenLabelPostprocess,
-)
+from edge.bundles.manifest import Manifest, Measure
+from edge.bundles.steps import ImagePreprocess
+from edge.bundles.steps import LabelPostprocess
+from edge.bundles.steps import Postprocess
+from edge.bundles.steps import ScorePostprocess
+from edge.bundles.steps import TokenLabelPostprocess
 from edge.errors import Raw, UsageError
 from export.bundle.accuracy import BY_TOKEN, OnRows, in_tier, int8_measures
 from export.bundle.clients import (
@@ -42,7 +39,8 @@ from export.finetune.imported import MOST_HELD_OUT, check_alike
 from export.finetune.models import SCORE, Architecture, OpenedModel, open_model
 from export.finetune.predictions import read_predictions
 from export.finetune.run import task_of
-from export.finetune.task import HOLDOUT, ImageShape
+from export.data.examples import HOLDOUT
+from export.data.images import ImageShape
 from export.finetune.text_tasks import SentenceTask
 from export.importing.image_processor import sample_images
 from export.importing.questions import as_imported

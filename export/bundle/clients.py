@@ -9,7 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from edge.bundles.image import ImagePreprocessor
-from edge.bundles.manifest import ImagePreprocess, Profile, TokenizerPreprocess
+from edge.bundles.manifest import Profile
+from edge.bundles.steps import ImagePreprocess
+from edge.bundles.steps import TokenizerPreprocess
 from edge.bundles.preprocess import TokenizerPreprocessor
 from edge.datatypes import Array, TensorSpec, datatype_of
 from export.data.tokens import load_tokenizer

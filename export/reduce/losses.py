@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from export.data.tokens import Batch, Rows, sorted_batches
-from export.finetune.objectives import Head, imitation_loss, outputs_of
+from export.finetune.objectives import imitation_loss, outputs_of
+from export.models.heads import Head
 from export.models.transformer import LayerShape
 from export.reduce.calibration import BATCH, attention_statistics, calibration_batches, feed_forward_statistics
 from export.reduce.grid import Grid
