@@ -11,11 +11,7 @@ from torch import Tensor, nn
 
 from edge.bundles.image import ImagePreprocessor
 from edge.bundles.manifest import Manifest, Measure
-from edge.bundles.steps import ImagePreprocess
-from edge.bundles.steps import LabelPostprocess
-from edge.bundles.steps import Postprocess
-from edge.bundles.steps import ScorePostprocess
-from edge.bundles.steps import TokenLabelPostprocess
+from edge.bundles.steps import ImagePreprocess, LabelPostprocess, Postprocess, ScorePostprocess, TokenLabelPostprocess
 from edge.errors import Raw, UsageError
 from export.bundle.accuracy import BY_TOKEN, OnRows, in_tier, int8_measures
 from export.bundle.clients import (
@@ -30,8 +26,8 @@ from export.bundle.clients import (
 from export.bundle.exportable import Contents
 from export.bundle.exported import RUNTIMES, int8_tier
 from export.bundle.tier_files import ExportedArtifact, export_tiers
-from export.data.examples import Examples, drawn, limited, split_holdout
-from export.data.images import ImageFolder, Images, image_step
+from export.data.examples import HOLDOUT, Examples, drawn, limited, split_holdout
+from export.data.images import ImageFolder, Images, ImageShape, image_step
 from export.data.unlabelled import MAX_TEXT_BYTES, read_image, read_pixels, sample_texts
 from export.finetune import answers_like_imported
 from export.finetune.image_tasks import ImageTask
@@ -39,8 +35,6 @@ from export.finetune.imported import MOST_HELD_OUT, check_alike
 from export.finetune.models import SCORE, Architecture, OpenedModel, open_model
 from export.finetune.predictions import read_predictions
 from export.finetune.run import task_of
-from export.data.examples import HOLDOUT
-from export.data.images import ImageShape
 from export.finetune.text_tasks import SentenceTask
 from export.importing.image_processor import sample_images
 from export.importing.questions import as_imported

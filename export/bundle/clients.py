@@ -10,9 +10,8 @@ import numpy as np
 
 from edge.bundles.image import ImagePreprocessor
 from edge.bundles.manifest import Profile
-from edge.bundles.steps import ImagePreprocess
-from edge.bundles.steps import TokenizerPreprocess
 from edge.bundles.preprocess import TokenizerPreprocessor
+from edge.bundles.steps import ImagePreprocess, TokenizerPreprocess
 from edge.datatypes import Array, TensorSpec, datatype_of
 from export.data.tokens import load_tokenizer
 from export.data.unlabelled import MAX_TEXT_BYTES

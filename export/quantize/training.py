@@ -56,7 +56,7 @@ def unrounded(model: nn.Module) -> dict[str, float]:
 
 
 def trained_ranges(largest: Mapping[str, float]) -> dict[str, InputRange]:
-    """Return the ranges of :func:`unrounded` for :func:`export.quantize.int8.static_int8`."""
+    """Return the ranges of :func:`unrounded` for :func:`export.bundle.tier_files.static_int8`."""
     return {name: InputRange(limit) for name, limit in largest.items()}
 
 

@@ -3,15 +3,15 @@ import sys
 import pytest
 import safetensors.torch
 import torch
+
+from edge.bundles.programs import GenerateProgram
+from edge.errors import UsageError
+from export.errors import CheckpointError
 from export.generate.backbone import load_backbone, new_gpt2, save_backbone
 from export.generate.decoder import DecoderGraph
 from export.generate.decoding import Decoding, complete, end_tokens, generate
 from export.generate.golden_texts import greedy_of_model
 from export.generate.tokenizer import TextTokenizer
-
-from edge.bundles.programs import GenerateProgram
-from edge.errors import UsageError
-from export.errors import CheckpointError
 from tests.support.language_models import EXAMPLES, bpe, tiny_gpt2
 
 transformers = pytest.importorskip("transformers")

@@ -14,10 +14,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from export.generate.base import BaseIdentity, identity_of
-from export.generate.bundle import export_language_model
-from export.generate.decoder import TOKENS, DecoderGraph
-from export.generate.golden_texts import LEAST_LEAD, Greedy, clearest, golden_of_texts
 
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.programs import GenerateProgram, HeadBase
@@ -35,6 +31,10 @@ from export.bundle.exported import FULL
 from export.estimate.devices import DEFAULT_BOARD
 from export.estimate.estimate import estimate_bundle
 from export.estimate.parts import predict_file
+from export.generate.base import BaseIdentity, identity_of
+from export.generate.bundle import export_language_model
+from export.generate.decoder import TOKENS, DecoderGraph
+from export.generate.golden_texts import LEAST_LEAD, Greedy, clearest, golden_of_texts
 from export.papers.backward.bundle import export_head
 from export.papers.backward.head import BackwardHead, HeadConfig
 from export.training.provenance import provenance

@@ -4,13 +4,13 @@ from functools import partial
 
 import pytest
 import torch
-from export.generate.decoder import TOKENS, DecoderGraph, cache_names, decoder_onnx
-from export.generate.decoder_artifacts import profiles_of
-from export.generate.joined_cache import join_caches
 
 from edge.bundles.manifest import Profile
 from edge.runtimes.tensorrt.build import compile_onnx
 from edge.runtimes.tensorrt.profiles import described
+from export.generate.decoder import TOKENS, DecoderGraph, cache_names, decoder_onnx
+from export.generate.decoder_artifacts import profiles_of
+from export.generate.joined_cache import join_caches
 from export.models.convert import to_onnx
 from export.papers.backward.bundle import FoldedHead
 from export.quantize.precision import half

@@ -6,7 +6,12 @@ import warnings
 import pytest
 import torch
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.errors import UsageError
 from export.commands.language_group import language
+from export.errors import CheckpointError
 from export.generate.backbone import linear_layers, load_backbone
 from export.generate.base import Base
 from export.generate.evaluate import completion_limit, encode_fitting, evaluate
@@ -15,11 +20,6 @@ from export.generate.finetune import Tuning, adapted, finetune
 from export.generate.finetuned import merged, moved, trainable
 from export.generate.nf4 import BLOCK, LEVELS, nearest, rounded_to_nf4
 from export.generate.train import Corpus
-from hypothesis import given
-from hypothesis import strategies as st
-
-from edge.errors import UsageError
-from export.errors import CheckpointError
 from tests.support.language_models import EXAMPLES, bpe, check_tokenizer_is_kept, save_with_chat, tiny_gpt2
 from tests.support.task_data import Seen, invoke
 

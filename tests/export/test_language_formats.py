@@ -7,14 +7,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from export.generate.answers import normalised, parse_answer, parse_number, same_answer
-from export.generate.formats import Example, Source, read_source, source_of
-from export.papers.backward.generate_mathematics import distinct
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.errors import UsageError
 from export.errors import DataError
+from export.generate.answers import normalised, parse_answer, parse_number, same_answer
+from export.generate.formats import Example, Source, read_source, source_of
+from export.papers.backward.generate_mathematics import distinct
 from export.papers.calculator import data as calculator
 from tests.support.task_data import real
 

@@ -2,10 +2,11 @@ import math
 
 import numpy as np
 import pytest
-from export.generate.metrics import answer_measures, token_measures
-from export.generate.objective import TeacherForced
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from export.generate.metrics import answer_measures, token_measures
+from export.generate.objective import TeacherForced
 
 TOKENS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=3, max_size=30)
 

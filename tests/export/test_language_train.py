@@ -5,7 +5,11 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from msgspec.structs import replace
+
+from edge.errors import UsageError
 from export.commands.language import language
+from export.errors import DataError
 from export.generate.backbone import load_backbone
 from export.generate.evaluate import encode_fitting, evaluate
 from export.generate.files import is_language_model
@@ -14,10 +18,6 @@ from export.generate.objective import LanguageObjective, padded, teacher_forced
 from export.generate.recipes import Size, plan_of
 from export.generate.tokenizer import TextTokenizer
 from export.generate.train import Corpus, read_corpus, tokenizer_for, train_language
-from msgspec.structs import replace
-
-from edge.errors import UsageError
-from export.errors import DataError
 from export.training.objective import Observer
 from tests.support.language_models import EXAMPLES, bpe, tiny_gpt2
 from tests.support.task_data import invoke

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from export.generate.backbone import ARCHITECTURES, save_backbone
 from tokenizers import Tokenizer
 
 from edge.bundles.bundle import Bundle
 from edge.launch import running_server
 from export.estimate.model import kernels
+from export.generate.backbone import ARCHITECTURES, save_backbone
 from tests.support.commands import mistake, shown
 from tests.support.language_models import characters, tiny_of
 from tests.support.marks import with_rtx, with_transformers

@@ -6,8 +6,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from export.generate.read_out import ReadOut
-from export.generate.tokenizer import Encoded
 from torch import nn
 from torch.nn import functional
 
@@ -15,6 +13,8 @@ from edge.errors import UsageError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.data.tokens import sorted_batches
 from export.errors import DataError
+from export.generate.read_out import ReadOut
+from export.generate.tokenizer import Encoded
 from export.models.convert import to_onnx
 from export.papers.backward.bundle import FoldedHead, fold
 from export.papers.backward.head import BackwardHead, HeadConfig, create

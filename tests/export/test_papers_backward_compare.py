@@ -9,7 +9,11 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner
+
+from edge.bundles.manifest import Measure
+from edge.errors import UsageError
 from export.commands.language_group import language
+from export.errors import CheckpointError, DataError
 from export.generate.backbone import new_gpt2, save_backbone
 from export.generate.base import Base, LastStates, identity_of
 from export.generate.decoding import complete
@@ -19,10 +23,6 @@ from export.generate.formats import Example, Source, read_source
 from export.generate.objective import teacher_forced
 from export.generate.tokenizer import train_characters
 from export.generate.train import read_corpus
-
-from edge.bundles.manifest import Measure
-from edge.errors import UsageError
-from export.errors import CheckpointError, DataError
 from export.papers.backward.compare import Comparison, Record, Settings
 from export.papers.backward.methods import ADAPTER, FROZEN, HEAD, METHODS, read_task
 from export.papers.backward.training import LowRankAdapter, Temperature, load_head, new_head, train_head

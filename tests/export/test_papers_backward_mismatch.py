@@ -6,6 +6,9 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from export.commands.language_group import language
 from export.generate.backbone import save_backbone
 from export.generate.base import BaseIdentity
@@ -13,9 +16,6 @@ from export.generate.decoding import complete_tokens
 from export.generate.finetuned import with_lora
 from export.generate.formats import Example
 from export.generate.objective import teacher_forced
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from export.papers.backward.mismatch import (
     BASES,
     BEGINS,

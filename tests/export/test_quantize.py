@@ -9,8 +9,6 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from export.generate.decoder import DecoderGraph, decoder_onnx
-from export.generate.joined_cache import join_caches
 from msgspec.structs import replace
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
@@ -24,6 +22,8 @@ from export.commands.export import export
 from export.commands.finetune import finetune
 from export.finetune.models import open_model
 from export.finetune.predictions import read_predictions
+from export.generate.decoder import DecoderGraph, decoder_onnx
+from export.generate.joined_cache import join_caches
 from export.models.convert import golden_of, outputs_of
 from export.quantize.calibration import calibration_feeds, feeds_of, plain_onnx
 from export.quantize.compare_cli import int8

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import torch
+
 from export.generate.backbone import new_gpt2, save_backbone
 from export.generate.formats import Example
 from export.generate.tokenizer import TextTokenizer, train_bpe, train_characters

@@ -11,9 +11,7 @@ from msgspec.structs import replace
 
 from edge.bundles.fields import MOST_CHARACTERS
 from edge.bundles.image import ImagePreprocessor
-from edge.bundles.steps import ImagePreprocess
-from edge.bundles.steps import LabelPostprocess
-from edge.bundles.steps import Labels
+from edge.bundles.steps import ImagePreprocess, LabelPostprocess, Labels
 from edge.datatypes import Array, TensorSpec
 from edge.errors import Raw, UsageError
 from export.data.unlabelled import find_images, read_image, read_pixels
