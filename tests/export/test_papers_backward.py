@@ -13,7 +13,7 @@ from edge.errors import UsageError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.data.tokens import sorted_batches
 from export.errors import DataError
-from export.generate.read_out import ReadOut
+from export.generate.model import ReadOut
 from export.generate.tokenizer import Encoded
 from export.models.convert import to_onnx
 from export.papers.backward.bundle import FoldedHead, fold

@@ -12,15 +12,13 @@ from click.testing import CliRunner
 
 from edge.bundles.manifest import Measure
 from edge.errors import UsageError
-from export.commands.language_group import language
+from export.commands.language import language
 from export.errors import CheckpointError, DataError
-from export.generate.backbone import new_gpt2, save_backbone
-from export.generate.base import Base, LastStates, identity_of
 from export.generate.decoding import complete
-from export.generate.evaluate import evaluate
-from export.generate.finetuned import trainable, unfrozen, with_lora
+from export.generate.evaluate import evaluate, teacher_forced
+from export.generate.finetune import trainable, unfrozen, with_lora
 from export.generate.formats import Example, Source, read_source
-from export.generate.objective import teacher_forced
+from export.generate.model import Base, LastStates, identity_of, new_gpt2, save_backbone
 from export.generate.tokenizer import train_characters
 from export.generate.train import read_corpus
 from export.papers.backward.compare import Comparison, Record, Settings

@@ -9,13 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from export.commands.language_group import language
-from export.generate.backbone import save_backbone
-from export.generate.base import BaseIdentity
+from export.commands.language import language
 from export.generate.decoding import complete_tokens
-from export.generate.finetuned import with_lora
+from export.generate.evaluate import teacher_forced
+from export.generate.finetune import with_lora
 from export.generate.formats import Example
-from export.generate.objective import teacher_forced
+from export.generate.model import BaseIdentity, save_backbone
 from export.papers.backward.mismatch import (
     BASES,
     BEGINS,

@@ -6,8 +6,8 @@ from functools import cache
 
 import torch
 
-from export.generate.backbone import new_gpt2, save_backbone
 from export.generate.formats import Example
+from export.generate.model import new_gpt2, save_backbone
 from export.generate.tokenizer import TextTokenizer, train_bpe, train_characters
 
 EXAMPLES = tuple(Example(f"What is {a} plus {b}?", "", str(a + b)) for a in range(6) for b in range(6))

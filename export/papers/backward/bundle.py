@@ -33,8 +33,8 @@ from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.bundle.exported import FULL, Exported
 from export.bundle.latencies import with_latencies
 from export.bundle.tier_files import allowed_tolerance, worst_tolerance
-from export.generate.base import BaseIdentity
 from export.generate.bundle import is_origin, origin_of
+from export.generate.model import BaseIdentity
 from export.models.convert import OPSET, golden_of, largest_difference, to_onnx
 from export.papers.backward.head import BackwardHead, split_heads
 

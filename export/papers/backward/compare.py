@@ -19,12 +19,12 @@ from torch import nn
 
 from edge.errors import Raw
 from export.errors import TrainingError
-from export.generate.answers import parse_answer, same_answer
-from export.generate.base import Base, BaseIdentity, LastStates
 from export.generate.decoding import complete
-from export.generate.evaluate import completion_limit
-from export.generate.finetuned import trainable
-from export.generate.objective import LanguageObjective, teacher_forced
+from export.generate.evaluate import completion_limit, teacher_forced
+from export.generate.finetune import trainable
+from export.generate.formats import parse_answer, same_answer
+from export.generate.model import Base, BaseIdentity, LastStates
+from export.generate.train import LanguageObjective
 from export.papers.backward.methods import CONTROLS, DIMS, FROZEN, HEAD, METHODS, Method, Task
 from export.papers.backward.training import (
     RECIPE,

@@ -13,10 +13,10 @@ from torch import nn
 
 from edge.errors import Raw
 from export.errors import DataError
-from export.generate.base import Base
 from export.generate.evaluate import encode_fitting
-from export.generate.finetuned import trainable, unfrozen, with_lora
+from export.generate.finetune import trainable, unfrozen, with_lora
 from export.generate.formats import Example, Source, read_source
+from export.generate.model import Base
 from export.generate.tokenizer import Encoded, TextTokenizer
 from export.generate.train import read_corpus
 from export.papers.backward.training import LowRankAdapter, Temperature, VocabularyBias, new_head

@@ -17,17 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from export.generate.answers import parse_answer, same_answer
-from export.generate.backbone import positions_of
-from export.generate.base import Base, BaseIdentity
 from export.generate.decoding import complete_tokens
-from export.generate.evaluate import fitting
-from export.generate.finetune import BasePrecision, Tuning, adapted
-from export.generate.finetuned import merged, moved, trainable
-from export.generate.formats import Example
-from export.generate.objective import LanguageObjective, teacher_forced
+from export.generate.evaluate import fitting, teacher_forced
+from export.generate.finetune import BasePrecision, Tuning, adapted, merged, moved, trainable
+from export.generate.formats import Example, parse_answer, same_answer
+from export.generate.model import Base, BaseIdentity, positions_of
 from export.generate.tokenizer import TextTokenizer
-from export.generate.train import Corpus
+from export.generate.train import Corpus, LanguageObjective
 from export.papers.experiment import Experiment, Part, Table, unfinished
 from export.training.intervals import RESAMPLES, Difference, Mean, Sample, points, with_interval
 from export.training.provenance import Processor

@@ -14,8 +14,7 @@ from edge.errors import UsageError
 from edge.files import sha256
 from export.bundle.exported import print_exported
 from export.bundle.outputs import check_bundle, check_name, check_run, check_workspace
-from export.commands.language import data_option, files_of, language_seed_option, limit_option
-from export.commands.language_finetune import RATE
+from export.commands.language_options import RATE, data_option, files_of, language_seed_option, limit_option
 from export.generate.formats import source_of
 from export.loading import loading_torch
 from export.measures import print_measures
@@ -88,7 +87,7 @@ def head(
     for run in runs.values():
         check_run("--out", run, {"BACKBONE": backbone, **files_of(sources)}, replace=replace)
     with loading_torch("loading torch, model and data"):
-        from export.generate.base import Base
+        from export.generate.model import Base
         from export.generate.train import read_corpus
         from export.papers.backward.training import new_head, train_head
         from export.training.intervals import pooled
@@ -130,7 +129,7 @@ def export_head(
     read = {"RUN": run, "--backbone": backbone, "--base": base}
     check_bundle(repository / f"{check_name('--name', name)}-{version}", read, replace=replace)
     with loading_torch():
-        from export.generate.base import Base
+        from export.generate.model import Base
         from export.papers.backward.bundle import export_head as write_head
         from export.papers.backward.training import load_head
         from export.training.runs import METRICS, RunMetrics, decode, read_config
@@ -193,8 +192,7 @@ def compare(
         fix = "Give each module once."
         raise UsageError("--data", given=", ".join(names), expected="modules of different names", fix=fix)
     with loading_torch("loading torch, model and data"):
-        from export.generate.backbone import positions_of
-        from export.generate.base import Base
+        from export.generate.model import Base, positions_of
         from export.papers.backward.compare import Comparison, Settings
         from export.papers.backward.methods import read_task
         from export.papers.experiment import digest, run_experiment
@@ -264,8 +262,8 @@ def mismatch(
     sources, splits = [source_of(text) for text in data], [source_of(text) for text in tests]
     check_workspace("--out", out, {"BACKBONE": backbone, **files_of([*sources, *splits])}, settings="settings.json")
     with loading_torch("loading torch, model and data"):
-        from export.generate.base import Base
         from export.generate.formats import read_source
+        from export.generate.model import Base
         from export.generate.train import read_corpus
         from export.papers.backward.mismatch import Mismatch, Settings, begin_of
         from export.papers.experiment import run_experiment

@@ -24,11 +24,8 @@ from edge.datatypes import Array
 from edge.errors import Raw, UsageError
 from export.data.tokens import sorted_batches
 from export.errors import CheckpointError, DataError
-from export.generate.backbone import positions_of
-from export.generate.base import Base, BaseIdentity, LastStates
-from export.generate.evaluate import completion_limit, encode_fitting, evaluate
-from export.generate.objective import padded
-from export.generate.read_out import ReadOut
+from export.generate.evaluate import completion_limit, encode_fitting, evaluate, padded
+from export.generate.model import Base, BaseIdentity, LastStates, ReadOut, positions_of
 from export.generate.tokenizer import Encoded
 from export.generate.train import Corpus
 from export.papers.backward.head import BackwardHead, HeadConfig, create

@@ -1,0 +1,400 @@
+"""The group ``fewheads language``, with the commands that train, fine-tune, measure, reduce and export a model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edge.cli.output import json_option, print_json, print_table, progress, working
+from edge.errors import UsageError
+from export.bundle.exported import print_exported
+from export.bundle.outputs import check_bundle, check_name
+from export.commands.language_options import RATE, data_option, files_of, language_seed_option, limit_option
+from export.generate.files import check_language_model
+from export.generate.formats import read_source, source_of
+from export.loading import loading_torch
+from export.measures import print_measures
+from export.options import (
+    DIRECTORY,
+    device_option,
+    out_option,
+    precision_option,
+    replace_option,
+    repository_option,
+    runs_option,
+    tensorboard_option,
+    version_option,
+)
+from export.papers.backward.run import compare, export_head, head, mismatch
+from export.training.watch import watching
+
+# torch takes seconds to import, so only the commands' bodies do it.
+if TYPE_CHECKING:
+    from edge.bundles.manifest import Measure
+    from export.generate.finetune import BasePrecision
+    from export.generate.reduce import Method
+    from export.generate.train import Size
+    from export.training.device import DeviceName
+    from export.training.recipe import Precision
+    from export.training.runs import RunMetrics
+
+#: Rank of adapters, unless options say otherwise, and the rate of all weights.
+_RANK, _FULL_RATE = 8, 1e-4
+#: Metrics in the table of `evaluate`, beside the exact match.
+_SHOWN = ("cross_entropy", "perplexity", "rmse", "unparsable", "token_precision", "token_recall", "token_f1")
+#: Prompts to choose golden ones from, if there are no data.
+_PROMPTS = ("Question: What is 3 + 4?\nAnswer:", "The", "Once upon a time", "1, 2, 3,", "Hello", "In the year 2000")
+_MOST_PROMPTS = 12
+_SHARE = click.FloatRange(0, 1, min_open=True)
+
+
+@click.group()
+def language() -> None:
+    """Train, fine-tune, reduce, evaluate and export language models, and heads on them."""
+
+
+@language.command()
+@click.argument("name")
+@data_option
+@click.option(
+    "--size",
+    type=click.Choice(["tiny", "small", "gpt2"]),
+    default="small",
+    show_default=True,
+    help="1 million parameters and an hour of a core, GPT-2's 124 million for a GPU, or a tiny one to try it.",
+)
+@click.option(
+    "--tokenizer",
+    default="bpe",
+    show_default=True,
+    metavar="bpe|characters|gpt2|DIRECTORY",
+    help="Trained on the data, GPT-2's own, or that of another model.",
+)
+@click.option(
+    "--vocabulary", type=click.IntRange(1), help="Tokens of a new BPE.  [default: 2048; tiny 512, gpt2 50257]"
+)
+@click.option("--steps", type=click.IntRange(1), help="Of the training.  [default: 10000; tiny 200, gpt2 20000]")
+@limit_option
+@language_seed_option
+@runs_option("the model, which becomes OUT/NAME")
+@precision_option(
+    default="fp32",
+    help="Precision of the multiplications; auto is bf16 where the device has instructions for it, which suits gpt2.",
+)
+@device_option
+@tensorboard_option
+@replace_option("an earlier model of that name")
+@json_option
+def train(
+    name: str,
+    data: tuple[str, ...],
+    size: Size,
+    tokenizer: str,
+    vocabulary: int | None,
+    steps: int | None,
+    limit: int | None,
+    seed: int,
+    out: Path,
+    precision: Precision,
+    device: DeviceName,
+    tensorboard: Path | None,
+    replace: bool,
+    as_json: bool,
+) -> None:
+    """Train a language model NAME on questions and answers.
+
+    A tenth of the data, 512 examples at most, is held out, chooses the best epoch, and measures it. The result is a
+    directory that transformers loads, too, with metrics.json, training.json and log.jsonl beside the model.
+    """
+    directory, sources = out / check_name("NAME", name), [source_of(text) for text in data]
+    if vocabulary and tokenizer != "bpe":
+        raise UsageError("--vocabulary", given=vocabulary, expected="--tokenizer bpe", fix="Leave --vocabulary out.")
+    check_language_model("--out", directory, files_of(sources), replace=replace)
+    with loading_torch("loading torch and data"):
+        from export.generate.train import preset_of, read_corpus, tokenizer_for, train_language
+
+        preset = preset_of(size, steps=steps, precision=precision)
+        corpus = read_corpus(sources, seed=seed, limit=limit)
+        made = tokenizer_for(corpus, tokenizer, vocabulary or preset.vocabulary)
+    with watching(name) as watch:
+        metrics = train_language(
+            name, corpus, made, preset, directory, seed=seed, device=device, tensorboard=tensorboard, observer=watch
+        )
+    _print_trained(name, directory, metrics, as_json=as_json)
+
+
+@language.command()
+@click.argument("name")
+@click.option("--backbone", required=True, type=DIRECTORY, help="The model to start from.")
+@data_option
+@click.option("--rank", type=click.IntRange(1), help=f"Of the adapters.  [default: {_RANK}]")
+@click.option("--full", is_flag=True, help="Train all weights in place of adapters.")
+@click.option("--epochs", type=click.IntRange(1), default=3, show_default=True, help="Passes; the best one is kept.")
+@click.option(
+    "--lr",
+    type=click.FloatRange(0, min_open=True),
+    help=f"Peak learning rate.  [default: {RATE:g}; {_FULL_RATE:g} with --full]",
+)
+@click.option(
+    "--base-precision",
+    type=click.Choice(["fp32", "nf4"]),
+    default="fp32",
+    show_default=True,
+    help="Of the frozen weights in training. nf4 rounds them to 4 bits as QLoRA does; the result is in FP32 anyway.",
+)
+@limit_option
+@language_seed_option
+@runs_option("the model, which becomes OUT/NAME")
+@device_option
+@tensorboard_option
+@replace_option("an earlier model of that name")
+@json_option
+def finetune(
+    name: str,
+    backbone: Path,
+    data: tuple[str, ...],
+    rank: int | None,
+    full: bool,
+    epochs: int,
+    lr: float | None,
+    base_precision: BasePrecision,
+    limit: int | None,
+    seed: int,
+    out: Path,
+    device: DeviceName,
+    tensorboard: Path | None,
+    replace: bool,
+    as_json: bool,
+) -> None:
+    """Fine-tune a language model on questions and answers, as NAME.
+
+    The model is a directory of `fewheads language train`, or one of GPT-2, Gemma, Llama, Mistral or Qwen2 type from
+    Hugging Face. LoRA trains adapters of low rank on all linear layers but the last, and merges them into the model;
+    the directory adapter beside it has them in the format of peft. A tenth of the data, 512 examples at most, is held
+    out, chooses the best epoch, and measures the merged model.
+    """
+    directory, sources = out / check_name("NAME", name), [source_of(text) for text in data]
+    if full and rank is not None:
+        raise UsageError("--rank", given=rank, expected="adapters", fix="Leave --full or --rank out.")
+    check_language_model("--out", directory, {"--backbone": backbone, **files_of(sources)}, replace=replace)
+    with loading_torch("loading torch, model and data"):
+        from export.generate.finetune import Tuning
+        from export.generate.finetune import finetune as tune
+        from export.generate.model import Base
+        from export.generate.train import read_corpus
+
+        rate = lr or (_FULL_RATE if full else RATE)
+        tuning = Tuning(rank=None if full else rank or _RANK, base=base_precision, epochs=epochs, rate=rate)
+        base = Base(backbone, device)
+        corpus = read_corpus(sources, seed=seed, limit=limit)
+    with watching(name) as watch:
+        metrics = tune(name, base, corpus, tuning, directory, seed=seed, tensorboard=tensorboard, observer=watch)
+    _print_trained(name, directory, metrics, as_json=as_json, base=base.identity)
+
+
+def _print_trained(name: str, directory: Path, metrics: RunMetrics, *, as_json: bool, **further: Any) -> None:
+    if as_json:
+        print_json({"model": str(directory), **further, "metrics": metrics})
+    else:
+        print_measures(name, str(directory), metrics)
+
+
+@language.command()
+@click.argument("directory", type=DIRECTORY)
+@data_option
+@click.option(
+    "--head", type=DIRECTORY, metavar="RUN", help="Measure the model with this head, of `fewheads language head`."
+)
+@click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--top-k", type=click.IntRange(0), default=0, show_default=True, help="Draw from so many; 0 is all.")
+@click.option("--beams", type=click.IntRange(1), default=1, show_default=True, help="More than 1 is a beam search.")
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1),
+    default=512,
+    show_default=True,
+    help="Of a completion; the model's positions limit it, too.",
+)
+@click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Examples at once.")
+@limit_option
+@language_seed_option
+@device_option
+@json_option
+def evaluate(
+    directory: Path,
+    data: tuple[str, ...],
+    head: Path | None,
+    temperature: float,
+    top_k: int,
+    beams: int,
+    max_tokens: int,
+    batch: int,
+    limit: int | None,
+    seed: int,
+    device: DeviceName,
+    as_json: bool,
+) -> None:
+    """Measure the language model in DIRECTORY on each file of the data.
+
+    DIRECTORY is one of `fewheads language train`, or a model of GPT-2, Gemma, Llama, Mistral or Qwen2 type from Hugging
+    Face.
+    """
+    sources = [source_of(text) for text in data]
+    if top_k and not temperature:
+        fix = "Give --temperature 1, or leave --top-k out."
+        raise UsageError("--top-k", given=top_k, expected="--temperature above 0 beside it", fix=fix)
+    with loading_torch("loading torch and the model"):
+        from export.generate.decoding import Decoding
+        from export.generate.evaluate import evaluate as measures_of
+        from export.generate.model import Base
+        from export.papers.backward.training import load_head
+
+        base = Base(directory, device)
+        module = None if head is None else load_head(head, base)
+        files = {name: examples for source in sources for name, examples in read_source(source, limit).items()}
+    decoding = Decoding(temperature=temperature, top_k=top_k, beams=beams, seed=seed)
+    measures: list[Measure] = []
+    with progress() as bar, base.revised(module) as model:
+        task = bar.add_task(directory.name, total=sum(map(len, files.values())), note="")
+        for name, examples in files.items():
+            bar.update(task, note=name)
+            measures += measures_of(
+                model, base.tokenizer, name, examples, decoding, max_tokens=max_tokens, batch_size=batch,
+                on_batch=lambda size: bar.advance(task, size),
+            )  # fmt: skip
+    if as_json:
+        print_json({"model": str(directory), "head": head and str(head), "decoding": decoding, "measures": measures})
+    else:
+        _print_files(str(directory) if head is None else f"{directory} with {head}", measures)
+
+
+def _print_files(title: str, measures: Sequence[Measure]) -> None:
+    """Print a row for each file."""
+    by_name = {(measure.split, measure.metric): measure for measure in measures}
+    rows = []
+    for split in dict.fromkeys(measure.split for measure in measures):
+        right = by_name[split, "exact_match"]
+        low, high = right.interval or (right.value, right.value)
+        others = [by_name[split, metric].value if (split, metric) in by_name else None for metric in _SHOWN]
+        rows.append((split, right.n, right.value, f"{low:.3f} … {high:.3f}", *others))
+    heads = ("data", "items", "exact match", "95 % interval", *(name.replace("_", " ") for name in _SHOWN))
+    print_table(title, heads, rows)
+
+
+@language.command()
+@click.argument("source", metavar="DIRECTORY", type=DIRECTORY)
+@data_option
+@click.option(
+    "--heads",
+    type=_SHARE,
+    default=1.0,
+    show_default=True,
+    help="Share of the attention heads that stay; where heads share keys and values, they stay or go together.",
+)
+@click.option("--neurons", type=_SHARE, default=1.0, show_default=True, help="Share of the FFN neurons that stay.")
+@click.option(
+    "--method",
+    type=click.Choice(["calibrated", "magnitude"]),
+    default="calibrated",
+    show_default=True,
+    help="magnitude is a baseline: the smallest weights go, and the others stay as they are.",
+)
+@click.option("--texts", type=click.IntRange(1), default=512, show_default=True, help="Texts for the calibration.")
+@limit_option
+@language_seed_option
+@out_option("Directory for the new model.")
+@device_option
+@replace_option("an earlier model there")
+@json_option
+def reduce(
+    source: Path,
+    data: tuple[str, ...],
+    heads: float,
+    neurons: float,
+    method: Method,
+    texts: int,
+    limit: int | None,
+    seed: int,
+    out: Path,
+    device: DeviceName,
+    replace: bool,
+    as_json: bool,
+) -> None:
+    """Remove attention heads and FFN neurons of the language model in DIRECTORY, where the data need them least.
+
+    What stays is fitted to the outputs of the original. The new model keeps its shapes, with zeros for what was
+    removed, so that transformers loads it; `export` drops the zeros. A tenth of the data, 512 examples at most, is held
+    out and measures the model before and after.
+    """
+    sources = [source_of(text) for text in data]
+    check_language_model("--out", out, {"DIRECTORY": source, **files_of(sources)}, replace=replace)
+    with loading_torch("loading torch, model and data"):
+        from export.generate.reduce import Shares, reduce_directory
+        from export.generate.train import read_corpus
+
+        corpus = read_corpus(sources, seed=seed, limit=limit)
+    with watching(out.name, lines=False) as watch:
+        reduced = reduce_directory(
+            source, corpus, out, Shares(heads, neurons), method=method, texts=texts, seed=seed, device=device,
+            on_part=watch.on_part,
+        )  # fmt: skip
+    if as_json:
+        print_json(reduced)
+        return
+    rows = [
+        (number, len(layer.heads), layer.neurons, layer.attention_error, layer.feed_forward_error)
+        for number, layer in enumerate(reduced.layers)
+    ]
+    columns = ("layer", "heads", "neurons", "attention's error", "feed-forward's error")
+    print_table(f"Reduced {source}", columns, rows)
+    print_measures(out.name, reduced.directory, reduced.metrics)
+
+
+@language.command()
+@click.argument("directory", type=DIRECTORY)
+@click.option("--name", required=True, help="Name of the bundle.")
+@repository_option("it")
+@click.option("--data", multiple=True, metavar="FORMAT:PATH", help="Take golden prompts from there; see `train`.")
+@click.option(
+    "--positions", type=click.IntRange(2), help="Tokens of prompt and text.  [default: the model's, 1024 at most]"
+)
+@click.option("--int8", is_flag=True, help="A tier in INT8, too, for ONNX Runtime on the CPU.")
+@version_option
+@replace_option("an existing bundle of that name and version")
+@json_option
+def export(
+    directory: Path,
+    name: str,
+    repository: Path,
+    data: tuple[str, ...],
+    positions: int | None,
+    int8: bool,
+    version: int,
+    replace: bool,
+    as_json: bool,
+) -> None:
+    """Export a language model in DIRECTORY to a bundle that generates text.
+
+    DIRECTORY is one of `fewheads language train`, or a model of GPT-2, Gemma, Llama, Mistral or Qwen2 type from Hugging
+    Face. The bundle repeats the texts that transformers generates after some prompts, of the data if given.
+    """
+    check_bundle(repository / f"{check_name('--name', name)}-{version}", {"DIRECTORY": directory}, replace=replace)
+    sources = [source_of(text) for text in data]
+    examples = [example for source in sources for of in read_source(source, _MOST_PROMPTS).values() for example in of]
+    with loading_torch():
+        from export.generate.bundle import export_language_model
+    started = time.perf_counter()
+    with working(f"exporting {directory}"):
+        exported = export_language_model(
+            directory, repository, name, int8=int8, positions=positions, version=version, replace=replace,
+            prompts=[example.text_before for example in examples[:_MOST_PROMPTS]] or _PROMPTS,
+        )  # fmt: skip
+    print_exported([(exported, time.perf_counter() - started)], as_json=as_json)
+
+
+for _command in (head, compare, mismatch, export_head):
+    language.add_command(_command)

@@ -1,0 +1,1 @@
+"""Language models: text formats, training, fine-tuning, reduction and export."""
