@@ -12,7 +12,8 @@ import torch
 
 from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden, check_outputs
-from edge.bundles.manifest import Artifact, Manifest, Profile, Tier, TokenizerPreprocess, Tolerance
+from edge.bundles.manifest import Artifact, Manifest, Profile, Tier, Tolerance
+from edge.bundles.steps import TokenizerPreprocess
 from edge.bundles.preprocess import load_tokenizer
 from edge.bundles.programs import CacheTensor, GenerateProgram
 from edge.datatypes import Array, TensorSpec

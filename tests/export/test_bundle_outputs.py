@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from edge.errors import UsageError
-from export.cli import train
+from export.commands.train import train
 from export.commands.export import export
 from export.commands.finetune import finetune
 from export.commands.pack import pack

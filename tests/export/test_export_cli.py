@@ -4,7 +4,7 @@ import pytest
 
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
-from export.cli import train
+from export.commands.train import train
 from export.commands.export import export
 from export.papers.calculator.networks import NETWORKS
 from export.papers.calculator.specs import NAMES

@@ -16,7 +16,8 @@ from edge.bundles.manifest import Profile, Tolerance
 from edge.errors import GoldenError
 from edge.launch import running_server
 from edge.runtimes.tensorrt.build import compile_onnx
-from export.cli import export, train
+from export.commands.export import export
+from export.commands.train import train
 from export.commands.reduce import reduce
 from export.estimate.model import kernels
 from export.estimate.operations import work_of

@@ -1,1 +1,0 @@
-"""Experiments on the claims of a paper: one resumable command each, with JSON, a table and plots."""
