@@ -13,9 +13,9 @@ import torch
 from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden, check_outputs
 from edge.bundles.manifest import Artifact, Manifest, Profile, Tier, Tolerance
-from edge.bundles.steps import TokenizerPreprocess
 from edge.bundles.preprocess import load_tokenizer
 from edge.bundles.programs import CacheTensor, GenerateProgram
+from edge.bundles.steps import TokenizerPreprocess
 from edge.datatypes import Array, TensorSpec
 from edge.errors import Raw, UsageError
 from edge.programs.factory import golden_options

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.onnx._internal.exporter import _registration
 
-from export.commands.finetune import finetune
-from export.commands.shapes import shapes
+from export.cli.finetune import finetune
+from export.cli.shapes import shapes
 from export.papers.calculator import data
 from export.papers.calculator.train import train_run
 from tests.support.calculators import export_untrained

@@ -10,7 +10,7 @@ import torch
 from edge.bundles.bundle import Bundle
 from edge.runtimes.build import load_runner
 from export.bundle.pack.golden import largest_rms
-from export.commands.pack import pack
+from export.cli.pack import pack
 from tests.support.task_data import invoke
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # the exporters warn

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edge.bundles import expression
-from export.commands.train import train as train_command
+from export.cli.train import train as train_command
 from export.errors import DataError
 from export.papers.calculator import data
 from export.papers.calculator.benchmark import (

@@ -16,7 +16,7 @@ from edge.datatypes import TensorSpec
 from edge.errors import BundleError, UsageError
 from export.bundle.fewest_kernels import fewest_kernels
 from export.bundle.tier_files import static_int8
-from export.commands.estimate import estimate
+from export.cli.estimate import estimate
 from export.estimate.devices import BOARD_MODES, DEFAULT_BOARD, DEVICES, board_mode, mode_of
 from export.estimate.document import README, compare, errors, fit, tables
 from export.estimate.measurements import published

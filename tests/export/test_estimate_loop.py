@@ -10,7 +10,7 @@ from edge.bundles.bundle import Bundle
 from edge.bundles.rules import check
 from edge.errors import BundleError, UsageError
 from edge.programs.tier_program import golden_loops, load_tier
-from export.commands.estimate import estimate
+from export.cli.estimate import estimate
 from export.estimate.devices import DEFAULT_BOARD
 from export.estimate.estimate import estimate_bundle
 from export.papers.looped.bundle import export_looped

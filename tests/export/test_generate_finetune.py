@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from edge.errors import FewheadsError, UsageError
-from export.commands.language import language
+from export.cli.language import language
 from export.generate.evaluate import completion_limit, encode_fitting, evaluate
 from export.generate.files import is_language_model
 from export.generate.finetune import (

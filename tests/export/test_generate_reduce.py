@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
-from export.commands.language import language
+from export.cli.language import language
 from export.generate.bundle import export_language_model
 from export.generate.decoder import DecoderGraph
 from export.generate.files import is_language_model

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from edge.errors import UsageError
-from export.commands.language import language
+from export.cli.language import language
 from export.errors import DataError
 from export.generate.evaluate import (
     TeacherForced,

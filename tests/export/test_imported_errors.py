@@ -7,17 +7,17 @@ import safetensors.torch
 import torch
 
 from edge.errors import GoldenError, UsageError
-from export.commands.import_ import import_
-from export.commands.reduce import reduce
-from export.commands.report import report
-from export.commands.route import route
+from export.cli.import_ import import_
+from export.cli.reduce import reduce
+from export.cli.report import report
+from export.cli.route import route
 from export.data.unlabelled import find_images, read_texts
 from export.errors import CheckpointError, DataError
 from export.importing.directory import read_directory
 from export.importing.image_processor import read_image_processor
 from export.importing.run import check_parity
 from export.papers.adaptive.run import compare
-from export.quantize.compare_cli import int8
+from export.papers.frontier.int8_cli import int8
 from tests.support.imported_directories import (
     LABELS,
     change,

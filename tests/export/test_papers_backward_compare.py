@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from edge.bundles.manifest import Measure
 from edge.errors import UsageError
-from export.commands.language import language
+from export.cli.language import language
 from export.errors import CheckpointError, DataError
 from export.generate.decoding import complete
 from export.generate.evaluate import evaluate, teacher_forced

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from export.commands.language import language
+from export.cli.language import language
 from export.generate.decoding import complete_tokens
 from export.generate.evaluate import teacher_forced
 from export.generate.finetune import with_lora

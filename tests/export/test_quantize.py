@@ -18,15 +18,15 @@ from edge.bundles.golden import check_outputs
 from edge.datatypes import Array
 from edge.errors import GoldenError, UsageError
 from export.bundle.tier_files import export_tier
-from export.commands.export import export
-from export.commands.finetune import finetune
+from export.cli.export import export
+from export.cli.finetune import finetune
 from export.finetune.models import open_model
 from export.finetune.predictions import read_predictions
 from export.generate.decoder import DecoderGraph, decoder_onnx
 from export.generate.joined_cache import join_caches
 from export.models.convert import golden_of, outputs_of
+from export.papers.frontier.int8_cli import int8
 from export.quantize.calibration import calibration_feeds, feeds_of, plain_onnx
-from export.quantize.compare_cli import int8
 from export.quantize.int8 import quantized
 from export.quantize.precision import half
 from export.quantize.ranges import LARGEST, LEVELS, Scheme, input_ranges, projections

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from edge.errors import UsageError
-from export.commands.reduce_options import PlanOptions
+from export.cli.reduce_options import PlanOptions
 from export.estimate.devices import board_mode
 from export.estimate.model import kernels
 from export.estimate.operations import work_of

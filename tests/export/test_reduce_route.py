@@ -7,13 +7,13 @@ import pytest
 import sklearn.metrics
 
 from edge.errors import UsageError
-from export.commands.finetune import finetune
-from export.commands.route import route as command
+from export.cli.finetune import finetune
+from export.cli.route import route as command
 from export.data.tokens import encode, load_tokenizer
 from export.errors import CheckpointError
 from export.finetune.models import open_tuned
 from export.finetune.predictions import encode_predictions, read_predictions
-from export.finetune.text_tasks import TASKS, read
+from export.finetune.text_tasks import TASKS
 from export.reduce.route import Router, pooled_embeddings
 from export.reduce.routing import (
     Items,

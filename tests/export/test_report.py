@@ -11,8 +11,8 @@ import sklearn.metrics
 
 from edge.bench.layer_latencies import Shape
 from edge.errors import UsageError
-from export.commands.finetune import finetune
-from export.commands.report import report
+from export.cli.finetune import finetune
+from export.cli.report import report
 from export.finetune.models import open_model
 from export.finetune.predictions import read_predictions
 from export.report.numbers import Classes, ClassRow, calibration_error

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from edge.errors import UsageError
-from export.commands.finetune import finetune
+from export.cli.finetune import finetune
 from export.errors import DataError
 from export.finetune.own_texts import Choices, describe, own_task
 from export.finetune.recipe import restoring_command

@@ -10,19 +10,18 @@ from click.testing import CliRunner
 
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
-from export.commands.export import export
-from export.commands.finetune import finetune
-from export.commands.plan import plan
-from export.commands.reduce import reduce
-from export.commands.report import report
-from export.commands.route import route
+from export.cli.export import export
+from export.cli.finetune import finetune
+from export.cli.plan import plan
+from export.cli.reduce import reduce
+from export.cli.report import report
+from export.cli.route import route
 from export.errors import DataError
 from export.finetune.models import open_model
 from export.finetune.predictions import read_predictions
 from export.papers.adaptive.comparison import Record
 from export.papers.adaptive.run import compare
 from export.papers.experiment import read_records
-from export.quantize.compare_cli import int8
 from export.training.runs import CONFIG, REPORT, read_config
 from tests.support.task_data import NEUTRAL, invoke, make_sentiment
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from edge.errors import UsageError
-from export.commands.finetune import finetune
+from export.cli.finetune import finetune
 from export.data.tokens import load_tokenizer
 from export.errors import CheckpointError, DataError
 from export.finetune.models import open_model, open_tuned

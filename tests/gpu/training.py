@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 import torch
 
-from export.commands.finetune import finetune
-from export.commands.reduce import reduce
+from export.cli.finetune import finetune
+from export.cli.reduce import reduce
 from export.training.device import DeviceName, device_of
 from export.training.runs import METRICS, RunMetrics
 from tests.support.task_data import invoke, make_sentiment, make_transformer, write_model

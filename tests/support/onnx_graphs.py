@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from export.commands.pack import pack
+from export.cli.pack import pack
 from tests.support.task_data import invoke
 
 FLOAT = TensorProto.FLOAT

@@ -13,8 +13,8 @@ import torch
 from click.testing import CliRunner
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from export.commands.finetune import finetune
-from export.commands.reduce import reduce
+from export.cli.finetune import finetune
+from export.cli.reduce import reduce
 from export.data.examples import Examples
 from export.data.tokens import encode
 from export.finetune.models import open_tuned

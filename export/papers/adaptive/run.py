@@ -10,12 +10,12 @@ import click
 from edge.cli.output import json_option
 from edge.errors import UsageError
 from export.bundle.outputs import check_workspace
-from export.commands.finetune_options import epochs_option, rate_option
+from export.cli.finetune_options import epochs_option, rate_option
 from export.finetune import data_inputs, labelled_data
 from export.finetune.recipe import Recipe
-from export.loading import loading_torch
-from export.options import DIRECTORY, device_option, out_option, precision_option, run_data_dir_option
 from export.papers.experiment import SETTINGS, run_experiment
+from export.training.loading import loading_torch
+from export.training.options import DIRECTORY, device_option, out_option, precision_option, run_data_dir_option
 from export.training.runs import recorded
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from edge.errors import Raw, UsageError
 from export.bundle.outputs import check_workspace
 from export.figures import new_figure
 from export.finetune import AVERAGED, data_directory
-from export.loading import loading_torch
-from export.options import (
+from export.training.loading import loading_torch
+from export.training.options import (
     DIRECTORY,
     data_dir_option,
     device_option,

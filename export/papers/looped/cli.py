@@ -10,8 +10,8 @@ import click
 from edge.cli.output import json_option
 from edge.errors import Raw, UsageError
 from export.bundle.outputs import check_workspace
-from export.loading import loading_torch
-from export.options import DIRECTORY, out_option, plots_option
+from export.training.loading import loading_torch
+from export.training.options import DIRECTORY, out_option, plots_option
 
 #: Packages of the baselines, and their names for pip.
 _PACKAGES = {"sklearn": "scikit-learn", "xgboost": "xgboost-cpu"}

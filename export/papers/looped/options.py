@@ -12,10 +12,10 @@ import msgspec
 from edge.cli.options import given_options, grouped_options
 from edge.cli.output import print_table
 from edge.errors import Raw, UsageError
-from export.loading import loading_torch
-from export.measures import print_measures
-from export.options import precision_option
 from export.papers.looped import NAMES, PREFIX
+from export.report.measures import print_measures
+from export.training.loading import loading_torch
+from export.training.options import precision_option
 from export.training.watch import Watch, watching
 
 # torch takes seconds to import, so only the commands' bodies do it.

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from export.generate.formats import Source
-from export.options import seed_option
+from export.training.options import seed_option
 
 #: Peak learning rate of adapters, unless options say otherwise.
 RATE = 1e-3

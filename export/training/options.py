@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from edge.errors import Raw, UsageError
-from export.loading import loading_torch
+from export.training.loading import loading_torch
 from export.training.provenance import processor
 
 #: Exists where the driver of a GPU is loaded; importing torch to find out would take seconds.

@@ -8,8 +8,8 @@ import click
 
 from edge.cli.output import json_option, print_json, print_table, remark, working
 from export.bundle.outputs import check_run
-from export.loading import loading_torch
-from export.options import DIRECTORY, imported_data_option, out_option, replace_option
+from export.training.loading import loading_torch
+from export.training.options import DIRECTORY, imported_data_option, out_option, replace_option
 
 
 @click.command("import")

@@ -13,12 +13,13 @@ from edge.cli.output import json_option, print_json, print_table, progress, work
 from edge.errors import UsageError
 from export.bundle.exported import print_exported
 from export.bundle.outputs import check_bundle, check_name
-from export.commands.language_options import RATE, data_option, files_of, language_seed_option, limit_option
+from export.cli.language_options import RATE, data_option, files_of, language_seed_option, limit_option
 from export.generate.files import check_language_model
 from export.generate.formats import read_source, source_of
-from export.loading import loading_torch
-from export.measures import print_measures
-from export.options import (
+from export.papers.backward.run import compare, export_head, head, mismatch
+from export.report.measures import print_measures
+from export.training.loading import loading_torch
+from export.training.options import (
     DIRECTORY,
     device_option,
     out_option,
@@ -29,7 +30,6 @@ from export.options import (
     tensorboard_option,
     version_option,
 )
-from export.papers.backward.run import compare, export_head, head, mismatch
 from export.training.watch import watching
 
 # torch takes seconds to import, so only the commands' bodies do it.

@@ -11,7 +11,7 @@ from edge.cli.output import json_option, print_json, print_table, progress, rema
 from export.bundle.pack.bundle import DEFAULT_MAX_BATCH_SIZE, Packed, PackedFile, PackOptions, pack_model
 from export.bundle.pack.inputs import RANDOM
 from export.bundle.pack.profiles import parse_shapes
-from export.options import replace_option, repository_option, version_option
+from export.training.options import replace_option, repository_option, version_option
 
 _PATH = click.Path(path_type=Path)
 

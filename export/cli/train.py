@@ -12,9 +12,13 @@ import click
 from edge.cli.output import json_option, print_json, print_table
 from edge.errors import UsageError
 from export.bundle.outputs import check_run
-from export.loading import loading_torch
-from export.measures import print_measures
-from export.options import (
+from export.papers.calculator.specs import DEFAULT_NAMES, NAMES, SPECS
+from export.papers.calculator.stack import NAMES as STACK_NAMES
+from export.papers.looped import NAMES as LOOPED
+from export.papers.looped.options import LoopedOptions, looped_options, train_looped
+from export.report.measures import print_measures
+from export.training.loading import loading_torch
+from export.training.options import (
     device_option,
     replace_option,
     runs_option,
@@ -23,10 +27,6 @@ from export.options import (
     seeds_option,
     tensorboard_option,
 )
-from export.papers.calculator.specs import DEFAULT_NAMES, NAMES, SPECS
-from export.papers.calculator.stack import NAMES as STACK_NAMES
-from export.papers.looped import NAMES as LOOPED
-from export.papers.looped.options import LoopedOptions, looped_options, train_looped
 from export.training.watch import watching
 
 # torch takes seconds to import, so only the commands' bodies do it.

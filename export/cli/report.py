@@ -13,9 +13,9 @@ from edge.files import write_result
 from export.bundle.outputs import check_file
 from export.figures import new_figure
 from export.finetune import data_inputs, labelled_data
-from export.loading import loading_torch
-from export.measures import print_measures
-from export.options import DIRECTORY, replace_option, run_data_dir_option
+from export.report.measures import print_measures
+from export.training.loading import loading_torch
+from export.training.options import DIRECTORY, replace_option, run_data_dir_option
 from export.training.runs import REPORT, recorded
 
 _WITHOUT = "give --json without --out for the numbers alone"

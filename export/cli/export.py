@@ -12,11 +12,17 @@ from edge.cli.output import json_option
 from edge.errors import UsageError
 from export.bundle.exported import RUNTIMES, Exported, print_exported
 from export.bundle.targets import Kind, Options, Target, targets_of
-from export.loading import loading_torch
-from export.options import imported_data_option, replace_option, repository_option, run_data_dir_option, version_option
 from export.papers import looped
 from export.papers.calculator.specs import NAMES as SUMMING
 from export.papers.calculator.stack import NAMES as STACK_NAMES
+from export.training.loading import loading_torch
+from export.training.options import (
+    imported_data_option,
+    replace_option,
+    repository_option,
+    run_data_dir_option,
+    version_option,
+)
 from export.training.watch import counting
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from edge.errors import Raw, UsageError
 from edge.files import write_whole
 from export.bundle.outputs import check_file
 from export.finetune import data_inputs, labelled_data
-from export.loading import loading_torch
-from export.options import DIRECTORY, replace_option, run_data_dir_option
+from export.training.loading import loading_torch
+from export.training.options import DIRECTORY, replace_option, run_data_dir_option
 from export.training.runs import recorded
 
 # torch takes seconds to import, so only the command's body does it.

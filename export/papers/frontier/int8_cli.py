@@ -8,8 +8,8 @@ import click
 
 from edge.cli.output import json_option, print_json, print_table
 from export.finetune import labelled_data
-from export.loading import loading_torch
-from export.options import DIRECTORY, run_data_dir_option
+from export.training.loading import loading_torch
+from export.training.options import DIRECTORY, run_data_dir_option
 from export.training.runs import recorded
 from export.training.watch import counting
 
@@ -51,7 +51,7 @@ def int8(
     """
     data_dir = labelled_data(recorded(run), data_dir)
     with loading_torch():
-        from export.quantize.compare import compare_int8
+        from export.papers.frontier.int8 import compare_int8
         from export.training.intervals import bounds_of
     with counting("scoring") as on_file:
         found = compare_int8(run, data_dir, methods, trained, split=split, calibration_rows=rows, on_file=on_file)

@@ -11,7 +11,7 @@ from edge.cli.output import json_option, print_json, print_table, progress
 from edge.cli.profile import parse_lengths
 from export.estimate.devices import DEFAULT_BOARD, DEVICES
 from export.estimate.roofline import Regime
-from export.options import DIRECTORY
+from export.training.options import DIRECTORY
 
 if TYPE_CHECKING:
     from export.estimate.estimate import Estimate

@@ -9,8 +9,8 @@ import click
 from edge.cli.output import json_option, print_json, print_table, progress
 from edge.cli.profile import parse_lengths
 from export.bundle.exported import RUNTIMES
-from export.loading import loading_torch
-from export.options import DIRECTORY, out_option, replace_option
+from export.training.loading import loading_torch
+from export.training.options import DIRECTORY, out_option, replace_option
 
 
 @click.command()

@@ -13,8 +13,8 @@ from edge.cli.options import grouped_options
 from edge.cli.output import progress
 from edge.errors import UsageError
 from export.estimate.devices import BoardMode
-from export.options import imported_data_option, run_data_dir_option
 from export.reduce.target import CALIBRATION_EXAMPLES, TIMED_TOKENS, Target
+from export.training.options import imported_data_option, run_data_dir_option
 from export.training.points import PointTimes
 
 if TYPE_CHECKING:
