@@ -52,7 +52,7 @@ class ClientInputs(NamedTuple):
     @property
     def batch_names(self) -> dict[str, str]:
         """The names of the graph's inputs in :attr:`export.data.tokens.Batch.named`."""
-        return {**_BATCH_NAMES, self.step.outputs[0]: "inputs"}
+        return {**_BATCH_NAMES, self.step.graph_inputs[0]: "inputs"}
 
 
 def text_inputs(

@@ -11,8 +11,8 @@ import click
 from edge.cli.output import json_option, print_json, remark, working
 from edge.files import write_result
 from export.bundle.outputs import check_file
-from export.figures import new_figure
 from export.finetune import data_inputs, labelled_data
+from export.report.drawing import new_figure
 from export.report.measures import print_measures
 from export.training.loading import loading_torch
 from export.training.options import DIRECTORY, replace_option, run_data_dir_option

@@ -20,7 +20,7 @@ from edge.cli.output import print_json, print_table, remark
 from edge.errors import Raw, UsageError
 from edge.files import sha256, write_whole
 from export.errors import CheckpointError
-from export.figures import new_figure, write_figure
+from export.report.drawing import new_figure, write_figure
 from export.training.jobs import Job, Outcome, run_jobs
 from export.training.watch import Watch, watching, watching_each
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from export.data.tokens import Batch, Rows, sorted_batches
-from export.finetune.objectives import imitation_loss, outputs_of
+from export.finetune.objectives import outputs_of
 from export.models.heads import Head
 from export.models.transformer import LayerShape
 from export.reduce.calibration import BATCH, attention_statistics, calibration_batches, feed_forward_statistics
@@ -129,7 +129,7 @@ class LossMeter:
             for state, batch, wanted in zip(states, self._batches, self._wanted, strict=True):
                 self._known.state = state
                 outputs = outputs_of(self._tail, batch)
-                total += len(state) * float(imitation_loss(self._tail, outputs, wanted, temperature=1.0))
+                total += len(state) * float(self._tail.imitation(outputs, wanted, temperature=1.0))
         return total / sum(len(state) for state in states)
 
 
@@ -177,5 +177,5 @@ def divergence(model: Head, reduced: Head, rows: Rows) -> float:
         for indices in sorted_batches(rows.lengths, BATCH):
             batch = rows.batch(indices)
             outputs, wanted = (outputs_of(each, batch) for each in (reduced, model))
-            total += len(indices) * float(imitation_loss(model, outputs, wanted, temperature=1.0))
+            total += len(indices) * float(model.imitation(outputs, wanted, temperature=1.0))
     return total / len(rows.lengths)

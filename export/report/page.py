@@ -14,7 +14,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from edge.datatypes import Array
-from export.figures import new_figure
+from export.report.drawing import new_figure
 from export.report.items import Items
 from export.report.numbers import Classes, Report, Split, Values
 from export.training.runs import RunMetrics

@@ -13,7 +13,6 @@ import pytest
 
 from edge.errors import UsageError
 from export.errors import CheckpointError, JobError
-from export.figures import finish_axes, new_figure, plot_points
 from export.papers.experiment import (
     Experiment,
     Part,
@@ -23,6 +22,7 @@ from export.papers.experiment import (
     report_experiment,
     run_experiment,
 )
+from export.report.drawing import finish_axes, new_figure, plot_points
 from export.training.intervals import Difference, Mean
 from tests.support.commands import SECONDS
 

@@ -28,8 +28,8 @@ from export.papers.adaptive.mechanisms import MECHANISMS, SharedInputs
 from export.papers.adaptive.scores import scored_attentions
 from export.papers.adaptive.term import adaptive_term
 from export.papers.experiment import Experiment, Part, Table, unfinished
+from export.reduce.calibration import calibration_batches, check_original
 from export.reduce.latency import feeds_of, measure_models
-from export.reduce.reduce import calibration_batches, check_original
 from export.reduce.states import recorded
 from export.reduce.target import CALIBRATION_EXAMPLES
 from export.training.device import DeviceName, device_of

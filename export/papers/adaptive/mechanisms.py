@@ -18,8 +18,9 @@ from export.models.heads import SequenceClassifier
 from export.papers.adaptive.scores import GivenScores, GlobalScores, rotated_model, scorers, shrunk_model, with_scores
 from export.papers.adaptive.term import GLOBAL_RATE, Penalty, Target
 from export.reduce.grid import Grid, grid_of
+from export.reduce.losses import measure_losses
 from export.reduce.plan import plan_of
-from export.reduce.reduce import apply_plan, measure_losses
+from export.reduce.reduce import apply_plan
 from export.reduce.search import least_loss
 
 _BATCH = 32

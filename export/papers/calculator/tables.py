@@ -11,7 +11,6 @@ import numpy as np
 
 from edge.bundles.manifest import Measure
 from edge.files import write_whole
-from export.figures import finish_axes, new_figure, plot_band, write_figure
 from export.papers.calculator.benchmark import FLOOR, PAPER_SCORE, SCORE, SPLIT
 from export.papers.calculator.data import IN_RANGE, LONG_TERMS
 from export.papers.calculator.records import (
@@ -27,6 +26,7 @@ from export.papers.calculator.records import (
 )
 from export.papers.calculator.specs import SPECS
 from export.papers.experiment import Table, read_records, with_blocks
+from export.report.drawing import finish_axes, new_figure, plot_band, write_figure
 from export.training.intervals import Mean, over_seeds
 
 if TYPE_CHECKING:

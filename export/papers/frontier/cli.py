@@ -13,8 +13,8 @@ from edge.cli.options import given_options
 from edge.cli.output import json_option
 from edge.errors import Raw, UsageError
 from export.bundle.outputs import check_workspace
-from export.figures import new_figure
 from export.finetune import AVERAGED, data_directory
+from export.report.drawing import new_figure
 from export.training.loading import loading_torch
 from export.training.options import (
     DIRECTORY,

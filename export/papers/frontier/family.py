@@ -180,7 +180,7 @@ class _Runs:
             target=self._directory.parent / LATENCIES,
             strategy=strategy,
             seed=self._family.seed,
-            on_progress=lambda progress: self._watch.on_part(progress.stage, progress.done, progress.layers),
+            on_progress=self._watch.on_part,
         )
         write_whole(self._directory / f"{name}.json", msgspec.json.format(msgspec.json.encode(report), indent=1))
 

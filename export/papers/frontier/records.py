@@ -17,7 +17,7 @@ from edge.errors import Raw
 from export.errors import CheckpointError
 from export.finetune import AVERAGED, DATA
 from export.finetune.recipe import Distillation, Recipe
-from export.finetune.text_tasks import TASKS, read
+from export.finetune.text_tasks import TASKS
 from export.models.transformer import LayerShape
 from export.papers.experiment import digest
 from export.reduce.target import Strategy
@@ -161,7 +161,7 @@ def settings_of(
     """Return the settings of an experiment; the data of all tasks are read and checked."""
     for task in frontier.tasks:
         for split in ("train", *TASKS[task].dev):
-            read(TASKS[task], data_dir, split)
+            TASKS[task].read(data_dir, split)
     return Settings(
         frontier=frontier,
         model=digest(model, "*.json", "*.safetensors"),
