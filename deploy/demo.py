@@ -20,7 +20,7 @@ import tritonclient.grpc as triton
 from edge.cli.output import print_table, stdout
 from edge.client import Client
 from edge.launch import running_server
-from export.papers.calculator import data
+from export.data import expressions as data
 
 DEMO = Path(".demo")
 RUNS, REPOSITORY, CACHE = DEMO / "runs", DEMO / "repository", DEMO / "cache"

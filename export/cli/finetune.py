@@ -11,7 +11,9 @@ import msgspec
 from edge.cli.output import json_option, print_json, working
 from edge.errors import Raw, UsageError
 from export.bundle.outputs import check_run
-from export.cli.finetune_options import (
+from export.cli.report import write_reports
+from export.finetune import DATA, NAMES, data_directory, is_imported
+from export.finetune.options import (
     OwnOptions,
     batch_option,
     distillation_of,
@@ -20,8 +22,6 @@ from export.cli.finetune_options import (
     own_data_options,
     rate_option,
 )
-from export.cli.report import write_reports
-from export.finetune import DATA, NAMES, data_directory, is_imported
 from export.finetune.recipe import MAX_LENGTH, Recipe
 from export.report.measures import print_measures
 from export.training.loading import loading_torch

@@ -7,7 +7,7 @@ gsm8k          a JSONL file with ``question`` and ``answer``       github.com/op
 openmath       a JSONL or Parquet file, or a directory of them     huggingface.co/datasets/nvidia/OpenMathInstruct-2
 mathematics    a text file with questions and answers on           github.com/google-deepmind/mathematics_dataset, or
                alternating lines, or a directory of them           export/papers/backward/generate_mathematics.py
-calculator     a split: train, val, in_range, out_of_range, long   :mod:`export.papers.calculator.data`
+calculator     a split: train, val, in_range, out_of_range, long   :mod:`export.data.expressions`
 =============  ==================================================  ==========================================
 
 The text of an example is ``Question: …\nAnswer: <solution> #### <answer>``. A model completes ``Question: …\nAnswer:``,
@@ -26,8 +26,8 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from edge.errors import Raw, UsageError
+from export.data import expressions as calculator
 from export.errors import DataError
-from export.papers.calculator import data as calculator
 
 #: Stands before the answer, once in each text, as in GSM8K.
 MARK = "####"

@@ -7,7 +7,7 @@ from torch.onnx._internal.exporter import _registration
 
 from export.cli.finetune import finetune
 from export.cli.shapes import shapes
-from export.papers.calculator import data
+from export.data import expressions as data
 from export.papers.calculator.train import train_run
 from tests.support.calculators import export_untrained
 from tests.support.task_data import encoded, invoke, make_sentiment, make_transformer, write_model, write_sst2

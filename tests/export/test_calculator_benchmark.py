@@ -9,8 +9,8 @@ import pytest
 
 from edge.bundles import expression
 from export.cli.train import train as train_command
+from export.data import expressions as data
 from export.errors import DataError
-from export.papers.calculator import data
 from export.papers.calculator.benchmark import (
     FLOOR,
     Errors,

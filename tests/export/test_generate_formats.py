@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.errors import UsageError
+from export.data import expressions as calculator
 from export.errors import DataError
 from export.generate.formats import (
     Example,
@@ -23,7 +24,6 @@ from export.generate.formats import (
     source_of,
 )
 from export.papers.backward.generate_mathematics import distinct
-from export.papers.calculator import data as calculator
 from tests.support.task_data import real
 
 SCRIPT = Path(__file__).parents[2] / "export" / "papers" / "backward" / "generate_mathematics.py"

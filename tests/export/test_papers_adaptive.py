@@ -9,7 +9,7 @@ import torch
 
 from edge.errors import UsageError
 from export.errors import ReductionError
-from export.finetune.objectives import outputs_of, task_loss
+from export.finetune.objectives import outputs_of
 from export.finetune.predictions import predict
 from export.finetune.recipe import Recipe
 from export.models.attention import MultiHeadAttention
@@ -240,11 +240,11 @@ def test_a_mechanism_changes_a_copy_ignores_padding_and_trains_in_every_part(nam
     assert (float(difference) < 1e-3) is (name in ("full", "global", "literal", "fixed", "budget")), "until trained"
     batch, kind = shared.batches()[0], MECHANISMS[name].train(shared)
     changed.train().zero_grad()
-    loss = task_loss(changed, outputs_of(changed, batch), batch.targets)
+    loss = changed.loss(outputs_of(changed, batch), batch.targets)
     if kind is not None:
         with adaptive_term(changed, kind) as term:
             term.prepare(0.6)
-            loss = task_loss(changed, outputs_of(changed, batch), batch.targets) + term.loss(0.6)
+            loss = changed.loss(outputs_of(changed, batch), batch.targets) + term.loss(0.6)
     loss.backward()
     gradients = [p.grad for name, p in changed.named_parameters() if "segment" not in name]
     assert all(gradient is not None and torch.isfinite(gradient).all() for gradient in gradients)

@@ -14,7 +14,7 @@ import tritonclient.grpc as triton
 from edge.bundles.bundle import Bundle
 from edge.launch import running_server
 from edge.server import Ready
-from export.papers.calculator import data
+from export.data import expressions as data
 from tests.support.commands import answer, fewheads
 from tests.support.sample_requests import column, triton_input
 

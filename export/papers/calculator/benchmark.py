@@ -16,7 +16,7 @@ import numpy as np
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
 from edge.files import sha256
-from export.papers.calculator.data import LONG_TERMS, Split, load
+from export.data.expressions import LONG_TERMS, Split, load
 from export.papers.calculator.specs import SPECS
 from export.training.intervals import draws, mean, mean_measure, middle, resampled
 

@@ -17,8 +17,8 @@ from edge.datatypes import Array, TensorSpec
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.bundle.exported import FULL, Exported
 from export.bundle.latencies import with_latencies
+from export.data import expressions as data
 from export.models.convert import OPSET, golden_of, largest_difference, to_onnx
-from export.papers.calculator import data
 from export.papers.calculator.benchmark import EVALUATED, evaluate
 from export.papers.calculator.networks import NETWORKS
 from export.papers.calculator.specs import SPECS

@@ -128,8 +128,8 @@ def _by_kind(records: Mapping[str, RunRecord]) -> tuple[dict[str, RunRecord], di
 
 
 def _with_answers(run: Path, record: RunRecord) -> RunRecord:
+    from export.data.expressions import load
     from export.papers.calculator.benchmark import EVALUATED, errors_of, measured, paper_long
-    from export.papers.calculator.data import load
     from export.papers.calculator.networks import NETWORKS
     from export.training.checkpoint import load as load_run
 

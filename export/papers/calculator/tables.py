@@ -11,8 +11,8 @@ import numpy as np
 
 from edge.bundles.manifest import Measure
 from edge.files import write_whole
+from export.data.expressions import IN_RANGE, LONG_TERMS
 from export.papers.calculator.benchmark import FLOOR, PAPER_SCORE, SCORE, SPLIT
-from export.papers.calculator.data import IN_RANGE, LONG_TERMS
 from export.papers.calculator.records import (
     FROZEN,
     Grids,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from export.data.expressions import DESCRIPTION, Split, load
 from export.papers.calculator.benchmark import evaluate
-from export.papers.calculator.data import DESCRIPTION, Split, load
 from export.papers.calculator.networks import Regressor, create
 from export.papers.calculator.specs import SPECS
 from export.training.checkpoint import fingerprint, save

@@ -20,7 +20,7 @@ from edge.bundles.arithmetic import tokenize
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
 from edge.errors import InvalidRequest
-from export.papers.calculator import data as paper
+from export.data import expressions as paper
 from export.training.intervals import mean_measure
 
 DESCRIPTION = "random expressions of 1 to 4 operands from -5 to 4 with + - * and parentheses at most 2 deep"
