@@ -21,6 +21,7 @@ from edge.runtimes.tensorrt.package import Flavor
 from tests.support.imports import (
     EDGE,
     EXPORT,
+    EXPORT_ORDER,
     GENERATED,
     ORDER,
     ROOT,
@@ -146,9 +147,18 @@ def test_export_reaches_no_part_of_the_server() -> None:
         modules = {found.module} | reached(graph, found.module)
         wrong = {module for module in modules if module.startswith("edge.") and part_of(module) not in FOR_EXPORT}
         assert not wrong, f"{found.file}:{found.line} by {found.module}"
+
+
+def test_no_room_of_export_imports_a_later_one_and_no_paper_another() -> None:
+    assert {part_of(module_of(path)) for path in EXPORT} - {""} == set(EXPORT_ORDER)
+    levels = {name: level for level, name in enumerate(EXPORT_ORDER)}
+    for found in imports(EXPORT):
+        here, there = part_of(module_of(ROOT / found.file)), part_of(found.module)
+        assert not found.is_of("export") or not here or levels[there] <= levels[here], f"{found.file}:{found.line}"
     papers = {path.parent.name for path in (ROOT / "export" / "papers").glob("*/__init__.py")}
     for paper, other in permutations(papers, 2):
-        assert not [one for one in imports(sources(f"export/papers/{paper}")) if one.is_of(f"export.papers.{other}")]
+        uses = imports(sources(f"export/papers/{paper}"))
+        assert not [found for found in uses if found.is_of(f"export.papers.{other}")]
 
 
 def imported_by(*modules: str) -> set[str]:

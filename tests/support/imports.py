@@ -1,4 +1,4 @@
-"""Imports of the sources of edge/ and export/, and the order of the packages of edge/.
+"""Imports of the sources of edge/ and export/, and the order of their packages.
 
 Imports for type checkers count like all others, because readers follow them too. Only loads in a new process
 leave them out.
@@ -23,6 +23,11 @@ ORDER = (
     *("security", "connections", "http", "programs", "scheduling", "repository", "health", "serving"),
     *("telemetry", "rpc", "grpcio", "http2", "rest", "client", "settings", "assembly", "server", "launch", "bench"),
     *("cli", "__main__"),
+)
+#: The rooms of export/: a room imports those before it, so no verb imports a paper, and the commands come last.
+EXPORT_ORDER = (
+    *("errors", "training", "models", "data", "quantize", "finetune", "importing", "estimate", "bundle", "reduce"),
+    *("report", "generate", "papers", "cli"),
 )
 
 
