@@ -68,12 +68,10 @@ class TextTokenizer:
         """
         directory = Path(directory)
         tokenizer = load_tokenizer(directory)
-        ends = [
-            _end_in(directory / name) for name in _CONFIGS
-        ]  # a malformed file is an error even where it is not used
-        for end in ends:
-            if end is not None:
-                return cls(tokenizer, end)
+        # Both are read: a malformed config.json is an error even where generation_config.json names the end.
+        ends = [end for name in _CONFIGS if (end := _end_in(directory / name)) is not None]
+        if ends:
+            return cls(tokenizer, ends[0])
         given, expected = Raw("no eos_token_id"), f"one in {' or '.join(_CONFIGS)}"
         raise CheckpointError(f"{directory}", given=given, expected=expected, fix="Add it; GPT-2's is 50256.")
 

@@ -105,7 +105,9 @@ def test_only_linear_layers_are_rounded_along_their_inputs(base):
 
 @pytest.mark.parametrize("precision", ["fp32", "nf4"])
 def test_adapters_are_on_all_linear_layers_and_train_alone(base, precision):
+    drawn = torch.get_rng_state()
     model = adapted(base.model, tuning(base=precision), seed=0)
+    assert torch.equal(torch.get_rng_state(), drawn)
     assert trainable(model) == sum(3 * sum(layer.weight.shape) for layer in linear_layers(base.model))
     assert all("lora" in name for name, parameter in model.named_parameters() if parameter.requires_grad)
     start = rounded_to_nf4(base.model) if precision == "nf4" else base.model
@@ -150,6 +152,7 @@ def test_an_adapter_moves_to_another_base_and_leaves_both_as_they_are(base):
 @pytest.mark.parametrize("kind", ["whole", "adapters"])
 def test_an_interrupted_training_resumes_to_the_same_model(kind, base, nf4, tmp_path):
     def run(directory, observer=SILENT):
+        torch.rand(1)  # the seed alone decides, whatever was drawn before
         if kind == "adapters":
             return finetune("nf4", base, CORPUS, tuning(base="nf4"), directory, seed=0, observer=observer)
         preset = preset_of("tiny", steps=2)

@@ -91,13 +91,14 @@ def test_reported_errors_are_those_of_the_outputs_and_less_than_without_a_fit(ma
     assert 0 < errors["calibrated"] < errors["magnitude"]
 
 
-def test_heads_without_effect_go_first_and_cost_nothing():
+@pytest.mark.parametrize("method", ["calibrated", "magnitude"])
+def test_heads_without_effect_go_first_and_cost_nothing(method):
     model = tiny_gpt2()
     ids = torch.from_numpy(ROWS[0].ids.astype(np.int64))[None]
     attention_of(layers_of(model)[1], model.config).remove([0])
     with torch.no_grad():
         before = model(ids).logits
-    layers, _ = reduce_model(model, ROWS, Shares(heads=0.75))
+    layers, _ = reduce_model(model, ROWS, Shares(heads=0.75), method=method)
     with torch.no_grad():
         torch.testing.assert_close(model(ids).logits, before, rtol=1e-3, atol=1e-3)
     assert [layer.heads for layer in layers] == [(0, 1), (1,)]
