@@ -25,7 +25,7 @@ from export.papers.experiment import report_experiment
 from export.papers.frontier.boards import BoardPlans, table_of
 from export.reduce import tables
 from export.reduce.plan import amdahl_bound, macs_per_token
-from tests.support.imports import ORDER
+from tests.support.imports import EXPORT_ORDER, ORDER
 
 ROOT = Path(__file__).parent.parent
 DEPLOY, REDUCTION = ROOT / "deploy", ROOT / "export" / "reduce"
@@ -133,8 +133,7 @@ def test_the_map_for_contributors_is_in_the_order_of_the_layers() -> None:
     named = [name.removesuffix(".py") for cell in first for name in re.findall(r"`(\w+(?:\.py)?)/?`", cell)]
     order = [name for name in ORDER if name != "__main__"]
     assert named[: len(order)] == order
-    packages = {path.parent.name for path in (ROOT / "export").glob("*/__init__.py")}
-    assert set(named[len(order) :]) == packages
+    assert named[len(order) :] == list(EXPORT_ORDER)
 
 
 def test_the_tables_of_boards_are_made_from_their_records() -> None:
@@ -226,18 +225,31 @@ def test_the_tables_of_the_limits_are_made_from_their_records() -> None:
     assert tables.page_of(page) == page, "python -m export.reduce.tables"
 
 
-#: Pages whose tables of figures each name a record and the command that recomputes them.
+_PAPERS = (
+    *("adaptive/RESULTS.md", "backward/RESULTS.md", "calculator/RESULTS.md", "calculator/VARIATIONS.md"),
+    *("calculator/stack/RESULTS.md", "looped/RESULTS.md"),
+)
+#: Pages whose tables of figures each name a record and the command that recomputes them, or are made by a module of a
+#: paper, whose test compares them with its records.
 RECORDED = (
     *("README.md", "export/reduce/LIMITS.md", "export/estimate/README.md"),
     *("export/bundle/fewest_kernels/KERNELS.md", "export/bundle/pack/README.md"),
+    *("deploy/peers/RESULTS.md", "deploy/boards/README.md"),
+    *(f"export/papers/{name}" for name in _PAPERS),
 )
 _MARKER = re.compile(r"^<!-- table: (.+) by (.+) -->$", re.MULTILINE)
+_MADE = re.compile(
+    r"^<!-- (.+): made by python -m (export\.papers\.[\w.]+) -->$.*?^<!-- end of \1 -->$", re.MULTILINE | re.DOTALL
+)
 _FIGURE = re.compile(r"\| *[*+~±<≤≈-]*\d")
 
 
 def unmarked_tables(page: str) -> Iterator[tuple[str, re.Match[str] | None]]:
     """Yield the first line of each table of figures, and the marker between the previous table and it."""
     above = 0
+    made = {block[2] for block in _MADE.finditer(page)}
+    assert all((ROOT / f"{module.replace('.', '/')}.py").is_file() for module in made), made
+    page = _MADE.sub("", page).partition("\n## The tables\n")[0]  # which tests/test_peers.py compares with its record
     for table in re.finditer(r"^\|.*\n\|[ :|-]+\n(?:\|.*(?:\n|$))+", page, re.MULTILINE):
         if any(_FIGURE.search(row) for row in table[0].splitlines()[2:]):
             yield table[0].splitlines()[0], next(_MARKER.finditer(page, above, table.start()), None)

@@ -34,9 +34,9 @@ RECORD = Path(__file__).with_suffix(".json")
 _EXPORT = Path(__file__).parents[1]
 #: The documents with a table, by the table's name.
 PAGES = {
-    "layers": _EXPORT / "reduction" / "LIMITS.md",
+    "layers": _EXPORT / "reduce" / "LIMITS.md",
     "looped": _EXPORT / "papers" / "looped" / "RESULTS.md",
-    "calculator": _EXPORT / "calculator" / "RESULTS.md",
+    "calculator": _EXPORT / "papers" / "calculator" / "RESULTS.md",
 }
 #: A model, the size of its run, and its latency.
 _Predicted: TypeAlias = tuple[str, str, Prediction]

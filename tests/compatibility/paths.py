@@ -53,12 +53,11 @@ def run_outputs(run: Path, inputs: dict[str, Any]) -> list[Any]:
             path = trajectory(model, inputs["xs"], inputs["ys"], 3)
             return [*path.predictions, *path.residuals]
         if run.name.startswith("calculator"):
-            module = (
-                "export.papers.calculator.stack.train"
-                if run.name == "calculator-stack"
-                else "export.papers.calculator.networks"
-            )
-            model = _load(run, run.name, public(module, "NETWORKS")[run.name])
+            if run.name == "calculator-stack":
+                create = public("export.papers.calculator.stack.machine", "StackMachine")
+            else:
+                create = public("export.papers.calculator.networks", "NETWORKS")[run.name]
+            model = _load(run, run.name, create)
         else:
             from export.finetune.models import open_model
 
