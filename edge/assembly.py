@@ -29,9 +29,8 @@ from edge.runtimes.table import choose
 from edge.scheduling.admission import CacheBudget
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import ServingOptions
-from edge.security.access import Access
-from edge.security.credentials import ServerCertificates
-from edge.security.hosts import Hosts
+from edge.security.access import Access, Hosts
+from edge.security.certificates import ServerCertificates
 from edge.security.rate import RateLimit
 from edge.serving.extensions import Extensions, extensions
 from edge.serving.inference import InferenceService
@@ -40,8 +39,7 @@ from edge.serving.shared_memory import SharedMemory
 from edge.serving.streams import Streams
 from edge.serving.traces import Traces
 from edge.settings import MAX_INSTANCES, Settings, Transport, choose_transport
-from edge.telemetry.sources import ServedWork, Sources
-from edge.telemetry.telemetry import Telemetry
+from edge.telemetry.telemetry import ServedWork, Sources, Telemetry
 
 if TYPE_CHECKING:
     from edge.grpcio.server import GrpcServer

@@ -21,8 +21,7 @@ import click
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from edge.client.connection import Credentials, open_channel
-from edge.client.credentials import channel_credentials
+from edge.client.connection import Credentials, channel_credentials, open_channel
 from edge.files import write_whole
 
 _SERVER = re.compile(r"^(\s*server\s+)([^\s;{]+)(\s+down)?(?=[\s;])(?!\s*\{)", re.MULTILINE)

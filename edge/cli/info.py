@@ -19,7 +19,7 @@ from edge.cli.output import json_option, print_json, print_table, remark, stdout
 from edge.cli.view import board_facts, view
 from edge.errors import Raw, ServerRefused, UsageError
 from edge.protocol import TELEMETRY
-from edge.security.scopes import RPC_SCOPES, TELEMETRY_GET
+from edge.security.access import RPC_SCOPES, TELEMETRY_GET
 
 if TYPE_CHECKING:
     from edge.client import Client

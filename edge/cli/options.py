@@ -80,9 +80,8 @@ def _credentials(
     files = (tls_ca, tls_certificate, tls_key)
     if not (tls or any(files) or token_file):
         return None
-    from edge.client.connection import Credentials
-    from edge.client.credentials import channel_credentials
-    from edge.security.credentials import read_token
+    from edge.client.connection import Credentials, channel_credentials
+    from edge.security.certificates import read_token
 
     secure = channel_credentials(*files) if tls or any(files) else None
     return Credentials(tls=secure, token=read_token(token_file) if token_file else "")

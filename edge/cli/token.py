@@ -10,7 +10,7 @@ import msgspec
 
 from edge.cli.output import json_option, print_json, stderr
 from edge.errors import Raw, UsageError
-from edge.security.scopes import SCOPES
+from edge.security.access import SCOPES
 from edge.security.tokens import new_token
 
 

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Final, TypeVar
 from edge.client.connection import Connection, Credentials
 from edge.client.failures import FailedCall
 from edge.client.inference import CallInfo, checked_timeout
-from edge.client.retries import DEFAULT_RETRIES, Attempts, Budget, Retries
-from edge.client.round_robin import RoundRobin
+from edge.client.retries import DEFAULT_RETRIES, Attempts, Budget, Retries, RoundRobin
 from edge.client.rpcs import Rpc
 from edge.errors import Raw, UsageError
 

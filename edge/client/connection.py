@@ -34,7 +34,7 @@ class Credentials:
     """TLS settings and token of a client. Its ``repr`` holds no secret.
 
     Attributes:
-        tls: from :func:`edge.client.credentials.channel_credentials`; None connects without TLS.
+        tls: from :func:`edge.client.connection.channel_credentials`; None connects without TLS.
         token: sent with each call; empty sends none. Without TLS it can be read on the network.
     """
 

@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 
 from edge.client.failures import EXHAUSTED, UNAVAILABLE, FailedCall
-from edge.client.round_robin import RoundRobin
+from edge.client.retries import RoundRobin
 from edge.errors import UsageError
 
 

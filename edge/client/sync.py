@@ -1,6 +1,6 @@
 """Blocking client: NumPy arrays in, NumPy arrays out.
 
-:mod:`edge.client.retries` says which calls are repeated, :mod:`edge.client.round_robin` which servers are called.
+:mod:`edge.client.retries` says which calls are repeated, :mod:`edge.client.retries` which servers are called.
 """
 
 from __future__ import annotations

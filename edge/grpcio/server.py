@@ -16,8 +16,7 @@ from edge.rpc.methods import Find, Method
 from edge.rpc.parsing import Refused, Status
 from edge.rpc.servicers import TelemetryServicer
 from edge.security.access import Access
-from edge.security.certificates import Certificates
-from edge.security.credentials import ServerCertificates
+from edge.security.certificates import Certificates, ServerCertificates
 
 #: Makes a handler, by whether the client streams and whether the server does.
 _MAKERS = {

@@ -12,10 +12,9 @@ import h11
 from edge.connections.paced import PacedReader
 from edge.connections.quota import Share
 from edge.errors import InvalidRequest, Raw
-from edge.http.asgi import Application
+from edge.http.connection import SendingHalf
 from edge.http.exchange import Exchange
-from edge.http.half import SendingHalf
-from edge.http.messages import error_response, response_of
+from edge.http.messages import Application, error_response, response_of
 
 #: The limits for the request line and all headers together, and for their number.
 _MAX_HEAD_BYTES: Final = 32 * 1024

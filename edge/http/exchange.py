@@ -10,9 +10,17 @@ from typing import Final
 import h11
 
 from edge.errors import INTERNAL, InvalidRequest, Raw, RequestError
-from edge.http.asgi import Application, Message
-from edge.http.half import SendingHalf
-from edge.http.messages import RETRY_SECONDS, body_bytes, error_response, no_room, response_of, scope_of
+from edge.http.connection import SendingHalf
+from edge.http.messages import (
+    RETRY_SECONDS,
+    Application,
+    Message,
+    body_bytes,
+    error_response,
+    no_room,
+    response_of,
+    scope_of,
+)
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ import h11
 import msgspec
 
 from edge.errors import Overloaded, Raw
-from edge.http.asgi import Message, Scope, state_of
-from edge.http.half import SendingHalf
+from edge.http.connection import SendingHalf
+from edge.http.messages import Message, Scope, state_of
 
 RETRY_SECONDS: Final = 1
 _REASONS: Final = {status.value: status.phrase.encode() for status in HTTPStatus}

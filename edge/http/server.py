@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 from edge.connections.listener import Listener
 from edge.connections.quota import Quota, Share
-from edge.http.asgi import Application
 from edge.http.connection import HttpConnection
+from edge.http.messages import Application
 
 if TYPE_CHECKING:
-    from edge.security.credentials import ServerCertificates
+    from edge.security.certificates import ServerCertificates
 
 _DRAIN_CHECK_SECONDS: Final = 0.01
 

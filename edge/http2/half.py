@@ -11,11 +11,10 @@ from typing import Final
 import ngh2
 
 from edge.connections.quota import Share
-from edge.http2.connection_limits import ConnectionLimits
+from edge.http2.connection_limits import ConnectionLimits, UnreadAnswers
 from edge.http2.messages import prefix
 from edge.http2.metadata import OK_TRAILERS, RESPONSE, Metadata, trailers
 from edge.http2.rpc import UNREAD, Rpc
-from edge.http2.unread import UnreadAnswers
 from edge.serving.statuses import Code
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from edge.rpc.inference_servicer import InferenceServicer
 from edge.rpc.limits import Limits
 from edge.rpc.servicers import TelemetryServicer
 from edge.security.access import Access
-from edge.security.credentials import ServerCertificates
+from edge.security.certificates import ServerCertificates
 
 #: Between the first GOAWAY, which announces the shutdown, and the final one: calls already on their way still arrive.
 _NOTICE_SECONDS = 0.1

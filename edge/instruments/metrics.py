@@ -13,8 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from edge.instruments.energy import TierEnergy
-from edge.instruments.histogram import BUCKETS_NS, Histogram
-from edge.instruments.snapshot import End, Labels, LoopEnd, Snapshot, TextEnd, Timings
+from edge.instruments.snapshot import BUCKETS_NS, End, Histogram, Labels, LoopEnd, Snapshot, TextEnd, Timings
 
 #: The types of the Prometheus page. Triton's counters are ``unknown``, because their names lack the suffix ``_total``.
 Kind = Literal["counter", "gauge", "histogram", "unknown"]

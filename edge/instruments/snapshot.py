@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from edge.instruments.histogram import Histogram
+from edge.instruments.snapshot import Histogram
 
 #: Triton's stages in the order in which a request passes them, after ``request``, which covers all of them.
 STAGES = ("request", "queue", "compute_input", "compute_infer", "compute_output")

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from edge.instruments.histogram import BUCKETS_NS, Histogram
 from edge.instruments.metrics import REQUEST_METRICS, CompletedRequest, RequestMetric
-from edge.instruments.snapshot import Counted, End, Snapshot, Stages, TierRuns, Timings
+from edge.instruments.snapshot import BUCKETS_NS, Counted, End, Histogram, Snapshot, Stages, TierRuns, Timings
 
 log = logging.getLogger(__name__)
 

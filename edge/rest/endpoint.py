@@ -25,12 +25,11 @@ from edge.errors import (
     Unauthenticated,
     Unsupported,
 )
-from edge.http.asgi import accepted
+from edge.http.messages import accepted
 from edge.protocol import RETRY_AFTER_MS
 from edge.rest.completions import FIELDS
 from edge.rest.json_messages import encode
-from edge.security.access import CALLER, Access
-from edge.security.hosts import Hosts
+from edge.security.access import CALLER, Access, Hosts
 from edge.security.rate import client_of
 from edge.serving.statuses import STATUSES
 

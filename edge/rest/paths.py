@@ -28,8 +28,7 @@ from edge.rest.json_messages import (
     values_of,
 )
 from edge.rest.openai import OpenAiApi
-from edge.security.access import Access
-from edge.security.hosts import Hosts
+from edge.security.access import Access, Hosts
 from edge.serving.extensions import Extensions
 from edge.serving.inference import InferenceService
 from edge.serving.metadata import Metadata

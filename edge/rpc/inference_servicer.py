@@ -12,9 +12,8 @@ from urllib.parse import unquote
 from edge.pb import inference_pb2 as pb
 from edge.rpc.methods import authorization, read_from, status_of
 from edge.rpc.parsing import Refused, Status
-from edge.security.access import CALLER, Access
+from edge.security.access import CALLER, INFER_STREAM, Access
 from edge.security.rate import client_of
-from edge.security.scopes import INFER_STREAM
 from edge.serving.call import Call
 from edge.serving.extensions import Extensions
 from edge.serving.inference import InferenceService

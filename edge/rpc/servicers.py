@@ -18,8 +18,7 @@ from edge.pb.pool import POOL
 from edge.protocol import HEALTH
 from edge.rpc.methods import authorization, read_from
 from edge.rpc.parsing import Refused
-from edge.security.access import Access
-from edge.security.scopes import TELEMETRY_WATCH
+from edge.security.access import TELEMETRY_WATCH, Access
 from edge.serving.statuses import Code
 from edge.serving.streams import DRAINING
 from edge.telemetry.telemetry import Telemetry

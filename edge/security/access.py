@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from edge.errors import PermissionDenied, Raw, Unauthenticated
-from edge.security.scopes import OPEN, RPC_SCOPES
+from edge.security.access import OPEN, RPC_SCOPES
 from edge.security.tokens import Token, find_token, read_tokens
 from edge.security.watched import Watched
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from edge.errors import Raw, UsageError
-from edge.security.scopes import SCOPES
+from edge.security.access import SCOPES
 from edge.security.watched import read_limited
 
 #: Every call is compared with all tokens, so that its duration reveals nothing.

@@ -12,7 +12,7 @@ import numpy as np
 
 from edge.datatypes import DATATYPES, WIRE_TYPES, Array, datatype_of
 from edge.errors import InvalidRequest, Raw, RunnerError
-from edge.instruments.nonfinite import NonfiniteWarnings
+from edge.instruments.logs import NonfiniteWarnings
 from edge.instruments.snapshot import End, LoopEnd, TextEnd
 from edge.pb import inference_pb2 as pb
 from edge.programs.generate import FIRST_TOKEN_NS, LAST_TOKEN_NS, PROMPT_TOKENS

@@ -16,13 +16,13 @@ from prometheus_client.registry import Collector
 from edge import __version__
 from edge.connections.quota import Quota
 from edge.instruments.board import Board, read_board
-from edge.instruments.histogram import Histogram
 from edge.instruments.memory import MemoryReading
 from edge.instruments.metrics import METRICS, PER_UNIT, Metric, ModelNow
 from edge.instruments.sensors import SensorReading
+from edge.instruments.snapshot import Histogram
 from edge.repository.entry import Entry
 from edge.telemetry.pages import Content, Page
-from edge.telemetry.sources import Sources
+from edge.telemetry.telemetry import Sources
 
 #: The gauges of the server: name to help and value.
 SERVER_METRICS: Final[dict[str, tuple[str, Callable[[Sources], float]]]] = {

@@ -18,10 +18,8 @@ from typing import Final
 import msgspec
 
 from edge.errors import PermissionDenied, Unauthenticated
-from edge.http.asgi import Receive, Scope, Send, accepted
-from edge.security.access import Access
-from edge.security.hosts import Hosts
-from edge.security.scopes import TELEMETRY_GET
+from edge.http.messages import Receive, Scope, Send, accepted
+from edge.security.access import TELEMETRY_GET, Access, Hosts
 from edge.serving.statuses import STATUSES
 from edge.telemetry.window import Reading, Recent, document
 

@@ -12,12 +12,11 @@ import msgspec
 
 from edge.instruments.board import read_board
 from edge.instruments.energy import TierEnergy
-from edge.instruments.histogram import Histogram
 from edge.instruments.metrics import NONFINITE, PER_UNIT, REQUEST_METRICS, RequestMetric
-from edge.instruments.snapshot import Snapshot, Stages
+from edge.instruments.snapshot import Histogram, Snapshot, Stages
 from edge.pb import telemetry_pb2 as pb
 from edge.repository.entry import Entry
-from edge.telemetry.sources import Sources
+from edge.telemetry.telemetry import Sources
 
 log = logging.getLogger(__name__)
 

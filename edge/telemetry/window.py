@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 from google.protobuf.json_format import MessageToDict
 
-from edge.instruments.histogram import Histogram
+from edge.instruments.snapshot import Histogram
 from edge.pb import telemetry_pb2 as pb
 
 #: Length of a window. A single second may have too few requests for stable percentiles.

@@ -12,8 +12,7 @@ from edge.cli.output import json_option, print_json, working
 from edge.errors import Raw, UsageError
 from export.bundle.outputs import check_run
 from export.cli.report import write_reports
-from export.finetune import DATA, NAMES, data_directory, is_imported
-from export.finetune.options import (
+from export.commands.finetune_options import (
     OwnOptions,
     batch_option,
     distillation_of,
@@ -22,6 +21,7 @@ from export.finetune.options import (
     own_data_options,
     rate_option,
 )
+from export.finetune import DATA, NAMES, data_directory, is_imported
 from export.finetune.recipe import MAX_LENGTH, Recipe
 from export.report.measures import print_measures
 from export.training.loading import loading_torch

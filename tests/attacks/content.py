@@ -13,8 +13,8 @@ from edge.pb import inference_pb2 as pb
 from tests.attacks.measure import attack
 from tests.attacks.target import SPECIAL, Target
 from tests.support import image_model
-from tests.support.busy_model import busy
 from tests.support.sample_requests import good
+from tests.support.server_models import busy
 
 #: For one call: a server that takes longer has fallen.
 SECONDS = 20

@@ -16,7 +16,7 @@ from edge.launch import serving
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
 from tests.conformance.models import QUEUE_SIZE, write_bundles, write_repository
-from tests.support.balanced_servers import free_port
+from tests.support.commands import free_port
 
 #: Where ``deploy/peers/install.sh triton`` puts it.
 TRITON = Path(os.environ.get("FEWHEADS_PEERS", Path.home() / ".cache" / "fewheads-peers")) / "triton"

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from edge.pb import inference_pb2 as pb
 from edge.protocol import FINAL_RESPONSE
 from tests.conformance.peer import Action, Case, Peer, flat, mixed, outcome, request, slow
-from tests.support.open_stream import Sender
+from tests.support.sample_requests import Sender
 
 
 def _one(response: pb.ModelStreamInferResponse) -> str:

@@ -19,7 +19,7 @@ from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden
 from edge.client import Client, Retries
 from edge.launch import serving
-from tests.support.balanced_servers import free_port
+from tests.support.commands import free_port
 from tests.support.models import ORACLE_BUNDLE, write_oracle_bundle
 from tests.support.tools import DEPLOY, run, tool
 from tests.support.traffic import traffic

@@ -31,8 +31,7 @@ from edge.scheduling.tier_executor import LoopExecutor
 from tests.device.software import LAUNCH, SoftwareDriver
 from tests.support.commands import answer, fewheads
 from tests.support.in_process import running_here
-from tests.support.loop_model import ENDLESS, NAME, prompt, write_halving_bundle
-from tests.support.loop_requests import check_requests_that_join_and_leave
+from tests.support.loop_model import ENDLESS, NAME, check_requests_that_join_and_leave, prompt, write_halving_bundle
 from tests.support.sample_requests import triton_input
 
 FULL = Options("full")

@@ -18,12 +18,11 @@ from edge.programs.generate import Generate
 from edge.programs.loop import Loop
 from edge.server import Ready
 from edge.settings import TRANSPORTS, Settings
-from tests.support.busy_model import Stub, busy
 from tests.support.letters_model import NAME as LETTERS
 from tests.support.letters_model import open_letters, write_letters_bundle
 from tests.support.loop_model import NAME, open_loop, write_halving_bundle
 from tests.support.models import ORACLE_BUNDLE, VERSIONED, write_oracle_bundle
-from tests.support.server_models import write_busy_bundle, write_echo_bundle
+from tests.support.server_models import Stub, busy, write_busy_bundle, write_echo_bundle
 
 
 @pytest.fixture(autouse=True)

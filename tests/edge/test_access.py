@@ -20,12 +20,11 @@ from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2
 from edge.protocol import INFERENCE
-from edge.security.scopes import INFER_STREAM, OPEN, RPC_SCOPES, SCOPES, TELEMETRY_WATCH
+from edge.security.access import INFER_STREAM, OPEN, RPC_SCOPES, SCOPES, TELEMETRY_WATCH
 from edge.server import Ready
 from edge.settings import TRANSPORTS
 from tests.support.models import ORACLE_BUNDLE
-from tests.support.rpcs import HEALTH_NAME, REQUESTS, methods
-from tests.support.sample_requests import LOAD, REGION, good, log_setting, trace_setting
+from tests.support.sample_requests import HEALTH_NAME, LOAD, REGION, REQUESTS, good, log_setting, methods, trace_setting
 from tests.support.secured_servers import bearer, tokens_file
 
 UNAUTHENTICATED, DENIED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED

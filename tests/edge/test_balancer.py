@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from edge.client import Client, Credentials, Retries, text
-from edge.client.credentials import channel_credentials
+from edge.client.connection import channel_credentials
 from edge.errors import ServerError
-from tests.support.balanced_servers import Board, balancer, boards, followed, reload
+from tests.support.commands import Board, balancer, boards, followed, reload
 from tests.support.metrics import wait_until
 from tests.support.models import ORACLE, ORACLE_BUNDLE
 from tests.support.secured_servers import Authority, tokens_file

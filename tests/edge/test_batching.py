@@ -19,7 +19,7 @@ from edge.bundles.manifest import Serving
 from edge.bundles.steps import TokenizerPreprocess
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, RunnerError
-from edge.instruments.nonfinite import NonfiniteWarnings
+from edge.instruments.logs import NonfiniteWarnings
 from edge.instruments.statistics import ModelStatistics
 from edge.programs.program import Options
 from edge.repository.model import Model
@@ -372,7 +372,7 @@ def test_one_warning_per_model_and_period(caplog: pytest.LogCaptureFixture) -> N
         caplog.clear()
         return messages
 
-    caplog.set_level(logging.WARNING, "edge.instruments.nonfinite")
+    caplog.set_level(logging.WARNING, "edge.instruments.logs")
     warnings = NonfiniteWarnings(seconds=3600)
     for _ in range(4):
         warnings.found("m", "half", ["logits", "value"])

@@ -33,8 +33,7 @@ from edge.errors import ServerError, UsageError
 from edge.launch import running_server
 from tests.support.commands import fewheads, mistake, shown
 from tests.support.models import EXPRESSIONS, ORACLE, ORACLE_BUNDLE
-from tests.support.server_models import write_busy_bundle
-from tests.support.tiered_model import write_tiered_bundle
+from tests.support.server_models import write_busy_bundle, write_tiered_bundle
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,8 @@ from edge.scheduling.admission import CacheBudget
 from edge.scheduling.scheduler import Scheduler
 from tests.support.letters_model import write_letters_bundle
 from tests.support.models import write_oracle_bundle
+from tests.support.server_models import write_tiered_bundle
 from tests.support.server_processes import served
-from tests.support.tiered_model import write_tiered_bundle
 
 MIB = 1024**2
 RUNTIME = choose("onnxruntime")

@@ -13,11 +13,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from edge.client.credentials import channel_credentials
+from edge.client.connection import channel_credentials
 from edge.errors import UsageError
 from edge.grpcio.server import credentials
-from edge.security.certificates import read_certificates
-from edge.security.credentials import ServerCertificates, read_token
+from edge.security.certificates import ServerCertificates, read_certificates, read_token
 from edge.security.watched import Watched
 from tests.support.secured_servers import HOST, Authority, write_private
 

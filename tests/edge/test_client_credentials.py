@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from edge.client import ONCE, AsyncClient, Client, Credentials, text
-from edge.client.credentials import channel_credentials
+from edge.client.connection import channel_credentials
 from edge.client.failures import FailedCall
 from edge.errors import ServerError, UsageError
 from edge.server import Ready

@@ -10,9 +10,8 @@ import pytest
 
 import edge
 from edge.pb import telemetry_pb2, telemetry_pb2_grpc
-from tests.support.busy_model import busy
 from tests.support.models import write_oracle_bundle
-from tests.support.server_models import write_busy_bundle
+from tests.support.server_models import busy, write_busy_bundle
 from tests.support.server_processes import is_ready, problems, served
 
 LIBRARIES = sorted(Path("/usr/lib").glob("*-linux-gnu/faketime/libfaketimeMT.so.1"))

@@ -27,11 +27,10 @@ from edge.repository.loader import Loader
 from edge.repository.repository import Directory, Repository
 from edge.scheduling.scheduler import Scheduler
 from edge.server import Ready
-from tests.support.busy_model import busy
 from tests.support.metrics import wait_until
 from tests.support.model_control import NAME, READY, UNAVAILABLE, ask, damage, explicit, is_healthy, served, states
 from tests.support.models import DATA, write_oracle_bundle
-from tests.support.server_models import write_busy_bundle
+from tests.support.server_models import busy, write_busy_bundle
 from tests.support.traffic import Traffic, traffic
 
 #: Growth that is not a leak: allocator pools and arenas.

@@ -19,7 +19,7 @@ from tests.support.http_server import http_server
 from tests.support.metrics import wait_until
 from tests.support.models import ORACLE_BUNDLE
 from tests.support.secured_servers import tokens_file
-from tests.support.tiered_model import write_tiered_bundle
+from tests.support.server_models import write_tiered_bundle
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
 

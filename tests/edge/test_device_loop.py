@@ -21,8 +21,7 @@ from edge.runner import LoopTensors
 from edge.runtimes.build import load_runner
 from edge.runtimes.host import HostLoop, copying
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from tests.support.loop_model import NAME, prompt, write_halving_bundle
-from tests.support.loop_requests import check_requests_that_join_and_leave
+from tests.support.loop_model import NAME, check_requests_that_join_and_leave, prompt, write_halving_bundle
 from tests.support.models import graph_of, serialized
 
 TENSORS = LoopTensors("state", "prompt", "last", "next_state", "prediction", "residual")

@@ -15,10 +15,10 @@ from tritonclient.utils import InferenceServerException
 
 from edge.datatypes import Array
 from edge.server import Ready
-from tests.support.busy_model import Stub, busy
 from tests.support.http_requests import INFER, ask, tensor
 from tests.support.models import ORACLE
 from tests.support.sample_requests import TEXTS, TRUTH, column, triton_input
+from tests.support.server_models import Stub, busy
 
 TOKENS = np.full((3, 15), 0.5, np.float32)
 INPUT = {"expression": column(*TEXTS), "x": TOKENS}

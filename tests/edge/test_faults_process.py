@@ -16,7 +16,7 @@ from edge.client import Client
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from tests.support.commands import answer, fewheads, refusal
-from tests.support.full_disk import can_mount
+from tests.support.conditions import can_mount
 from tests.support.metrics import wait_until
 from tests.support.models import write_oracle_bundle
 from tests.support.server_processes import Served, served
@@ -76,7 +76,7 @@ def is_served(server: Served) -> bool:
 
 def test_server_that_can_write_nothing_serves(repository: Path) -> None:
     """It can write neither a file nor a line of its debug log."""
-    program = f"tests.support.full_disk no-room {repository}"
+    program = f"tests.support.conditions no-room {repository}"
     with served(repository, "--model-control=explicit", "--load-model=*", "--log-level=debug", program=program) as one:
         assert is_served(one)
         with pytest.raises(grpc.RpcError) as caught:
@@ -94,7 +94,7 @@ def test_read_only_cache_is_used_and_not_written(repository: Path, tmp_path: Pat
     cache = tmp_path / "builds"
     cache.mkdir()
     arguments = ["build", str(repository / "oracle"), "--target=onnxruntime", f"--cache={cache}", "--json"]
-    program = f"tests.support.full_disk read-only {cache}"
+    program = f"tests.support.conditions read-only {cache}"
     command = [sys.executable, "-m", *program.split(), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert "Read-only file system" in refusal(done, 2)

@@ -18,10 +18,9 @@ from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from edge.server import Ready
 from edge.serving.forms import take_apart
-from tests.support.busy_model import busy
 from tests.support.http2_client import RawClient
 from tests.support.metrics import gauge, gauges, wait_until
-from tests.support.server_models import write_busy_bundle
+from tests.support.server_models import busy, write_busy_bundle
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
 

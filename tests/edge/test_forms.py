@@ -22,7 +22,7 @@ from edge.serving import forms
 from edge.serving.request import request_of
 from edge.serving.shared_memory import DIRECTORY, SharedMemory
 from edge.serving.wire import Sent, sent_inputs
-from tests.support.inference_service import Running, running_service
+from tests.support.in_process import Running, running_service
 from tests.support.jobs import occupied
 from tests.support.models import ORACLE, write_oracle_bundle
 from tests.support.sample_requests import changed, expression, good, in_region, parameter, shaped, typed

@@ -28,8 +28,7 @@ from tests.support.fuzzing import mutated, profile
 from tests.support.fuzzing import requests as infer_requests
 from tests.support.metrics import is_at_rest, wait_until
 from tests.support.models import ORACLE, ORACLE_BUNDLE, VERSIONED
-from tests.support.rpcs import methods
-from tests.support.sample_requests import SEEDS, good, in_region
+from tests.support.sample_requests import SEEDS, good, in_region, methods
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
 

@@ -20,7 +20,7 @@ from edge.scheduling.job import Job
 from edge.scheduling.queue import JobQueue
 from edge.scheduling.runs import Run, Runs
 from edge.scheduling.tier_executor import TextExecutor
-from tests.support.inference_service import running_service
+from tests.support.in_process import running_service
 from tests.support.jobs import occupied
 from tests.support.letters_model import (
     MAX_BATCH_SIZE,

@@ -25,7 +25,7 @@ from edge.serving.call import MESSAGE
 from edge.telemetry.metrics import families
 from edge.telemetry.telemetry import request_metrics
 from tests.support.http_requests import ask
-from tests.support.inference_service import Running, running_service
+from tests.support.in_process import Running, running_service
 from tests.support.jobs import occupied
 from tests.support.letters_model import (
     BYTES,

@@ -25,8 +25,7 @@ from tests.support.letters_model import (
     write_letters_bundle,
 )
 from tests.support.metrics import is_at_rest, wait_until
-from tests.support.open_stream import Sender
-from tests.support.sample_requests import column, triton_input
+from tests.support.sample_requests import Sender, column, triton_input
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
 

@@ -24,9 +24,8 @@ from edge.server import Ready
 from edge.serving.call import MESSAGE
 from tests.support.commands import mistake, shown
 from tests.support.http_requests import Heard, ask
-from tests.support.inference_service import Running, running_service
+from tests.support.in_process import Running, running_service
 from tests.support.jobs import occupied
-from tests.support.letters_head import write_letters_head
 from tests.support.letters_model import (
     NAME,
     PROMPT,
@@ -36,6 +35,7 @@ from tests.support.letters_model import (
     text_of,
     text_request,
     write_letters_bundle,
+    write_letters_head,
 )
 from tests.support.models import ORACLE, write_oracle_bundle
 

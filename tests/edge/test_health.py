@@ -23,7 +23,7 @@ from edge.repository.repository import Repository
 from edge.scheduling.runs import Run
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import TierExecutor
-from tests.support.faulty_runners import ILLEGAL, Faulty
+from tests.support.conditions import ILLEGAL, Faulty
 from tests.support.in_process import write_oracle_and_failing_bundle
 from tests.support.jobs import WAIT, executor_of, job_of, occupied, output, submitted
 from tests.support.metrics import wait_until
@@ -149,7 +149,7 @@ def request(number: float = 1.0) -> pb.ModelInferRequest:
 
 
 def test_lost_device_is_reported_and_ends_the_process(repository: Path) -> None:
-    with served(repository, program="tests.support.faulty_runners lost") as server:
+    with served(repository, program="tests.support.conditions lost") as server:
         server.stub.ModelInfer(request())
         assert is_ready(server)
         with pytest.raises(grpc.RpcError) as caught:
@@ -169,7 +169,7 @@ def test_lost_device_is_reported_and_ends_the_process(repository: Path) -> None:
 
 
 def test_model_that_fails_on_golden_inputs_is_not_ready_until_it_recovers(repository: Path) -> None:
-    with served(repository, program="tests.support.faulty_runners worn-out") as server:
+    with served(repository, program="tests.support.conditions worn-out") as server:
         for _ in range(3):
             assert is_ready(server)
             with pytest.raises(grpc.RpcError):

@@ -19,10 +19,10 @@ from edge.connections import quota
 from edge.connections.quota import Quota, Refusal
 from edge.errors import PermissionDenied, RequestError
 from edge.http import connection as http_connection
-from edge.http.asgi import Message, Receive, Scope, Send, accepted
 from edge.http.exchange import Exchange
+from edge.http.messages import Message, Receive, Scope, Send, accepted
 from edge.launch import running_server
-from edge.security.hosts import Hosts
+from edge.security.access import Hosts
 from tests.support.http_requests import ask
 from tests.support.http_server import Running, everything, http_server
 from tests.support.metrics import wait_until

@@ -32,7 +32,7 @@ from edge.pb import inference_pb2 as pb
 from edge.serving.wire import to_raw
 from tests.support.commands import mistake, shown
 from tests.support.image_model import LABELS, NAME, bright, encoded, logits, write_image_bundle
-from tests.support.inference_service import running_service
+from tests.support.in_process import running_service
 from tests.support.models import ORACLE, write_oracle_bundle
 from tests.support.sample_requests import column, good, triton_input
 

@@ -29,7 +29,7 @@ from edge.server import Ready
 from tests.support.commands import SECONDS, fewheads, mistake, refusal, shown
 from tests.support.letters_model import FAILING, NAME, PROMPT, TEXT, continued
 from tests.support.models import ORACLE, graph_of, manifest_of, serialized
-from tests.support.tiered_model import WIDTH, write_tiered_bundle
+from tests.support.server_models import WIDTH, write_tiered_bundle
 
 
 def infer(url: str, *arguments: object) -> Any:

@@ -21,7 +21,7 @@ from edge.pb import inference_pb2 as pb
 from edge.programs.program import Computed, Options, Program
 from edge.repository.loader import ServingOptions
 from edge.serving import inference
-from tests.support.inference_service import Running, running_service
+from tests.support.in_process import Running, running_service
 from tests.support.jobs import WAIT, occupied
 from tests.support.sample_requests import good, parameter, shaped, text
 from tests.support.text_model import write_sentiment_bundle

@@ -25,11 +25,9 @@ from edge.rpc.servicers import TelemetryServicer
 from edge.serving.call import Call
 from edge.serving.inference import InferenceService
 from edge.settings import TRANSPORTS
-from tests.support.in_process import serving_here
-from tests.support.inference_service import running_service
+from tests.support.in_process import running_service, serving_here
 from tests.support.loop_model import NAME, prompt, write_halving_bundle
-from tests.support.rpcs import REQUESTS, methods
-from tests.support.sample_requests import good
+from tests.support.sample_requests import REQUESTS, good, methods
 
 SECRET = "/etc/a-path-that-no-client-should-see"
 OURS = [rpc for rpc in methods() if rpc.split("/")[1] in (INFERENCE, TELEMETRY)]

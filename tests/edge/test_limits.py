@@ -18,9 +18,9 @@ from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
 from edge.rpc.limits import Limits
 from edge.server import Ready
-from tests.support.busy_model import busy
 from tests.support.http2_client import RawClient, Subject, serving
 from tests.support.metrics import wait_until
+from tests.support.server_models import busy
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
 

@@ -20,9 +20,9 @@ from edge.scheduling.job import MOST_PARTIAL_ANSWERS
 from edge.serving.call import MESSAGE
 from edge.serving.wire import from_raw
 from tests.support.http_requests import ask
-from tests.support.inference_service import Running, running_service
-from tests.support.letters_head import GAIN, write_letters_head
+from tests.support.in_process import Running, running_service
 from tests.support.letters_model import (
+    GAIN,
     LETTERS,
     NAME,
     PROMPT,
@@ -31,6 +31,7 @@ from tests.support.letters_model import (
     continued,
     text_request,
     write_letters_bundle,
+    write_letters_head,
 )
 from tests.support.loop_model import NAME as LOOP
 from tests.support.loop_model import loop_request, write_halving_bundle

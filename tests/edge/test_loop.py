@@ -22,7 +22,7 @@ from edge.errors import BundleError, InvalidRequest, RunnerError
 from edge.programs.loop import Loop
 from edge.programs.program import Joining, LoopLimits, Options
 from edge.protocol import LOOPS, STOPPED
-from tests.support.inference_service import Running, running_service
+from tests.support.in_process import Running, running_service
 from tests.support.loop_model import (
     ENDLESS,
     FAILING,

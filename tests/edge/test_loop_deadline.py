@@ -19,7 +19,7 @@ from edge.programs.program import LoopLimits
 from edge.scheduling.tier_executor import ServingOptions
 from edge.telemetry.metrics import families
 from edge.telemetry.telemetry import request_metrics
-from tests.support.inference_service import Running, running_service
+from tests.support.in_process import Running, running_service
 from tests.support.loop_model import ENDLESS, MOST_LOOPS, NAME, array_of, loop_request, write_halving_bundle
 from tests.support.metrics import CountedRequest, rendered
 

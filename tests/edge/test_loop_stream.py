@@ -19,8 +19,7 @@ from edge.server import Ready
 from tests.support.loop_model import ENDLESS, MOST_LOOPS, NAME, array_of, loop_request, prompt, write_halving_bundle
 from tests.support.metrics import is_at_rest, wait_until
 from tests.support.models import ORACLE_BUNDLE
-from tests.support.open_stream import Sender
-from tests.support.sample_requests import expression, triton_input
+from tests.support.sample_requests import Sender, expression, triton_input
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
 

@@ -16,7 +16,7 @@ from edge.health.health import Health
 from edge.pb import inference_pb2 as pb
 from edge.repository.loader import ServingOptions
 from edge.serving.metadata import Metadata
-from tests.support.inference_service import Running, running_service
+from tests.support.in_process import Running, running_service
 from tests.support.models import ORACLE, ORACLE_BUNDLE, write_oracle_bundle
 from tests.support.sample_requests import good, shaped
 

@@ -23,10 +23,9 @@ from edge.pb import telemetry_pb2, telemetry_pb2_grpc
 from edge.runner import Tensor
 from edge.runtimes.onnxruntime_runner import CPU, CUDA, OnnxRuntimeRunner
 from tests.data.make_broken_bundles import changed_onnx, external_data
-from tests.support.busy_model import busy
 from tests.support.metrics import wait_until
 from tests.support.models import manifest_of, oracle_onnx, serialized
-from tests.support.server_models import table_graph, write_busy_bundle, write_echo_bundle
+from tests.support.server_models import busy, table_graph, write_busy_bundle, write_echo_bundle
 from tests.support.server_processes import model_states, served
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from edge.pb import telemetry_pb2, telemetry_pb2_grpc
-from tests.support.busy_model import QUEUE_SIZE, Stub, busy
 from tests.support.metrics import wait_until
+from tests.support.server_models import QUEUE_SIZE, Stub, busy
 
 #: The tests concern the protocol, whatever carries it.
 ON_EVERY_TRANSPORT = True

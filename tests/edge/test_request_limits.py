@@ -16,8 +16,7 @@ from edge.pb import inference_pb2 as pb
 from edge.protocol import INFERENCE
 from edge.serving.request import SMALL_BYTES, check_message
 from edge.settings import TRANSPORTS
-from tests.support.in_process import serving_here
-from tests.support.inference_service import running_service
+from tests.support.in_process import running_service, serving_here
 from tests.support.sample_requests import changed, good
 
 MOST_PARTS, MOST_NUMBERS = 16 * 1024, 8 * 2**20

@@ -18,12 +18,12 @@ import pytest
 from edge.errors import ServerError
 from edge.launch import running_server
 from edge.pb import telemetry_pb2, telemetry_pb2_grpc
-from tests.support.busy_model import Stub, failures
-from tests.support.busy_model import busy as busy_message
 from tests.support.http_requests import INFER, ask, busy, good
 from tests.support.metrics import wait_until
 from tests.support.models import ORACLE, ORACLE_BUNDLE
 from tests.support.secured_servers import Authority, tokens_file
+from tests.support.server_models import Stub, failures
+from tests.support.server_models import busy as busy_message
 
 BUSY = "/v2/models/busy/infer"
 GOOD = good()

@@ -18,12 +18,11 @@ from edge import errors
 from edge.connections.quota import Quota
 from edge.datatypes import NUMPY_TYPES, Array
 from edge.errors import InvalidRequest
-from edge.http.asgi import state_of
+from edge.http.messages import state_of
 from edge.rest.endpoint import Endpoints
 from edge.rest.infer import BodyEncoder, infer_request
 from edge.rest.json_messages import MAX_JSON_BYTES
-from edge.security.access import Access
-from edge.security.scopes import INFER_STREAM
+from edge.security.access import INFER_STREAM, Access
 from edge.serving.call import InferResponse
 from edge.serving.request import InferRequest, InputTensor
 from edge.serving.wire import to_raw

@@ -11,8 +11,7 @@ import pytest
 
 from edge.client import ONCE, Client, Retries
 from edge.client.failures import FailedCall
-from edge.client.retries import Attempts, Budget
-from edge.client.round_robin import FIRST_OUT_SECONDS, LONGEST_OUT_SECONDS, MISSES, RoundRobin
+from edge.client.retries import FIRST_OUT_SECONDS, LONGEST_OUT_SECONDS, MISSES, Attempts, Budget, RoundRobin
 from edge.errors import ServerError, ServerRefused, UsageError
 from tests.support.clients import CLIENTS
 from tests.support.metrics import wait_until

@@ -27,10 +27,19 @@ from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
 from edge.protocol import INFERENCE
 from edge.server import Ready
-from tests.support.busy_model import busy
 from tests.support.models import ORACLE, ORACLE_BUNDLE
-from tests.support.rpcs import SERVICES
-from tests.support.sample_requests import LOAD, REGION, UNLOAD, changed, column, log_setting, parameter, triton_input
+from tests.support.sample_requests import (
+    LOAD,
+    REGION,
+    SERVICES,
+    UNLOAD,
+    changed,
+    column,
+    log_setting,
+    parameter,
+    triton_input,
+)
+from tests.support.server_models import busy
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
 

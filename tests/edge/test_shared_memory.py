@@ -24,10 +24,10 @@ from edge.launch import running_server
 from edge.pb import inference_pb2_grpc
 from edge.server import Ready
 from edge.serving.shared_memory import MAX_REGIONS, SharedMemory
-from tests.support.busy_model import busy
 from tests.support.metrics import wait_until
 from tests.support.models import ORACLE
 from tests.support.sample_requests import in_region
+from tests.support.server_models import busy
 
 SIZE = 4096
 LIMIT = 1_000_000

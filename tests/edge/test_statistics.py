@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.instruments.histogram import BUCKETS_NS, Histogram
 from edge.instruments.metrics import METRICS, RequestMetric
-from edge.instruments.snapshot import STAGES, Snapshot, TierRuns, Timings
+from edge.instruments.snapshot import BUCKETS_NS, STAGES, Histogram, Snapshot, TierRuns, Timings
 from edge.instruments.statistics import ModelStatistics
 from tests.support.metrics import CountedRequest
 

@@ -23,12 +23,10 @@ from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
 from edge.server import Ready
 from edge.serving.streams import MAX_IN_FLIGHT
-from tests.support.busy_model import busy, failures
 from tests.support.metrics import gauge, is_at_rest, wait_until
 from tests.support.models import ORACLE
-from tests.support.open_stream import Sender
-from tests.support.sample_requests import column, expression, triton_input
-from tests.support.server_models import ECHO_MAX
+from tests.support.sample_requests import Sender, column, expression, triton_input
+from tests.support.server_models import ECHO_MAX, busy, failures
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
 
@@ -122,7 +120,7 @@ def test_cancelled_stream_leaves_nothing(stub: Stub, server: Ready, count: int) 
 def test_killed_client_leaves_nothing(stub: Stub, server: Ready, url: str) -> None:
     code = (
         "import sys, grpc, itertools\n"
-        "from tests.support.busy_model import busy\n"
+        "from tests.support.server_models import busy\n"
         f"call = grpc.insecure_channel({url!r}).stream_stream({METHOD!r})\n"
         "message = busy(100).SerializeToString()\n"
         "for _ in call(itertools.repeat(message)):\n"

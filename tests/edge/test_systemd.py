@@ -18,10 +18,9 @@ import pytest
 from edge.cli.serve import serve
 from edge.health.systemd import Notifier
 from edge.settings import Settings
-from tests.support.busy_model import busy
 from tests.support.metrics import wait_until
 from tests.support.models import write_oracle_bundle
-from tests.support.server_models import write_busy_bundle
+from tests.support.server_models import busy, write_busy_bundle
 from tests.support.server_processes import served
 
 UNIT = Path(__file__).parents[2] / "deploy" / "fewheads.service"

@@ -19,11 +19,10 @@ from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from edge.scheduling.job import expired
 from edge.server import Ready
 from edge.telemetry.metrics import _SENSORS
-from tests.support.busy_model import busy
-from tests.support.inference_service import running_service
+from tests.support.in_process import running_service
 from tests.support.metrics import page_of, wait_until
 from tests.support.sample_requests import good, text
-from tests.support.server_models import echo_input, write_busy_bundle, write_echo_bundle
+from tests.support.server_models import busy, echo_input, write_busy_bundle, write_echo_bundle
 from tests.support.text_model import write_sentiment_bundle
 
 Stub = inference_pb2_grpc.GRPCInferenceServiceStub

@@ -26,7 +26,7 @@ from edge.repository.model import Model
 from edge.runtimes.build import load_runner
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from tests.support import text_model
-from tests.support.inference_service import running_service
+from tests.support.in_process import running_service
 from tests.support.models import graph_of, serialized
 from tests.support.sample_requests import column, triton_input
 from tests.support.text_model import LABELS, TEXTS, TIERS, logits, manifest, model, write_sentiment_bundle

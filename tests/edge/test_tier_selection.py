@@ -22,9 +22,9 @@ from edge.pb import inference_pb2 as pb
 from edge.scheduling.latency import LatencyModel
 from edge.scheduling.tier_executor import TierExecutor
 from edge.scheduling.tier_selection import AUTO, Demand, LoadLevel, TierSelector
-from tests.support.inference_service import running_service
+from tests.support.in_process import running_service
 from tests.support.jobs import executor_of
-from tests.support.tiered_model import WIDTH, write_tiered_bundle
+from tests.support.server_models import WIDTH, write_tiered_bundle
 
 #: Seconds of a request, of the full tier and of leaner ones.
 COSTS = (0.008, 0.004, 0.002)

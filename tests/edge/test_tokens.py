@@ -15,9 +15,8 @@ import pytest
 
 from edge.errors import PermissionDenied, Unauthenticated, UsageError
 from edge.protocol import INFERENCE
-from edge.security.access import Access
-from edge.security.credentials import read_token
-from edge.security.scopes import TELEMETRY_GET
+from edge.security.access import TELEMETRY_GET, Access
+from edge.security.certificates import read_token
 from edge.security.tokens import MAX_TOKENS, Token, find_token, new_token, read_tokens
 from edge.security.watched import read_limited
 from tests.support.commands import answer, fewheads, refusal

@@ -18,7 +18,7 @@ from edge.repository.repository import Repository
 from edge.scheduling.scheduler import Scheduler
 from edge.serving.streams import Streams
 from edge.telemetry import telemetry
-from edge.telemetry.sources import Sources
+from edge.telemetry.telemetry import Sources
 from tests.support.commands import python
 
 

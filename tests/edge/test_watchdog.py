@@ -17,10 +17,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from edge.pb import inference_pb2 as pb
 from edge.pb import telemetry_pb2, telemetry_pb2_grpc
 from tests.support import server_processes
-from tests.support.busy_model import busy
 from tests.support.metrics import gauge, wait_until
 from tests.support.models import write_oracle_bundle
-from tests.support.server_models import write_busy_bundle
+from tests.support.server_models import busy, write_busy_bundle
 from tests.support.server_processes import NOT_SERVING, SERVING, Served, is_ready, model_states, problems, served
 
 #: Between 0.8 s and 4 s; nothing longer may come before, since the usual time of a tier raises its limit.

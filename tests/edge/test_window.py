@@ -11,7 +11,7 @@ from google.protobuf.json_format import ParseDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.instruments.histogram import BUCKETS_NS, Histogram
+from edge.instruments.snapshot import BUCKETS_NS, Histogram
 from edge.pb import telemetry_pb2 as pb
 from edge.telemetry.window import WINDOW_SECONDS, Recent, between, document
 

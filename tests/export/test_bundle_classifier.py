@@ -17,8 +17,8 @@ from edge.launch import running_server
 from edge.runtimes.build import build
 from export.bundle.accuracy import predict_file
 from export.bundle.targets import tier_names
-from export.cli.export import export
 from export.cli.finetune import finetune
+from export.commands.export.export import export
 from export.data.tokens import load_tokenizer
 from export.estimate.devices import DEFAULT_BOARD
 from export.estimate.estimate import estimate_bundle

@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from edge.errors import UsageError
-from export.cli.export import export
 from export.cli.finetune import finetune
 from export.cli.pack import pack
 from export.cli.reduce import reduce
 from export.cli.route import route
 from export.cli.train import train
+from export.commands.export.export import export
 from export.papers.adaptive.run import compare
 from export.papers.frontier.cli import frontier
 from tests.support.task_data import invoke

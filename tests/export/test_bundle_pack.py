@@ -18,8 +18,8 @@ from edge.cli.info import info
 from edge.errors import GoldenError, UsageError
 from edge.launch import running_server
 from edge.runtimes.build import load_runner
-from export.cli.export import export
 from export.cli.pack import pack
+from export.commands.export.export import export
 from tests.data.make_broken_bundles import changed_onnx, custom_operator
 from tests.support import text_model
 from tests.support.models import oracle_onnx, serialized

@@ -4,8 +4,8 @@ import pytest
 
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
-from export.cli.export import export
 from export.cli.train import train
+from export.commands.export.export import export
 from export.papers.calculator.networks import NETWORKS
 from export.papers.calculator.specs import NAMES
 from export.training.runs import read_config

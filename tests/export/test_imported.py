@@ -18,9 +18,9 @@ from edge.bundles.preprocess import preprocessor
 from edge.errors import UsageError
 from edge.launch import running_server
 from edge.runtimes.build import build, load_runner
-from export.cli.export import export
 from export.cli.import_ import import_
 from export.cli.reduce import reduce
+from export.commands.export.export import export
 from export.data.examples import split_holdout
 from export.data.tokens import encode, load_tokenizer
 from export.errors import DataError

@@ -8,8 +8,8 @@ import torch
 
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
-from export.cli.export import export
 from export.cli.finetune import finetune
+from export.commands.export.export import export
 from export.data.examples import Examples, split_holdout
 from export.data.tokens import encode, load_tokenizer
 from export.errors import DataError

@@ -16,9 +16,9 @@ from edge.bundles.manifest import Profile, Tolerance
 from edge.errors import GoldenError
 from edge.launch import running_server
 from edge.runtimes.tensorrt.build import compile_onnx
-from export.cli.export import export
 from export.cli.reduce import reduce
 from export.cli.train import train
+from export.commands.export.export import export
 from export.estimate.model import kernels
 from export.estimate.operations import work_of
 from export.models.convert import golden_of, largest_difference

@@ -18,8 +18,8 @@ from edge.bundles.golden import check_outputs
 from edge.datatypes import Array
 from edge.errors import GoldenError, UsageError
 from export.bundle.tier_files import export_tier
-from export.cli.export import export
 from export.cli.finetune import finetune
+from export.commands.export.export import export
 from export.finetune.models import open_model
 from export.finetune.predictions import read_predictions
 from export.generate.decoder import DecoderGraph, decoder_onnx

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from edge.errors import UsageError
+from export.commands.reduce_options import PlanOptions
 from export.estimate.devices import board_mode
 from export.estimate.model import kernels
 from export.estimate.operations import work_of
@@ -15,7 +16,6 @@ from export.reduce import board
 from export.reduce.board import count_kernels, layer_work, predict_times
 from export.reduce.device import check_points, devices_of
 from export.reduce.grid import Grid, Times, grid_of
-from export.reduce.options import PlanOptions
 from export.reduce.target import parse_target
 from export.training.points import Point
 from tests.support.reduction_data import config, model

@@ -12,10 +12,10 @@ from edge.bundles.bundle import Bundle
 from edge.cli import output
 from edge.cli.profile import profile
 from edge.errors import UsageError
-from export.cli.export import export
 from export.cli.finetune import finetune
 from export.cli.plan import plan
 from export.cli.reduce import reduce
+from export.commands.export.export import export
 from export.errors import DataError, PlanError, ReductionError
 from export.finetune.models import open_model, open_tuned
 from export.reduce.target import LATENCIES

@@ -14,8 +14,8 @@ from PIL import Image
 from edge.bundles.bundle import Bundle
 from edge.errors import BackendError, UsageError
 from edge.launch import running_server
-from export.cli.export import export
 from export.cli.finetune import finetune
+from export.commands.export.export import export
 from export.data.examples import drawn
 from export.data.images import ImageFolder, digits, mnist_splits, read_idx
 from export.errors import DataError

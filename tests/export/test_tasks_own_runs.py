@@ -10,12 +10,12 @@ from click.testing import CliRunner
 
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
-from export.cli.export import export
 from export.cli.finetune import finetune
 from export.cli.plan import plan
 from export.cli.reduce import reduce
 from export.cli.report import report
 from export.cli.route import route
+from export.commands.export.export import export
 from export.errors import DataError
 from export.finetune.models import open_model
 from export.finetune.predictions import read_predictions

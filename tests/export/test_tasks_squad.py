@@ -8,8 +8,8 @@ import tritonclient.grpc as triton
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
 from edge.launch import running_server
-from export.cli.export import export
 from export.cli.finetune import finetune
+from export.commands.export.export import export
 from export.data.squad import encode_windows, read
 from export.data.tokens import load_tokenizer
 from export.errors import DataError

@@ -23,7 +23,7 @@ from edge.errors import ServerError
 from edge.launch import running_server
 from tests.support.browser import browser
 from tests.support.models import ORACLE, ORACLE_BUNDLE
-from tests.support.tiered_model import WIDTH, write_tiered_bundle
+from tests.support.server_models import WIDTH, write_tiered_bundle
 
 PICTURE = Path(__file__).parent.parent.parent / "deploy" / "dashboard.png"
 #: The queue chooses tiers, and is short enough to refuse some requests.

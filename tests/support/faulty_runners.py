@@ -1,6 +1,6 @@
 """Runners that fail as real ones do, and a server that uses one of them.
 
-python -m tests.support.faulty_runners KIND serve REPOSITORY ...   `fewheads serve` with such a runner for every model
+python -m tests.support.conditions KIND serve REPOSITORY ...   `fewheads serve` with such a runner for every model
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Commands on a full or read-only disk.
 
-python -m tests.support.full_disk KIND DIRECTORY COMMAND ...      `fewheads COMMAND ...`, where
+python -m tests.support.conditions KIND DIRECTORY COMMAND ...      `fewheads COMMAND ...`, where
 
 - ``read-only``: DIRECTORY cannot be written;
 - ``no-room``: no file can be written, and writing to stderr fails. DIRECTORY is ignored.

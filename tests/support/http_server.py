@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from edge.connections.quota import Quota
-from edge.http.asgi import Application
+from edge.http.messages import Application
 from edge.http.server import HttpServer
-from edge.security.credentials import ServerCertificates
+from edge.security.certificates import ServerCertificates
 from tests.support.secured_servers import Authority
 
 

@@ -1,6 +1,6 @@
 """The command line with the files of a board.
 
-python -m tests.support.on_board ROOT serve REPOSITORY ...      `fewheads serve`, with the sensors below ROOT
+python -m tests.support.conditions ROOT serve REPOSITORY ...      `fewheads serve`, with the sensors below ROOT
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import grpc
 import msgspec
 import trustme
 
-from edge.client.credentials import channel_credentials
+from edge.client.connection import channel_credentials
 from edge.security.tokens import new_token
 from edge.server import Ready
 from tests.support.commands import SECONDS

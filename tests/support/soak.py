@@ -17,11 +17,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from edge.server import Ready
-from tests.support.busy_model import busy
 from tests.support.http2_client import OPENING
 from tests.support.http_requests import ask, tensor
 from tests.support.models import write_oracle_bundle
 from tests.support.sample_requests import expression
+from tests.support.server_models import busy
 
 Code = grpc.StatusCode
 OVERLOAD = {"RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
