@@ -69,23 +69,6 @@ def test_manifests_follow_the_schemas(document: Any, version: str) -> None:
     assert errors(document, version) == []
 
 
-@pytest.mark.parametrize(
-    ("file", "path", "value"),
-    [
-        ("serving-runtime.yaml", ("spec", "containers", 0, "readinessProbe", "grpc", "prot"), 1),
-        ("inference-service.yaml", ("spec", "predictor", "minReplicas"), "3"),
-        ("k3s.yaml", ("spec", "template", "spec", "containers", 0, "image"), 3),
-    ],
-)
-def test_schemas_find_an_error(file: str, path: tuple[str | int, ...], value: object) -> None:
-    document = documents(file)[-1]
-    part = document
-    for name in path[:-1]:
-        part = part[name]
-    part[path[-1]] = value
-    assert len(errors(document, VERSIONS[-1])) == 1
-
-
 @pytest.mark.parametrize("file", ["serving-runtime.yaml", "k3s.yaml"])
 def test_manifests_give_the_server_options_and_ports_that_exist(file: str) -> None:
     found = container(file)

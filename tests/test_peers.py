@@ -14,7 +14,6 @@ from typing import Any
 import grpc
 import pytest
 
-from edge.bench.conditions import cpu_name
 from edge.launch import running_server
 from edge.pb import inference_pb2_grpc
 from tests.support.letters_model import write_letters_bundle
@@ -115,15 +114,6 @@ def test_publishing_keeps_the_prose(tmp_path: Path, report: Any) -> None:
     page.write_text("# Title\n\nProse.\n\n## The tables\n\n| old |\n")
     report.publish(results, page)
     assert page.read_text() == f"# Title\n\nProse.\n\n## The tables\n\n{report.markdown(results)}"
-
-
-@pytest.mark.skipif(shutil.which("h2load") is None, reason="h2load is not installed")
-def test_machine_names_the_processor_and_its_instruction_sets(report: Any) -> None:
-    compare = importlib.import_module("compare")
-    cpu = compare.machine()["cpu"]
-    assert cpu.startswith(f"{os.cpu_count()} × {cpu_name()} (")
-    assert ("AVX2" in cpu) == (" avx2 " in Path("/proc/cpuinfo").read_text())
-    assert f"; cpu {cpu}." in report.markdown(report.summarise([cell("fewheads, nghttp2")], {"cpu": cpu}))
 
 
 @pytest.mark.slow

@@ -157,7 +157,6 @@ class Target:
         return grpc.insecure_channel(f"{HOST}:{self.grpc_port}", options)
 
     def rpc(self, channel: grpc.Channel, method: str, service: str = INFERENCE) -> Any:
-        """Return a unary method that takes and returns bytes."""
         return channel.unary_unary(f"/{service}/{method}")
 
     @property

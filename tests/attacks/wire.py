@@ -30,7 +30,6 @@ def connect(port: int, context: ssl.SSLContext | None = None) -> socket.socket:
 
 
 def until(seconds: float) -> Iterator[int]:
-    """Count for so long."""
     end, count = time.monotonic() + seconds, 0
     while time.monotonic() < end:
         yield count
@@ -42,7 +41,6 @@ def frames(*made: h2.Frame) -> bytes:
 
 
 def message(content: bytes, compressed: bool = False) -> bytes:
-    """Return a message with gRPC's prefix."""
     return bytes([compressed]) + len(content).to_bytes(4, "big") + content
 
 
@@ -87,7 +85,6 @@ class Peer:
         return stream, raw(1, 4, stream, block)
 
     def encode(self, *fields: tuple[str, str]) -> bytes:
-        """Return the block of some header fields."""
         block = self._blocks.get(fields)
         if block is None:
             block = self.encoder.encode(fields)

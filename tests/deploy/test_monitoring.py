@@ -152,7 +152,7 @@ def test_every_panel_of_the_dashboard_has_data(tmp_path: Path) -> None:
     (milliamperes,) = board.glob("sys/devices/**/curr1_input")  # of VDD_IN
     with (
         served(repository) as here,
-        served(repository, program=f"tests.support.conditions {board}") as there,
+        served(repository, program=f"tests.support.conditions board {board}") as there,
         prometheus(tmp_path, [f"127.0.0.1:{one.ready.metrics_port}" for one in (here, there)]) as it,
     ):
         assert wait_until(lambda: bool(it.values("fewheads_idle_power_watts")), SECONDS)

@@ -16,6 +16,7 @@ from edge.launch import running_server
 from edge.pb import inference_pb2_grpc, telemetry_pb2_grpc
 from edge.programs.generate import Generate
 from edge.programs.loop import Loop
+from edge.scheduling.scheduler import Scheduler
 from edge.server import Ready
 from edge.settings import TRANSPORTS, Settings
 from tests.support.letters_model import NAME as LETTERS
@@ -29,6 +30,13 @@ from tests.support.server_models import Stub, busy, write_busy_bundle, write_ech
 def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Keep tests away from the user's cache."""
     monkeypatch.setenv("FEWHEADS_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def scheduler() -> Iterator[Scheduler]:
+    scheduler = Scheduler(10_000)
+    yield scheduler
+    scheduler.close()
 
 
 @pytest.fixture(scope="session")

@@ -45,13 +45,6 @@ REQUESTS = st.lists(
 )
 
 
-@pytest.fixture
-def scheduler() -> Iterator[Scheduler]:
-    scheduler = Scheduler(10_000)
-    yield scheduler
-    scheduler.close()
-
-
 @pytest.fixture(scope="module", params=["all shapes", "few shapes", "few shapes, timed"])
 def text_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     directory = tmp_path_factory.mktemp("sentiment")
@@ -265,7 +258,6 @@ SIZES = [rows * tokens for rows in range(1, MOST_ROWS + 1) for tokens in (1, 8, 
 
 
 def learnt(seconds: Callable[[int], float], runs: int = 32) -> LatencyModel:
-    """Return the table after some runs of every size."""
     table = LatencyModel()
     learn(table, seconds, runs)
     return table

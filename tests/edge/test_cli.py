@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,6 +13,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -20,11 +23,20 @@ import pytest
 from edge import __version__
 from edge.__main__ import GROUPS, grouped
 from edge.bundles.bundle import write_bundle
-from edge.bundles.manifest import Tier
+from edge.bundles.manifest import Tier, schema
+from edge.cli import output
 from edge.pb import inference_pb2
+from tests.data.make_broken_bundles import MEASURED, PREDICTION, Good
 from tests.support.commands import SECONDS, answer, closed_address, fewheads, mistake, python, refusal, run, shown
 from tests.support.marks import with_rtx
-from tests.support.models import ORACLE, ORACLE_BUNDLE, oracle_golden, oracle_manifest, oracle_onnx
+from tests.support.models import (
+    ORACLE,
+    ORACLE_BUNDLE,
+    oracle_golden,
+    oracle_manifest,
+    oracle_onnx,
+    write_bundle_of_roles,
+)
 from tests.support.text_model import TIERS, write_sentiment_bundle
 
 COMMANDS = [command for group in GROUPS.values() for command in group]
@@ -223,3 +235,92 @@ def test_ctrl_c_exits_with_130() -> None:
             process.communicate()
     assert (process.returncode, out) == (130, ""), error
     assert "Traceback" not in error
+
+
+def test_info_shows_bundles(tmp_path: Path) -> None:
+    text = shown("info", ORACLE_BUNDLE, write_bundle_of_roles(tmp_path / "oracle").path)
+    assert text.startswith(f"calculator-oracle version 1 in {ORACLE_BUNDLE}\n")
+    for cells in (
+        ("input", "x", "FP32", "[-1, 15]"),
+        ("output", "value", "FP32", "[-1, 1]"),
+        ("full", "model.onnx"),
+        ("output of embed.onnx", "code"),
+        ("input of head.onnx", "code", "[-1, 4]"),
+        ("full", "head", "tensorrt"),
+    ):
+        assert any(all(cell in line for cell in cells) for line in text.splitlines()), cells
+    found = json.loads(shown("info", ORACLE_BUNDLE, ORACLE_BUNDLE, "--json"))
+    manifest = json.loads((ORACLE_BUNDLE / "manifest.json").read_bytes())
+    assert found == [manifest, manifest]
+    assert json.loads(shown("info", "--schema")) == json.loads(json.dumps(schema()))
+
+
+def test_info_labels_predicted_latencies(tmp_path: Path) -> None:
+    assert "latency" not in shown("info", ORACLE_BUNDLE)
+    for name, content in Good().with_field("tiers.0.latencies", [MEASURED, PREDICTION]).items():
+        assert isinstance(content, bytes)
+        (tmp_path / name).write_bytes(content)
+    lines = shown("info", tmp_path).splitlines()
+    assert "calculator-oracle, latency of a run: measured, or a prediction, not measured on an Orin" in lines
+    rows = ["|".join(cell.strip() for cell in line.split("│")[1:-1]) for line in lines if line.startswith("│ full")]
+    assert rows[-2:] == [
+        "full|measured|AMD EPYC|onnxruntime|fp32|1|32|1.25|||1",
+        "full|prediction|Jetson Orin Nano Super at 15W|tensorrt|fp16|8||0.5|0.3|0.7|1.5",
+    ]
+    (found,) = json.loads(shown("info", tmp_path, "--json"))
+    assert found["tiers"][0]["latencies"] == [MEASURED, PREDICTION]
+
+
+def test_info_rejects_broken_and_missing_bundles(tmp_path: Path) -> None:
+    shutil.copytree(ORACLE_BUNDLE, tmp_path / "broken")
+    (tmp_path / "broken" / "model.onnx").write_bytes(b"broken")
+    done = fewheads("info", tmp_path / "broken")
+    assert "model.onnx: got 6 bytes" in refusal(done, 3)
+    assert len(done.stderr.splitlines()) == 1
+    assert "nothing there" in refusal(fewheads("info", tmp_path / "none"), 3)
+    assert mistake("info").startswith("BUNDLE: got none")
+
+
+def test_info_shows_models_and_memory_of_a_server(url: str) -> None:
+    found = json.loads(shown("info", "--url", url, "--json"))
+    states = {model["name"]: model["state"] for model in found["models"]}
+    assert states[ORACLE] == "READY"
+    assert states["broken"] == "UNAVAILABLE"
+    assert 0 < found["memory_bytes"]["process_rss"] < found["memory_bytes"]["system_total"]
+    text = shown("info", "--url", url)
+    assert any("broken" in line and "UNAVAILABLE" in line for line in text.splitlines())
+
+
+def test_lines_have_the_current_task_its_position_and_its_note(monkeypatch, capsys):
+    def lines(needed):
+        """Wait until so many lines were printed, and return them."""
+        found, deadline = [], time.monotonic() + 10
+        while len(found) < needed:
+            assert time.monotonic() < deadline, found
+            time.sleep(0.01)
+            found += capsys.readouterr().err.splitlines()
+        return found
+
+    monkeypatch.setattr(output, "LINE_SECONDS", 0.02)
+    with output.progress() as bar:
+        first, second, _ = (bar.add_task(name, total=4, note="") for name in ("first", "second", "third"))
+        bar.update(first, completed=4)
+        bar.update(second, completed=3, note="nearly")
+        assert re.fullmatch(r"second: 3 of 4, nearly, 0:00:\d\d(, about 0:00:\d\d left)?", lines(3)[-1])
+    capsys.readouterr()
+    with output.progress() as bar:
+        bar.add_task("one", total=None, note="")
+        assert all(re.fullmatch(r"one: 0:00:\d\d", line) for line in lines(3))
+    capsys.readouterr()
+    time.sleep(0.1)
+    assert capsys.readouterr().err == ""
+
+
+def test_table_of_fields(capsys):
+    latency = SimpleNamespace(p99_9_ms=1234.4)
+    rows = [SimpleNamespace(latency=latency, tiers={"lean": 2, "full": 1}, name="[red]", more=None)]
+    output.print_fields("title", ("latency.p99_9_ms", "tiers", "name", "more"), rows)
+    title, _, heads, _, cells, _ = capsys.readouterr().out.splitlines()
+    assert title == "title"
+    assert re.split(r"\s*[│┃]\s*", heads)[1:-1] == ["p99.9 ms", "tiers", "name", "more"]
+    assert re.split(r"\s*[│┃]\s*", cells)[1:-1] == ["1234", "full 1, lean 2", "[red]", ""]

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as triton
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from edge.errors import BundleError, ServerError
+from edge.launch import serving
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
 from edge.repository.control import ModelControl
@@ -28,10 +31,52 @@ from edge.repository.repository import Directory, Repository
 from edge.scheduling.scheduler import Scheduler
 from edge.server import Ready
 from tests.support.metrics import wait_until
-from tests.support.model_control import NAME, READY, UNAVAILABLE, ask, damage, explicit, is_healthy, served, states
 from tests.support.models import DATA, write_oracle_bundle
+from tests.support.sample_requests import column, triton_input
 from tests.support.server_models import busy, write_busy_bundle
 from tests.support.traffic import Traffic, traffic
+
+NAME = "changing"
+READY, UNAVAILABLE = "READY", "UNAVAILABLE"
+
+
+@contextmanager
+def served(repository: Path, *arguments: str) -> Iterator[tuple[Ready, triton.InferenceServerClient]]:
+    cache = repository.parent / "cache"
+    with (
+        serving(repository, cache=cache, arguments=arguments) as ready,
+        triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
+    ):
+        yield ready, client
+
+
+def explicit(repository: Path, *arguments: str) -> Any:
+    return served(repository, "--model-control=explicit", *arguments)
+
+
+def states(client: triton.InferenceServerClient) -> dict[tuple[str, str], tuple[str, str]]:
+    return {(m.name, m.version): (m.state, m.reason) for m in client.get_model_repository_index().models}
+
+
+def ask(client: triton.InferenceServerClient, name: str = NAME) -> str:
+    """Send a request, check the result, and return the version that computed it."""
+    result = client.infer(name, [triton_input("expression", column("3 - -4 + 2"))])
+    assert result.as_numpy("value")[0, 0] == 9
+    return str(result.get_response().model_version)
+
+
+def is_healthy(ready: Ready, name: str = NAME) -> bool:
+    with grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
+        status = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=name)).status
+    return bool(status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def damage(bundle: Path) -> None:
+    """Change a byte of the model, as a bad copy does."""
+    data = bytearray((bundle / "model.onnx").read_bytes())
+    data[-1] ^= 1
+    (bundle / "model.onnx").write_bytes(data)
+
 
 #: Growth that is not a leak: allocator pools and arenas.
 ALLOWED_GROWTH_BYTES = 6 * 2**20

@@ -76,7 +76,7 @@ def is_served(server: Served) -> bool:
 
 def test_server_that_can_write_nothing_serves(repository: Path) -> None:
     """It can write neither a file nor a line of its debug log."""
-    program = f"tests.support.conditions no-room {repository}"
+    program = "tests.support.conditions no-room -"
     with served(repository, "--model-control=explicit", "--load-model=*", "--log-level=debug", program=program) as one:
         assert is_served(one)
         with pytest.raises(grpc.RpcError) as caught:

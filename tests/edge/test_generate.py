@@ -153,8 +153,6 @@ def test_long_prompts_are_computed_in_several_runs(letters: Generate, monkeypatc
 
 
 class Failing:
-    """A head that fails for the alpha 0."""
-
     def move(self, logits: Array, alpha: Array) -> Array:
         if not alpha.all():
             raise RunnerError("head", given=0, expected="an answer", fix="None.")

@@ -27,7 +27,6 @@ END = len(VOCABULARY)
 
 
 def by_bytes() -> Tokenizer:
-    """Return a tokenizer with the decoder of Llama 2."""
     tokenizer = Tokenizer(models.BPE(VOCABULARY, [], byte_fallback=True))
     steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     tokenizer.decoder = decoders.Sequence(steps)
@@ -138,8 +137,6 @@ def test_texts_of_any_bytes_leave_others_alone(model: Generate, seed: int) -> No
 
 
 class Counting(StringIO):
-    """A text that counts the characters that are read from it."""
-
     read_chars = 0
 
     def read(self, size: int | None = -1) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,6 @@ from tests.support.jobs import WAIT, executor_of, job_of, occupied, output, subm
 from tests.support.metrics import wait_until
 from tests.support.models import write_oracle_bundle
 from tests.support.server_processes import NOT_SERVING, SERVING, health, is_ready, model_states, problems, served
-
-
-@pytest.fixture
-def scheduler() -> Iterator[Scheduler]:
-    scheduler = Scheduler(100)
-    yield scheduler
-    scheduler.close()
 
 
 def health_of(scheduler: Scheduler, tmp_path: Path, seconds: float = math.inf) -> Health:
@@ -149,7 +141,7 @@ def request(number: float = 1.0) -> pb.ModelInferRequest:
 
 
 def test_lost_device_is_reported_and_ends_the_process(repository: Path) -> None:
-    with served(repository, program="tests.support.conditions lost") as server:
+    with served(repository, program="tests.support.conditions runner lost") as server:
         server.stub.ModelInfer(request())
         assert is_ready(server)
         with pytest.raises(grpc.RpcError) as caught:
@@ -169,7 +161,7 @@ def test_lost_device_is_reported_and_ends_the_process(repository: Path) -> None:
 
 
 def test_model_that_fails_on_golden_inputs_is_not_ready_until_it_recovers(repository: Path) -> None:
-    with served(repository, program="tests.support.conditions worn-out") as server:
+    with served(repository, program="tests.support.conditions runner worn-out") as server:
         for _ in range(3):
             assert is_ready(server)
             with pytest.raises(grpc.RpcError):

@@ -265,17 +265,6 @@ async def test_late_return_of_an_expired_call_is_reported(
     assert all(0 < seconds < 10 for seconds in returned)
 
 
-async def test_policy_and_cascade_choose_tiers(tmp_path: Path) -> None:
-    async with running_service(tmp_path, write_sentiment, serving=ServingOptions(policy="load")) as running:
-        for request, tier, reason in (
-            (text("good"), "full", "full"),
-            (text("good", tier="lean"), "lean", "requested"),
-            (text("good good", "fine fine bad", policy="router"), "lean,full", "router"),
-        ):
-            parameters = (await running.infer(request)).parameters
-            assert (parameters["tier"].string_param, parameters["tier_reason"].string_param) == (tier, reason)
-
-
 @pytest.mark.parametrize(
     ("failure", "reply"),
     [

@@ -15,9 +15,11 @@ import pytest_asyncio
 from edge.client import InferRequest
 from edge.client.inference import encode
 from edge.errors import InvalidRequest
+from edge.health.health import Health
 from edge.pb import inference_pb2 as pb
 from edge.scheduling.job import MOST_PARTIAL_ANSWERS
 from edge.serving.call import MESSAGE
+from edge.serving.metadata import Metadata
 from edge.serving.wire import from_raw
 from tests.support.http_requests import ask
 from tests.support.in_process import Running, running_service
@@ -108,6 +110,12 @@ async def test_requests_get_them_only_if_they_ask(running: Running) -> None:
     ):
         found = [output.name for output in (await running.infer(request)).outputs]
         assert found == (names or ["logprobs", "token_ids"])
+    health = Health(running.repository, running.scheduler.runs)
+    metadata = Metadata(running.repository, running.scheduler, health).model_metadata(
+        pb.ModelMetadataRequest(name=NAME)
+    )
+    offered = {"text": "BYTES", "generated": "INT32", "logprobs": "FP32", "token_ids": "INT64"}
+    assert {output.name: output.datatype for output in metadata.outputs} == offered
     wrong = loop_request(1)
     wrong.parameters["logprobs"].bool_param = True
     for request, message in (

@@ -66,6 +66,16 @@ def test_tensors_pass_through_and_texts_are_preprocessed(models: dict[str, Model
 OVERSIZE = f"got {MAX_BATCH_SIZE + 1} rows, expected at most {MAX_BATCH_SIZE}. Split the request."
 
 
+def at_row_2(value: float) -> Array:
+    array = tokens(3)
+    array[1, 4] = value
+    return array
+
+
+RANGE = "input 'x' row 2 column 5 of 'calculator-oracle': got {}, expected a number between -1024 and 1024."
+NUMBERS = ((np.nan, "nan"), (-np.inf, "-inf"), (3e38, "3e+38"), (1025, "1025"))
+
+
 def test_invalid_requests_are_rejected(models: dict[str, Model]) -> None:
     for name, arrays, text in (
         ("oracle", {}, "got only [], expected 'x' (or 'expression'). Add it."),
@@ -78,6 +88,7 @@ def test_invalid_requests_are_rejected(models: dict[str, Model]) -> None:
         ("echo", {ECHO: np.zeros(ECHO_MAX + 1, np.float32)}, f"got [{ECHO_MAX + 1}], expected between [1] and"),
         ("oracle", {"x": np.empty((0, TOKENS), np.float32)}, f"'x' shape of 'calculator-oracle': got [0, {TOKENS}]"),
         ("oracle", {"expression": texts(b"1 +")}, "expression: got '1 +'"),
+        *(("oracle", {"x": at_row_2(value)}, RANGE.format(shown)) for value, shown in NUMBERS),
     ):
         with pytest.raises(InvalidRequest) as caught:
             prepared(models[name], arrays)

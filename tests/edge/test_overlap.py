@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -54,13 +54,6 @@ class Accelerator(Program):
     def _check(self, rows: Array, where: str) -> None:
         if self.fails_at == where and (rows < 0).any():
             raise RuntimeError(self.error)
-
-
-@pytest.fixture
-def scheduler() -> Iterator[Scheduler]:
-    scheduler = Scheduler(max_queue_size=64)
-    yield scheduler
-    scheduler.close()
 
 
 def executor_of(accelerator: Accelerator, max_rows: int = 0) -> TierExecutor:

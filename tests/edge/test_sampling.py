@@ -68,7 +68,6 @@ def test_seeds_reproduce_tokens() -> None:
 
 
 def sampling(bundle: Bundle, **parameters: Any) -> Sampling:
-    """Return how to generate the text of a request with such parameters."""
     assert isinstance(bundle.manifest.program, GenerateProgram)
     values = request_of(text_request("a", **parameters)).parameters
     return sampling_of(bundle.manifest.program, NAME, parse(values).text)

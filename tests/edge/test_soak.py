@@ -6,20 +6,184 @@ FEWHEADS_SOAK_MINUTES sets the duration, 10 by default.
 from __future__ import annotations
 
 import os
+import random
 import signal
+import socket
+import threading
 import time
+import urllib.request
+from collections import Counter
 from pathlib import Path
 
+import grpc
 import numpy as np
 import psutil
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from edge.pb import inference_pb2 as pb
+from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from edge.server import Ready
+from tests.support.http2_client import OPENING
+from tests.support.http_requests import ask, tensor
 from tests.support.metrics import gauges, wait_until
 from tests.support.models import write_oracle_bundle
-from tests.support.server_models import write_busy_bundle
+from tests.support.sample_requests import expression
+from tests.support.server_models import busy, write_busy_bundle
 from tests.support.server_processes import served
-from tests.support.soak import NAMES, Traffic
+
+Code = grpc.StatusCode
+OVERLOAD = {"RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
+#: Each kind of client, a method of :class:`Traffic`, and the errors that it may get. All others are faults.
+REFUSALS: dict[str, set[str]] = {
+    "infer": OVERLOAD,
+    "stream": OVERLOAD,
+    "rest": {"429", "504"},
+    "cancel": {"CANCELLED", *OVERLOAD},
+    "deadline": OVERLOAD,
+    "wrong": {"INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED", "INTERNAL", *OVERLOAD},
+    "reload": set(),
+    "watch": set(),
+    "hang_up": set(),
+}
+NAMES = ("steady", "changing", "coming")
+SECONDS = 30
+
+
+class Traffic:
+    """The clients of a server with REST and with :data:`NAMES` and ``busy`` to load at will.
+
+    ``ended`` counts requests by kind and status; ``faults`` are unexpected results.
+    """
+
+    def __init__(self, ready: Ready, repository: Path) -> None:
+        self.ended: Counter[tuple[str, str]] = Counter()
+        self.faults: list[str] = []
+        self._ready = ready
+        self._repository = repository
+        self._stop = threading.Event()
+        self._version = 1
+        self._threads = [threading.Thread(target=self._go_on, args=(kind,), name=kind) for kind in REFUSALS]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Wait for the current request of each kind."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(2 * SECONDS)
+            if thread.is_alive():
+                self.faults.append(f"{thread.name}: no response")
+
+    def _go_on(self, kind: str) -> None:
+        chance = random.Random(kind)
+        while not self._stop.is_set():
+            # A new connection now and then, like clients that come and go.
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            with grpc.insecure_channel(f"127.0.0.1:{self._ready.grpc_port}", options) as channel:
+                for _ in range(50):
+                    if self._stop.wait(chance.uniform(0, 0.05)):
+                        return
+                    self._once(kind, chance, channel)
+
+    def _once(self, kind: str, chance: random.Random, channel: grpc.Channel) -> None:
+        try:
+            status = getattr(self, f"_{kind}")(chance, channel) or "OK"
+        except grpc.RpcError as error:
+            status = error.code().name
+            if status not in REFUSALS[kind]:
+                self.faults.append(f"{kind}: {status} {error.details()}")
+        except Exception as error:
+            status = type(error).__name__
+            self.faults.append(f"{kind}: {error!r}")
+        self.ended[kind, status] += 1
+
+    def _infer(self, chance: random.Random, channel: grpc.Channel) -> None:
+        number = chance.randrange(100)
+        _check(number, _stub(channel).ModelInfer(_sum_request(chance, number), timeout=SECONDS))
+
+    def _stream(self, chance: random.Random, channel: grpc.Channel) -> None:
+        numbers = [chance.randrange(100) for _ in range(chance.randrange(20))]
+        answers = _stub(channel).ModelStreamInfer((_sum_request(chance, n) for n in numbers), timeout=SECONDS)
+        left = chance.randrange(40)  # some clients leave before the end
+        for number, answer in zip(numbers[:left], answers, strict=False):
+            if not answer.error_message:
+                _check(number, answer.infer_response)
+            elif "waiting" not in answer.error_message and "deadline" not in answer.error_message:
+                raise AssertionError(answer.error_message)
+        answers.cancel()
+
+    def _rest(self, chance: random.Random, channel: grpc.Channel) -> str:
+        number, name = chance.randrange(100), chance.choice(NAMES[:2])
+        body = {"inputs": [tensor("expression", "BYTES", [1, 1], [f"{number} + 1"])]}
+        response = ask(f"127.0.0.1:{self._ready.http_port}", f"/v2/models/{name}/infer", body, timeout=SECONDS)
+        if response.status != 200:
+            assert str(response.status) in REFUSALS["rest"], response
+            return str(response.status)
+        assert response.json["outputs"][0]["data"] == [number + 1], response
+        return "OK"
+
+    def _cancel(self, chance: random.Random, channel: grpc.Channel) -> None:
+        calls = [_stub(channel).ModelInfer.future(busy(chance.randrange(1, 60)), timeout=SECONDS) for _ in range(3)]
+        time.sleep(chance.uniform(0, 0.03))
+        for call in calls[1:]:
+            call.cancel()
+        calls[0].result()
+
+    def _deadline(self, chance: random.Random, channel: grpc.Channel) -> None:
+        request = busy(chance.randrange(1, 60), chance.choice([0, 1, 1000, 20_000]))
+        _stub(channel).ModelInfer(request, timeout=chance.choice([0.001, 0.01, 0.05, SECONDS]))
+
+    def _wrong(self, chance: random.Random, channel: grpc.Channel) -> None:
+        data = bytearray(_sum_request(chance, 1).SerializeToString())
+        for _ in range(chance.randrange(1, 5)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(bytes(data), timeout=SECONDS)
+
+    def _reload(self, chance: random.Random, channel: grpc.Channel) -> None:
+        self._version += 1
+        write_oracle_bundle(self._repository / "changing", "changing", self._version, replace=True)
+        stub = _stub(channel)
+        for name in ("changing", "coming"):
+            stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name=name), timeout=SECONDS)
+        stub.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name="coming"), timeout=SECONDS)
+        self._stop.wait(0.5)
+
+    def _watch(self, chance: random.Random, channel: grpc.Channel) -> None:
+        urllib.request.urlopen(f"http://127.0.0.1:{self._ready.metrics_port}/metrics", timeout=SECONDS).close()
+        telemetry = telemetry_pb2_grpc.TelemetryStub(channel)
+        assert not telemetry.Get(telemetry_pb2.GetRequest(), timeout=SECONDS).problems
+        watching = telemetry.Watch(telemetry_pb2.WatchRequest(interval_ms=100), timeout=SECONDS)
+        next(watching)
+        watching.cancel()
+        health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="steady"))
+        assert health.status == health_pb2.HealthCheckResponse.SERVING
+        _stub(channel).RepositoryIndex(pb.RepositoryIndexRequest(), timeout=SECONDS)
+        self._stop.wait(0.2)
+
+    def _hang_up(self, chance: random.Random, channel: grpc.Channel) -> None:
+        port = chance.choice([self._ready.grpc_port, self._ready.http_port, self._ready.metrics_port])
+        data = chance.choice([b"", OPENING, OPENING[:10], b"GET /v2 HTTP/1.1\r\n", chance.randbytes(50)])
+        with socket.create_connection(("127.0.0.1", port or 0), timeout=SECONDS) as connection:
+            connection.sendall(data)
+
+
+def _stub(channel: grpc.Channel) -> inference_pb2_grpc.GRPCInferenceServiceStub:
+    return inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+def _sum_request(chance: random.Random, number: int) -> pb.ModelInferRequest:
+    request = expression(b"%d + 1" % number)
+    request.model_name = chance.choice(NAMES[:2])
+    return request
+
+
+def _check(number: int, response: pb.ModelInferResponse) -> None:
+    value = np.frombuffer(response.raw_output_contents[0], np.float32)[0]
+    assert value == number + 1, f"{number} + 1 gave {value}"
+
 
 #: These tests concern the protocol, which every transport carries.
 ON_EVERY_TRANSPORT = True

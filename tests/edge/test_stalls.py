@@ -41,7 +41,6 @@ ATTEMPTS = 5
 
 
 def field(number: int, data: bytes) -> bytes:
-    """A field of a protobuf message."""
     length, left = b"", len(data)
     while left > 127:
         length += bytes([left & 127 | 128])
@@ -153,7 +152,6 @@ class Subject:
         return self.client.slowest(), self._peak_bytes(process) - before
 
     def check(self, attack: Callable[[], None], size: int) -> None:
-        """Check the costs of an attack of so many bytes."""
         waiting = MOST_WAITING * (self._large if size > BODY else self._small)
         memory = MOST_MEMORY * self._memory
         costs = []
@@ -170,7 +168,6 @@ class Subject:
 
 
 def _parsing() -> float:
-    """Return the seconds of processor time for the parsing of a large body."""
     body = b"[" + b"0," * (BODY // 2 - 1) + b"0]"
     start = time.process_time()
     json.loads(body)

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from queue import Queue
-from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-import tritonclient.grpc as triton
 
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
@@ -24,14 +19,12 @@ from edge.pb import inference_pb2_grpc
 from edge.server import Ready
 from edge.serving.streams import MAX_IN_FLIGHT
 from tests.support.metrics import gauge, is_at_rest, wait_until
-from tests.support.models import ORACLE
-from tests.support.sample_requests import Sender, column, expression, triton_input
+from tests.support.sample_requests import Sender, expression
 from tests.support.server_models import ECHO_MAX, busy, failures
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
 
 Stub = inference_pb2_grpc.GRPCInferenceServiceStub
-METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
 def numbered(number: int) -> pb.ModelInferRequest:
@@ -43,25 +36,6 @@ def numbered(number: int) -> pb.ModelInferRequest:
 def value_of(response: pb.ModelStreamInferResponse) -> float:
     assert not response.error_message
     return float(np.frombuffer(response.infer_response.raw_output_contents[0], np.float32)[0])
-
-
-def test_blocking_stock_client(url: str, server: Ready) -> None:
-    answers: Queue[tuple[Any, Any]] = Queue()
-    with triton.InferenceServerClient(url) as client:
-        client.start_stream(lambda result, error: answers.put((result, error)))
-        for number in range(60):
-            tensor = triton_input("expression", column("1 +" if number == 30 else f"{number} - 1"))
-            client.async_stream_infer(ORACLE, [tensor], request_id=str(number), enable_empty_final_response=True)
-        received = [answers.get(timeout=20) for _ in range(60)]
-        client.stop_stream()
-    for number, (result, error) in enumerate(received):
-        if number == 30:
-            assert "'1 +'" in str(error)
-        else:
-            response = result.get_response()
-            assert (response.id, result.as_numpy("value")[0, 0]) == (str(number), number - 1)
-            assert response.parameters["triton_final_response"].bool_param
-    assert wait_until(lambda: is_at_rest(server))
 
 
 #: A client that grants the server no more than 64 KiB ahead of what it reads.
@@ -115,26 +89,6 @@ def test_cancelled_stream_leaves_nothing(stub: Stub, server: Ready, count: int) 
     assert wait_until(lambda: is_at_rest(server))
     # Requests that were answered before the cancellation are not failures.
     assert most - 4 <= failures(stub) - before <= count
-
-
-def test_killed_client_leaves_nothing(stub: Stub, server: Ready, url: str) -> None:
-    code = (
-        "import sys, grpc, itertools\n"
-        "from tests.support.server_models import busy\n"
-        f"call = grpc.insecure_channel({url!r}).stream_stream({METHOD!r})\n"
-        "message = busy(100).SerializeToString()\n"
-        "for _ in call(itertools.repeat(message)):\n"
-        "    print('one', flush=True)\n"
-    )
-    client = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
-    try:
-        assert client.stdout is not None
-        assert (client.stdout.readline(), gauge(server, "streams")) == (b"one\n", 1)
-    finally:
-        client.kill()
-        client.communicate()
-    assert wait_until(lambda: is_at_rest(server))
-    assert value_of(next(stub.ModelStreamInfer(iter([numbered(4)])))) == 3
 
 
 def test_deadline_ends_the_stream(stub: Stub, server: Ready) -> None:

@@ -44,7 +44,6 @@ class Clock:
         return self.now
 
     def change(self, action: Callable[[], Any]) -> None:
-        """Do something that others may wait for."""
         with self._changed:
             action()
             self._changed.notify_all()
@@ -70,8 +69,6 @@ class Clock:
 
 
 class Inbox:
-    """A queue whose timeouts are by the clock."""
-
     def __init__(self, clock: Clock) -> None:
         self._clock, self._items = clock, deque[Any]()
         self.works = 0

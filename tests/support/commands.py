@@ -57,6 +57,12 @@ def closed_address() -> Iterator[str]:
         yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
 def shown(*arguments: object) -> str:
     """Return the output of a command that succeeds in this process."""
     result = CliRunner().invoke(cli, [*map(str, arguments)], catch_exceptions=False)

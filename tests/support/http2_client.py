@@ -254,7 +254,6 @@ class RawClient:
 
     @property
     def pongs(self) -> list[bytes]:
-        """The payloads of the PINGs that the server has acknowledged."""
         pings = [frame for frame in self.frames if isinstance(frame, h2.PingFrame)]
         return [frame.opaque_data for frame in pings if "ACK" in frame.flags]
 

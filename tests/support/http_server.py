@@ -25,17 +25,14 @@ class Running(NamedTuple):
     tls: ssl.SSLContext | None = None
 
     def connect(self) -> socket.socket:
-        """Return a new connection."""
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=30)
         return self.tls.wrap_socket(connection, server_hostname="localhost") if self.tls else connection
 
     @property
     def reasons(self) -> set[str]:
-        """The reasons of all refusals so far."""
         return {refusal.reason for refusal in self.quota.refusals.copy()}
 
     def send(self, *pieces: bytes) -> bytes:
-        """Send bytes, and return all of the answer."""
         with self.connect() as connection:
             for piece in pieces:
                 connection.sendall(piece)

@@ -5,6 +5,7 @@ Keys have another shape than values. A wrong element of either changes the logit
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, Profile, Tier, Tolerance
-from edge.bundles.programs import CacheTensor, GenerateProgram
+from edge.bundles.programs import CacheTensor, GenerateProgram, HeadBase, HeadProgram
 from edge.bundles.steps import TokenizerPreprocess
 from edge.datatypes import TensorSpec
 from edge.pb import inference_pb2 as pb
@@ -25,6 +26,7 @@ from edge.programs.generate import Generate, generator
 from edge.runtimes.build import load_runner
 from edge.serving.wire import to_raw
 from tests.support.models import graph_of, manifest_of, serialized
+from tests.support.sample_requests import with_parameters
 
 NAME = "letters"
 MAX_BATCH_SIZE, POSITIONS, MAX_TOKENS = 4, 100, 12
@@ -89,12 +91,10 @@ MOST = POSITIONS - len(PROMPT)
 
 
 def completion(**fields: Any) -> dict[str, Any]:
-    """Return the body of a request for OpenAI's completions."""
     return {"model": NAME, "prompt": PROMPT, "temperature": 0, **fields}
 
 
 def spelt(text: str, spelling: Mapping[str, bytes]) -> bytes:
-    """Return the bytes of a text."""
     return b"".join(spelling.get(letter, letter.encode()) for letter in text)
 
 
@@ -205,7 +205,6 @@ def write_letters_bundle(
 
 @contextmanager
 def open_letters(bundle: Bundle, cache: Path) -> Iterator[Generate]:
-    """Load the program."""
     runner = load_runner(bundle, "onnxruntime", cache, role="backbone").runner
     assert isinstance(bundle.manifest.program, GenerateProgram)
     program = generator(bundle, bundle.manifest.program, {"full": runner})
@@ -217,7 +216,6 @@ def open_letters(bundle: Bundle, cache: Path) -> Iterator[Generate]:
 
 
 def inputs_of(*prompts: str) -> dict[str, np.ndarray]:
-    """Return the ids and the mask of prompts."""
     ids = np.zeros((len(prompts), max(map(len, prompts))), np.int64)
     for row, prompt in zip(ids, prompts, strict=True):
         row[: len(prompt)] = [LETTERS.index(letter) for letter in prompt]
@@ -225,20 +223,15 @@ def inputs_of(*prompts: str) -> dict[str, np.ndarray]:
 
 
 def text_of(response: pb.ModelInferResponse) -> str:
-    """Return the only text in a response."""
     place = [output.name for output in response.outputs].index("text")
     return response.raw_output_contents[place][4:].decode()
 
 
 def text_request(*prompts: str | bytes, **parameters: Any) -> pb.ModelInferRequest:
-    """Return a request for the texts that follow some prompts."""
     data = [prompt if isinstance(prompt, bytes) else prompt.encode() for prompt in prompts]
     message = pb.ModelInferRequest(model_name=NAME)
     message.inputs.add(name="prompt", datatype="BYTES", shape=(len(data), 1)).contents.bytes_contents.extend(data)
-    for name, value in parameters.items():
-        kind = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}[type(value)]
-        setattr(message.parameters[name], kind, value)
-    return message
+    return with_parameters(message, parameters)
 
 
 def ids_request(ids: Any, mask: Any, **parameters: Any) -> pb.ModelInferRequest:
@@ -250,3 +243,73 @@ def ids_request(ids: Any, mask: Any, **parameters: Any) -> pb.ModelInferRequest:
         request.inputs.add(name=name, datatype="INT64", shape=array.shape)
         request.raw_input_contents.append(to_raw(array, "INT64"))
     return request
+
+
+#: What the likeliest letter's successor gains; logits differ by 26 at most.
+GAIN = 100.0
+_SIZE = len(LETTERS)
+
+HEAD_GRAPH = """head (float[N, V] logits, float[G, W, V] keys, float[G, V, W] values, float[G] temperatures,
+        float[N, 1] alpha)
+    => (float[N, V] moved) {
+    by_group = Unsqueeze(temperatures, inner)
+    scaled = Div(logits, by_group)
+    probabilities = Softmax<axis = -1>(scaled)
+    means = MatMul(probabilities, values)
+    added = MatMul(means, keys)
+    sum = ReduceSum<keepdims = 0>(added, first)
+    change = Mul(alpha, sum)
+    moved = Add(logits, change)
+}"""
+
+
+def write_letters_head(
+    directory: Path, base: Bundle, name: str, shift: int, *, usual_alpha: float = 1.0, version: int = 1
+) -> Bundle:
+    """Write a head that adds ``shift`` to each next letter, unless a small alpha leaves it as it is."""
+    likeliest = np.eye(_SIZE, dtype=np.float32)  # the temperature makes it the only one
+    keys = GAIN * np.roll(likeliest, shift, axis=1)
+    tensors = io.BytesIO()
+    layer = {"keys": keys[None], "values": likeliest[None], "temperatures": np.array([0.001], np.float32)}
+    np.savez(tensors, **{f"0/{field}": array for field, array in layer.items()})
+    logits = -np.abs(np.arange(_SIZE, dtype=np.float32) - np.array([[3], [26]], np.float32))
+    alpha = np.array([[1], [0.5]], np.float32)
+    golden = Golden({"logits": logits, "alpha": alpha}, {"moved": logits + alpha * keys[[3, 26]]})
+    part = Golden({**golden.inputs, **layer}, golden.outputs)
+    shapes = {"logits": (-1, -1), "keys": (-1, -1, -1), "values": (-1, -1, -1), "temperatures": (-1,), "alpha": (-1, 1)}
+    sizes = {"logits": (0, _SIZE), "keys": (1, _SIZE, _SIZE), "values": (1, _SIZE, _SIZE), "temperatures": (1,)}
+    sizes["alpha"] = (0, 1)
+    profile = {field: _profile(size) for field, size in sizes.items()}
+    artifact = Artifact(
+        file="head.onnx", runtime="any", precision="fp32", opset=17, role="head", golden="head.golden.npz",
+        tolerance=Tolerance(atol=1e-4, rtol=0), profile=profile, outputs=(TensorSpec("moved", "FP32", (-1, -1)),),
+        inputs=tuple(TensorSpec(field, "FP32", shape) for field, shape in shapes.items()),
+    )  # fmt: skip
+    full = base.manifest.tiers[0].artifacts[0].file
+    fields = ("logits", "alpha", "moved", "keys", "values", "temperatures")
+    program = HeadProgram(
+        base=HeadBase(name=base.manifest.name, version=base.manifest.version, sha256=base.manifest.files[full].sha256),
+        tensors="tensors.npz", usual_alpha=usual_alpha, **dict(zip(fields, fields, strict=True)),
+    )  # fmt: skip
+    manifest = manifest_of(
+        name,
+        (TensorSpec("logits", "FP32", (-1, _SIZE)), TensorSpec("alpha", "FP32", (-1, 1))),
+        (TensorSpec("moved", "FP32", (-1, _SIZE)),),
+        {field: profile[field] for field in ("logits", "alpha")},
+        version=version,
+        max_batch_size=MAX_BATCH_SIZE,
+        tiers=(Tier(name="full", artifacts=(artifact,)),),
+        program=program,
+    )
+    files = {
+        "head.onnx": serialized(graph_of(HEAD_GRAPH, inner=np.array([1, 2]), first=np.array([0]))),
+        "tensors.npz": tensors.getvalue(),
+        "golden.npz": golden.encode(),
+        "head.golden.npz": part.encode(),
+    }
+    return write_bundle(directory, manifest, files)
+
+
+def _profile(size: tuple[int, ...]) -> Profile:  # 0 stands for its rows
+    least, usual, most = (tuple(one or rows for one in size) for rows in (1, 2, MAX_BATCH_SIZE))
+    return Profile(min=least, opt=usual, max=most)

@@ -16,8 +16,11 @@ from edge.bundles.programs import LoopProgram
 from edge.datatypes import TensorSpec
 from edge.pb import inference_pb2 as pb
 from edge.programs.loop import Loop, LoopRunners
+from edge.programs.program import Finished, Joining, LoopLimits, Options
+from edge.protocol import BY_BUDGET, BY_TOLERANCE, STOPPED
 from edge.runtimes.build import load_runner
 from tests.support.models import graph_of, manifest_of, serialized
+from tests.support.sample_requests import with_parameters
 
 NAME = "halving"
 MAX_BATCH_SIZE, TOKENS = 4, 5
@@ -121,22 +124,53 @@ def loop_request(*values: float, tokens: int = 3, **parameters: Any) -> pb.Model
     xs = prompt(*values, tokens=tokens)
     message = pb.ModelInferRequest(model_name=NAME, raw_input_contents=[xs.tobytes()])
     message.inputs.add(name="xs", datatype="FP32", shape=xs.shape)
-    for name, value in parameters.items():
-        kind = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}[type(value)]
-        setattr(message.parameters[name], kind, value)
-    return message
+    return with_parameters(message, parameters)
 
 
 def array_of(response: Any, name: str) -> np.ndarray:
-    """Return the elements of an output of the loop."""
     place = [output.name for output in response.outputs].index(name)
     return np.frombuffer(response.raw_output_contents[place], np.int32 if name == "loops" else np.float32)
 
 
 @contextmanager
 def open_loop(bundle: Bundle, cache: Path) -> Iterator[Loop]:
-    """Yield the loop of the bundle's tier on ONNX Runtime."""
     embed, step = (load_runner(bundle, "onnxruntime", cache, role=role).runner for role in ("embed", "step"))
     yield Loop(bundle.manifest.program, {"full": LoopRunners(embed, step)})  # type: ignore[arg-type]
     embed.close()
     step.close()
+
+
+def check_requests_that_join_and_leave(loop: Loop, seed: int) -> None:
+    """Check the answers of requests that join a session, leave it, and are dropped, all at random."""
+    random = np.random.default_rng(seed)
+    session = loop.session(Options("full"))
+    given: dict[int, tuple[np.ndarray, LoopLimits]] = {}
+    ended: list[Finished] = []
+    for _ in range(60):
+        joining, room, tokens = [], MAX_BATCH_SIZE - session.rows, int(random.integers(1, TOKENS + 1))
+        for _ in range(int(random.integers(1, 4))):
+            rows = int(random.integers(1, 3))
+            room -= rows
+            if room >= 0:
+                values = random.choice([1.0, 2.0, ENDLESS], rows).astype(np.float32)
+                number = len(given)
+                given[number] = values, LoopLimits(int(random.integers(1, 9)), float(random.choice([0.5, 0.1])))
+                joining.append(
+                    Joining(number, {"xs": prompt(*values, tokens=tokens)}, Options("full", given[number][1]))
+                )
+        if joining:
+            session.add(joining)
+        if random.random() < 0.2:
+            session.drop(int(random.choice(list(given))))
+        ended += session.step()
+    assert len(ended) > 30
+    for key, computed, _ in ended:
+        values, limits = given[key]  # type: ignore[index]
+        needed = np.where(values == ENDLESS, limits.max_loops, np.ceil(-np.log2(limits.tolerance)))
+        loops = np.minimum(needed, limits.max_loops)
+        left = np.float32(0.5) ** loops
+        assert computed.outputs["loops"].ravel().tolist() == loops.tolist()
+        np.testing.assert_allclose(computed.outputs["prediction"].ravel(), values * (1 - left), rtol=1e-6)
+        np.testing.assert_allclose(computed.outputs["residual"].ravel(), left + (values == ENDLESS), rtol=1e-6)
+        by_tolerance = (values != ENDLESS) & (needed <= limits.max_loops)
+        assert computed.facts[STOPPED].tolist() == np.where(by_tolerance, BY_TOLERANCE, BY_BUDGET).tolist()

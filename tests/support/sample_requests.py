@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from queue import Queue
 from typing import Any
 
 import numpy as np
 import tritonclient.grpc as triton
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
 from tritonclient.utils import np_to_triton_dtype
 
 from edge.bundles.expression import evaluate, tokenize
 from edge.datatypes import Array
 from edge.pb import inference_pb2 as pb
+from edge.pb import telemetry_pb2
+from edge.pb.pool import POOL
+from edge.protocol import HEALTH, INFERENCE, REFLECTION, TELEMETRY
+from edge.rpc import servicers  # noqa: F401 (it adds health and reflection to the pool)
 from tests.support.models import ORACLE
 
 TOKENS = tokenize(["3 - -4 + 2"])
@@ -91,12 +98,16 @@ CUDA_REGION = pb.CudaSharedMemoryRegisterRequest(name="a")
 
 
 def text(*words: str, **parameters: str | int) -> pb.ModelInferRequest:
-    """A request to the model of :mod:`tests.support.text_model`."""
     request = expression(*(word.encode() for word in words))
     request.model_name = "sentiment"
     request.inputs[0].name = "text"
+    return with_parameters(request, parameters)
+
+
+def with_parameters(request: pb.ModelInferRequest, parameters: Mapping[str, Any]) -> pb.ModelInferRequest:
     for name, value in parameters.items():
-        setattr(request.parameters[name], "string_param" if isinstance(value, str) else "int64_param", value)
+        kind = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}[type(value)]
+        setattr(request.parameters[name], kind, value)
     return request
 
 
@@ -127,3 +138,35 @@ SEEDS: dict[str, list[bytes]] = {
         "LogSettings": [log_setting("log_info", bool_param=True), log_setting("log_format", string_param="zz")],
     }.items()
 }
+
+
+class Sender:
+    """The requests of a stream that stays open until None is put into the queue."""
+
+    def __init__(self) -> None:
+        self.queue: Queue[Any] = Queue()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.queue.get, None)
+
+
+HEALTH_NAME = health_pb2.HealthCheckRequest(service="")
+LIST_SERVICES = reflection_pb2.ServerReflectionRequest(list_services="")
+SERVICES = (INFERENCE, TELEMETRY, HEALTH, REFLECTION)
+#: Requests that a server with everything on answers; an empty message is one to all others.
+REQUESTS: dict[str, Any] = {
+    "ModelInfer": good(),
+    "ModelStreamInfer": good(),
+    "ModelReady": pb.ModelReadyRequest(name="calculator-oracle"),
+    "ModelMetadata": pb.ModelMetadataRequest(name="calculator-oracle"),
+    "ModelConfig": pb.ModelConfigRequest(name="calculator-oracle"),
+    "RepositoryModelLoad": pb.RepositoryModelLoadRequest(model_name="calculator-oracle"),
+    "SystemSharedMemoryRegister": REGION,
+    "ServerReflectionInfo": LIST_SERVICES,
+    "Watch": telemetry_pb2.WatchRequest(interval_ms=100),
+}
+
+
+def methods() -> list[str]:
+    found = [POOL.FindServiceByName(service) for service in SERVICES]
+    return sorted(f"/{service.full_name}/{method.name}" for service in found for method in service.methods)

@@ -1,0 +1,120 @@
+"""What is added to each step of a loop, and of generated text with a head. Use an idle machine.
+
+python -m tests.step_cost BUNDLE [--rows 8] [--steps 2000] [--out FILE]
+python -m tests.step_cost BASE HEAD HEAD [--rows 8] [--steps 2000] [--out FILE]
+
+A loop: a step of the session, the same without its bookkeeping of rows, and ONNX Runtime's bare run on the same arrays.
+Text: a step without a head, with the first one, and with both in turn. All take turns in random order, and the
+differences to the first of them are medians over the turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import cycle
+from pathlib import Path
+
+import numpy as np
+
+from edge.bundles.bundle import Bundle
+from edge.bundles.programs import GenerateProgram, HeadProgram
+from edge.programs.generate import GenerationSession, generator
+from edge.programs.head import LogitHead, head_of
+from edge.programs.loop import Loop, LoopRunners
+from edge.programs.program import AppliedHead, Joining, LoopLimits, Options
+from edge.programs.sampling import Sampling
+from edge.runner import Runner
+from edge.runtimes.build import load_runner
+from edge.runtimes.host import HostLoop
+
+Turns = dict[str, Callable[[], object]]
+
+
+def loop_turns(bundle: Bundle, cache: Path, rows: int) -> Turns:
+    runners = LoopRunners(*(load_runner(bundle, "onnxruntime", cache, role=role).runner for role in ("embed", "step")))
+    tier = bundle.manifest.tiers[0].name
+    session = Loop(bundle.manifest.program, {tier: runners}).session(Options(tier))  # type: ignore[arg-type]
+    inputs = {name: array[:rows] for name, array in bundle.golden.inputs.items()}
+    session.add([Joining("all", inputs, Options(tier, LoopLimits(2**62, -1.0)))])  # no residual is below 0
+    for _ in range(2):  # each has arrays of its own
+        session.step()
+    device = session._device
+    assert isinstance(device, HostLoop)
+
+    def bare() -> None:
+        for run in device._runs[session.rows, device._current]:
+            run()
+
+    return {"bare run": bare, "device's step": device.step, "session": session.step}
+
+
+def loaded_head(path: Path, cache: Path) -> LogitHead:
+    bundle = Bundle.open(path)
+    config, tier = bundle.manifest.program, bundle.manifest.tiers[0].name
+    assert isinstance(config, HeadProgram)
+    return head_of(bundle, config, {tier: load_runner(bundle, "onnxruntime", cache, role="head").runner})
+
+
+def session_of(bundle: Bundle, runner: Runner, rows: int, head: LogitHead | None) -> GenerationSession:
+    config, tier = bundle.manifest.program, bundle.manifest.tiers[0].name
+    assert isinstance(config, GenerateProgram)
+    session = generator(bundle, config, {tier: runner}).session(Options(tier))
+    length = int(bundle.golden.inputs["mask"][0].sum())
+    inputs = {name: np.repeat(array[:1, :length], rows, axis=0) for name, array in bundle.golden.inputs.items()}
+    applied = AppliedHead(head, 1.0) if head else None
+    session.add([Joining("all", inputs, Options(tier, None, Sampling(config.positions), applied))])
+    return session
+
+
+def head_turns(bundle: Bundle, heads: list[LogitHead], cache: Path, rows: int) -> Turns:
+    runner = load_runner(bundle, "onnxruntime", cache, role="backbone").runner
+    plain, one, both = (session_of(bundle, runner, rows, head) for head in (None, heads[0], heads[0]))
+    in_turn = cycle(heads)
+
+    def changing() -> None:
+        head = next(in_turn)
+        for row in both._rows:
+            row.head = AppliedHead(head, 1.0)
+        both.step()
+
+    return {"no head": plain.step, "one head": one.step, "two heads in turn": changing}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("heads", type=Path, nargs="*")
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--out", type=Path, help="the record to write")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        bundle, cache = Bundle.open(given.bundle), Path(directory)
+        heads = [loaded_head(path, cache) for path in given.heads]
+        turns = head_turns(bundle, heads, cache, given.rows) if heads else loop_turns(bundle, cache, given.rows)
+    taken: dict[str, list[float]] = {name: [] for name in turns}
+    for step in range(given.steps + 3):
+        for name in random.sample(list(turns), len(turns)):
+            begun = time.perf_counter_ns()
+            turns[name]()
+            if step > 2:  # the first ones load code
+                taken[name].append((time.perf_counter_ns() - begun) / 1e3)
+    first = next(iter(taken))
+    record: dict[str, object] = {"rows": given.rows, "steps": given.steps}
+    for name, times in taken.items():
+        added = statistics.median(one - base for one, base in zip(times, taken[first], strict=True))
+        ratio = statistics.median(one / base for one, base in zip(times, taken[first], strict=True))
+        record[name] = {"median_us": statistics.median(times), "median_added_us": added, "median_ratio": ratio}
+        print(f"{name:18} {statistics.median(times):9.1f} µs, {added:7.1f} µs more than {first}, ratio {ratio:.3f}")
+    if given.out:
+        given.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
