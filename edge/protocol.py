@@ -11,6 +11,8 @@ HEALTH: Final = "grpc.health.v1.Health"
 REFLECTION: Final = "grpc.reflection.v1alpha.ServerReflection"
 #: The trailer of a refused call with the milliseconds until a retry may succeed.
 RETRY_AFTER_MS: Final = "retry-after-ms"
+#: The same for the retries of gRPC itself (gRFC A6).
+RETRY_PUSHBACK_MS: Final = "grpc-retry-pushback-ms"
 #: The same as a parameter of a response in a stream, which has no trailers of its own.
 STREAM_RETRY_AFTER_MS: Final = "retry_after_ms"
 #: The output of a model with labels that is sent only to clients that ask for it.

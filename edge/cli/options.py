@@ -81,7 +81,7 @@ def _credentials(
     if not (tls or any(files) or token_file):
         return None
     from edge.client.connection import Credentials, channel_credentials
-    from edge.security.certificates import read_token
+    from edge.security.tokens import read_token
 
     secure = channel_credentials(*files) if tls or any(files) else None
     return Credentials(tls=secure, token=read_token(token_file) if token_file else "")

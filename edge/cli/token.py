@@ -10,8 +10,7 @@ import msgspec
 
 from edge.cli.output import json_option, print_json, stderr
 from edge.errors import Raw, UsageError
-from edge.security.access import SCOPES
-from edge.security.tokens import new_token
+from edge.security.tokens import SCOPES, new_token
 
 
 @click.command()

@@ -14,7 +14,7 @@ from edge.client import rpcs
 from edge.client.base import BaseClient
 from edge.client.failures import FailedCall
 from edge.client.inference import InferRequest
-from edge.client.rpcs import PendingRequests, Rpc, StreamAnswer
+from edge.client.rpcs import CallSpec, PendingRequests, StreamAnswer
 from edge.errors import ServerError
 from edge.pb import telemetry_pb2
 
@@ -22,7 +22,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _awaited(rpc: Callable[P, Rpc[R]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]:
+def _awaited(rpc: Callable[P, CallSpec[R]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]:
     async def method(self: AsyncClient, /, *arguments: P.args, **options: P.kwargs) -> R:
         return await self._call(partial(rpc, *arguments, **options))
 
@@ -74,9 +74,9 @@ class AsyncClient(BaseClient):
 
     async def ready(self, model: str = "", version: str = "", *, server: str = "") -> bool:
         """Return whether any server, or the one named, is ready; as :meth:`edge.client.Client.ready`."""
-        for one in [server] if server else self.servers:
+        for address in [server] if server else self.servers:
             with suppress(ServerError):
-                if await self._call(partial(rpcs.ready, model, version, one)):
+                if await self._call(partial(rpcs.ready, model, version, address)):
                     return True
         return False
 
@@ -93,7 +93,7 @@ class AsyncClient(BaseClient):
         for connection in self._connections:
             await connection.channel.close()
 
-    async def _call(self, make: Callable[[], Rpc[R]]) -> R:
+    async def _call(self, make: Callable[[], CallSpec[R]]) -> R:
         rpc, attempts = self._begin_call(make)
         while True:
             try:

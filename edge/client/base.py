@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final, TypeVar
 
-from edge.client.connection import Connection, Credentials
+from edge.client.connection import Credentials, ServerConnection
 from edge.client.failures import FailedCall
 from edge.client.inference import CallInfo, checked_timeout
 from edge.client.retries import DEFAULT_RETRIES, Attempts, Budget, Retries, RoundRobin
-from edge.client.rpcs import Rpc
+from edge.client.rpcs import CallSpec
 from edge.errors import Raw, UsageError
 
 DEFAULT_URL: Final = "127.0.0.1:8001"
@@ -53,7 +53,7 @@ class BaseClient:
         self._retries, self._budget = retries, Budget(retries)
         self._round_robin = RoundRobin(len(self.servers))
         self._tls = bool(credentials and credentials.tls)
-        self._connections = [Connection(server, credentials, self._transport) for server in self.servers]
+        self._connections = [ServerConnection(server, credentials, self._transport) for server in self.servers]
         self._lost: set[int] = set()
         self._lock = threading.Lock()
         self._process_id = os.getpid()
@@ -73,7 +73,7 @@ class BaseClient:
             server=self.servers.index(server) if server else None,
         )
 
-    def _begin_call(self, make: Callable[[], Rpc[R]]) -> tuple[Rpc[R], Attempts]:
+    def _begin_call(self, make: Callable[[], CallSpec[R]]) -> tuple[CallSpec[R], Attempts]:
         rpc = make()
         if rpc.changes_server and not rpc.server and len(self.servers) > 1:
             given, fix = Raw(f"{len(self.servers)} servers"), "Name it with server=; change one server at a time."

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import grpc
 
-from edge.errors import UsageError
+from edge.errors import Raw, UsageError
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2_grpc
+from edge.security.certificates import read_certificates, read_pem
 
 CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_receive_message_length", -1),
@@ -34,7 +36,7 @@ class Credentials:
     """TLS settings and token of a client. Its ``repr`` holds no secret.
 
     Attributes:
-        tls: from :func:`edge.client.connection.channel_credentials`; None connects without TLS.
+        tls: from :func:`channel_credentials`; None connects without TLS.
         token: sent with each call; empty sends none. Without TLS it can be read on the network.
     """
 
@@ -50,8 +52,8 @@ def open_channel(
     server: str, credentials: Credentials | None, transport: Any, options: Sequence[tuple[str, int]] = CHANNEL_OPTIONS
 ) -> Any:
     """Return a channel of ``transport``, :mod:`grpc` or :mod:`grpc.aio`; raise a UsageError for a URL with a scheme."""
-    scheme, found, address = server.partition("://")
-    if found and scheme.lower() in _SCHEMES:
+    scheme, separator, address = server.partition("://")
+    if separator and scheme.lower() in _SCHEMES:
         address = address.rstrip("/")
         tls = " TLS is an option of its own: --tls." if scheme.lower() in ("https", "grpcs") else ""
         raise UsageError("url", given=server, expected="HOST:PORT without a scheme", fix=f"Give {address}.{tls}")
@@ -60,7 +62,7 @@ def open_channel(
     return transport.insecure_channel(server, options=options)
 
 
-class Connection:
+class ServerConnection:
     """A channel to one server; arguments as for :func:`open_channel`."""
 
     def __init__(self, server: str, credentials: Credentials | None, transport: Any) -> None:
@@ -83,3 +85,18 @@ class Connection:
         live = getattr(live, "future", live)  # blocking stubs have a future; asyncio's do not block
         call = live(pb.ServerLiveRequest(), timeout=_PATIENCE_SECONDS, wait_for_ready=True, metadata=self._metadata)
         call.add_done_callback(lambda _: then())
+
+
+def channel_credentials(
+    tls_ca: Path | None = None, tls_certificate: Path | None = None, tls_key: Path | None = None
+) -> grpc.ChannelCredentials:
+    """Return credentials for blocking and asyncio channels. Without ``tls_ca`` they trust the authorities of gRPC."""
+    if (tls_certificate is None) != (tls_key is None):
+        given = Raw("--tls-key alone" if tls_certificate is None else "--tls-certificate alone")
+        fix = "Give both, or leave both out."
+        raise UsageError("--tls-certificate and --tls-key", given=given, expected="both or none", fix=fix)
+    roots = read_pem("--tls-ca", tls_ca) if tls_ca else None
+    if tls_certificate is None or tls_key is None:
+        return grpc.ssl_channel_credentials(roots)
+    client = read_certificates(tls_certificate, tls_key, None)
+    return grpc.ssl_channel_credentials(roots, client.key, client.chain)

@@ -15,10 +15,13 @@ from edge.pb import inference_pb2 as pb
 from edge.protocol import FINAL_RESPONSE, LOOPS, STOPPED, STREAM_PARTIAL, STREAM_RETRY_AFTER_MS
 from edge.serving.wire import check_typed, from_raw, from_typed, to_raw
 
-#: Parameters of loops and of generated text, and one of all requests.
-_FLAGS = ("timings", "logprobs", "ignore_eos")
-_INTEGERS = ("max_loops", "max_tokens", "min_tokens", "top_k", "seed")
-_FLOATS = ("tolerance", "temperature", "top_p", "alpha")
+#: Parameters of a request by their type, which are sent unless they are None, empty or False.
+_PARAMETERS = {
+    "bool_param": ("timings", "logprobs", "ignore_eos"),
+    "int64_param": ("max_loops", "max_tokens", "min_tokens", "top_k", "seed"),
+    "double_param": ("tolerance", "temperature", "top_p", "alpha"),
+    "string_param": ("tier", "policy", "head"),
+}
 _MAX_RANK = 32  # NumPy 1's limit
 
 
@@ -191,18 +194,10 @@ def encode(request: InferRequest, *, in_stream: bool = False) -> pb.ModelInferRe
         parameters["priority"].int64_param = request.priority
     if request.partial_answers:
         parameters[STREAM_PARTIAL].bool_param = True
-    for name in _FLAGS:
-        if getattr(request, name):
-            parameters[name].bool_param = True
-    for name in ("tier", "policy", "head"):
-        if value := getattr(request, name):
-            parameters[name].string_param = value
-    for name in _INTEGERS:
-        if (number := getattr(request, name)) is not None:
-            parameters[name].int64_param = number
-    for name in _FLOATS:
-        if (number := getattr(request, name)) is not None:
-            parameters[name].double_param = number
+    for kind, names in _PARAMETERS.items():
+        for name in names:
+            if (value := getattr(request, name)) is not None and value is not False and value != "":
+                setattr(parameters[name], kind, value)
     if request.stop:
         parameters["stop"].string_param = json.dumps([*request.stop])
     if in_stream and request.timeout_seconds is not None:

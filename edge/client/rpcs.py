@@ -29,7 +29,7 @@ Specs = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rpc(Generic[R]):
+class CallSpec(Generic[R]):
     """One call; ``subject`` is that of error messages, and ``read`` converts the server's message.
 
     Attributes:
@@ -48,7 +48,7 @@ class Rpc(Generic[R]):
     changes_server: bool = False
 
 
-def as_method_of(rpc: Callable[..., Rpc[Any]], method: Callable[..., Any]) -> Callable[..., Any]:
+def as_method_of(rpc: Callable[..., CallSpec[Any]], method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a client's method with the name, signature and docstring of the RPC that it calls."""
     this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     signature = inspect.Signature([this, *inspect.signature(rpc).parameters.values()])
@@ -57,11 +57,11 @@ def as_method_of(rpc: Callable[..., Rpc[Any]], method: Callable[..., Any]) -> Ca
     return method
 
 
-def _infer(make: Callable[P, InferRequest]) -> Callable[P, Rpc[InferResult]]:
-    def infer(*arguments: P.args, **options: P.kwargs) -> Rpc[InferResult]:
+def _infer(make: Callable[P, InferRequest]) -> Callable[P, CallSpec[InferResult]]:
+    def infer(*arguments: P.args, **options: P.kwargs) -> CallSpec[InferResult]:
         """Send one request, and return the answer; the arguments are the attributes of :class:`InferRequest`."""
         request = make(*arguments, **options)
-        return Rpc(
+        return CallSpec(
             method="ModelInfer",
             request=encode(request),
             subject=f"model {request.model!r}",
@@ -77,9 +77,9 @@ def _infer(make: Callable[P, InferRequest]) -> Callable[P, Rpc[InferResult]]:
 infer = _infer(InferRequest)
 
 
-def metadata(model: str, version: str = "", *, server: str = "") -> Rpc[Specs]:
+def metadata(model: str, version: str = "", *, server: str = "") -> CallSpec[Specs]:
     """Return the inputs and the outputs of a model."""
-    return Rpc(
+    return CallSpec(
         method="ModelMetadata",
         request=pb.ModelMetadataRequest(name=model, version=version),
         subject=f"model {model!r}",
@@ -88,9 +88,9 @@ def metadata(model: str, version: str = "", *, server: str = "") -> Rpc[Specs]:
     )
 
 
-def preprocess(model: str, version: str = "", *, server: str = "") -> Rpc[str]:
+def preprocess(model: str, version: str = "", *, server: str = "") -> CallSpec[str]:
     """Return the type of the step that reads a model's texts or images, such as ``image``; empty without one."""
-    return Rpc(
+    return CallSpec(
         method="ModelConfig",
         request=pb.ModelConfigRequest(name=model, version=version),
         subject=f"model {model!r}",
@@ -103,9 +103,9 @@ def _specs(tensors: Sequence[Any]) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in tensors)
 
 
-def index(*, server: str = "") -> Rpc[list[dict[str, str]]]:
+def index(*, server: str = "") -> CallSpec[list[dict[str, str]]]:
     """Return name, version, state and reason of every model in the repository of one server."""
-    return Rpc(
+    return CallSpec(
         method="RepositoryIndex",
         request=pb.RepositoryIndexRequest(),
         subject="repository",
@@ -117,7 +117,7 @@ def index(*, server: str = "") -> Rpc[list[dict[str, str]]]:
     )
 
 
-def load(model: str, *, timeout_seconds: float | None = None, server: str = "") -> Rpc[None]:
+def load(model: str, *, timeout_seconds: float | None = None, server: str = "") -> CallSpec[None]:
     """Load or reload a model; where there are several servers, ``server`` must name one.
 
     The call is never repeated: after a broken connection it may have been carried out.
@@ -125,13 +125,13 @@ def load(model: str, *, timeout_seconds: float | None = None, server: str = "") 
     return _control("Load", pb.RepositoryModelLoadRequest(model_name=model), timeout_seconds, server)
 
 
-def unload(model: str, *, timeout_seconds: float | None = None, server: str = "") -> Rpc[None]:
+def unload(model: str, *, timeout_seconds: float | None = None, server: str = "") -> CallSpec[None]:
     """Unload a model; as :meth:`load`."""
     return _control("Unload", pb.RepositoryModelUnloadRequest(model_name=model), timeout_seconds, server)
 
 
-def _control(verb: str, request: Any, timeout_seconds: float | None, server: str) -> Rpc[None]:
-    return Rpc(
+def _control(verb: str, request: Any, timeout_seconds: float | None, server: str) -> CallSpec[None]:
+    return CallSpec(
         method=f"RepositoryModel{verb}",
         request=request,
         subject=f"model {request.model_name!r}",
@@ -143,9 +143,9 @@ def _control(verb: str, request: Any, timeout_seconds: float | None, server: str
     )
 
 
-def ready(model: str, version: str, server: str) -> Rpc[bool]:
+def ready(model: str, version: str, server: str) -> CallSpec[bool]:
     """Return whether a model, or the server as a whole, is ready. Not repeated: a failed call means not ready."""
-    return Rpc(
+    return CallSpec(
         method="ModelReady" if model else "ServerReady",
         request=pb.ModelReadyRequest(name=model, version=version) if model else pb.ServerReadyRequest(),
         subject=f"model {model!r}" if model else "server",
@@ -155,10 +155,12 @@ def ready(model: str, version: str, server: str) -> Rpc[bool]:
     )
 
 
-def telemetry(*, server: str = "") -> Rpc[telemetry_pb2.Reading]:
+def telemetry(*, server: str = "") -> CallSpec[telemetry_pb2.Reading]:
     """Return one telemetry reading of one server."""
     request = telemetry_pb2.GetRequest()
-    return Rpc(method="Get", request=request, subject="telemetry", read=lambda response, call: response, server=server)
+    return CallSpec(
+        method="Get", request=request, subject="telemetry", read=lambda response, call: response, server=server
+    )
 
 
 class PendingRequests:
@@ -200,8 +202,8 @@ class PendingRequests:
             raise malformed("a stream", server, "one more answer", "one for each request")
         answer = response.infer_response
         # Requests with several answers may be answered out of order; without ids, the first one is meant.
-        place = next((place for place, (sent, _) in enumerate(self._sent) if sent == answer.id), 0)
-        started_ns = self._sent[place][1]
+        index = next((index for index, (sent, _) in enumerate(self._sent) if sent == answer.id), 0)
+        started_ns = self._sent[index][1]
         if FINAL_RESPONSE not in answer.parameters or answer.parameters[FINAL_RESPONSE].bool_param:
-            del self._sent[place]
+            del self._sent[index]
         return decode_in_stream(response, CallInfo(server=server, round_trip_ns=time.perf_counter_ns() - started_ns))

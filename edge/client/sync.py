@@ -1,6 +1,6 @@
 """Blocking client: NumPy arrays in, NumPy arrays out.
 
-:mod:`edge.client.retries` says which calls are repeated, :mod:`edge.client.retries` which servers are called.
+:mod:`edge.client.retries` says which calls are repeated, and which servers are called.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edge.client import rpcs
 from edge.client.base import BaseClient
 from edge.client.failures import FailedCall
 from edge.client.inference import InferRequest
-from edge.client.rpcs import PendingRequests, Rpc, StreamAnswer
+from edge.client.rpcs import CallSpec, PendingRequests, StreamAnswer
 from edge.errors import ServerError
 from edge.pb import telemetry_pb2
 
@@ -25,7 +25,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _blocking(rpc: Callable[P, Rpc[R]]) -> Callable[Concatenate[Client, P], R]:
+def _blocking(rpc: Callable[P, CallSpec[R]]) -> Callable[Concatenate[Client, P], R]:
     def method(self: Client, /, *arguments: P.args, **options: P.kwargs) -> R:
         return self._call(partial(rpc, *arguments, **options))
 
@@ -87,9 +87,9 @@ class Client(BaseClient):
             version: of the model; empty for the highest.
             server: the only server to call.
         """
-        for one in [server] if server else self.servers:
+        for address in [server] if server else self.servers:
             with suppress(ServerError):
-                if self._call(partial(rpcs.ready, model, version, one)):
+                if self._call(partial(rpcs.ready, model, version, address)):
                     return True
         return False
 
@@ -110,7 +110,7 @@ class Client(BaseClient):
         for connection in self._connections:
             connection.channel.close()
 
-    def _call(self, make: Callable[[], Rpc[R]]) -> R:
+    def _call(self, make: Callable[[], CallSpec[R]]) -> R:
         rpc, attempts = self._begin_call(make)
         while True:
             try:

@@ -65,8 +65,8 @@ class Listener:
         loop = asyncio.get_running_loop()
         bound, absent = port, None
         try:
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            for family, *_, address in dict.fromkeys(found):
+            addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            for family, *_, address in dict.fromkeys(addresses):
                 made = _listening(family, str(address[0]), bound)
                 if isinstance(made, OSError):
                     absent = made

@@ -72,15 +72,15 @@ class _Authorizing(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._find = find
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        found = self._handler.service(handler_call_details)
-        if found is None:  # a method of another service
+        handler = self._handler.service(handler_call_details)
+        if handler is None:  # a method of another service
             return None
         try:
             self._find(handler_call_details.method, handler_call_details.invocation_metadata)
         except Refused as refused:
             status = refused.status
         else:
-            return found
+            return handler
 
         async def refuse(requests: object, context: grpc.aio.ServicerContext[object, object]) -> None:
             await _abort(context, status)
@@ -98,7 +98,7 @@ def generic_handlers(methods: dict[str, Method]) -> list[grpc.GenericRpcHandler]
         services[service][name] = make(
             method.answer, request_deserializer=method.parse, response_serializer=method.serialize
         )
-    return [grpc.method_handlers_generic_handler(service, found) for service, found in services.items()]
+    return [grpc.method_handlers_generic_handler(service, handlers) for service, handlers in services.items()]
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], status: Status) -> None:

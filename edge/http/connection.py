@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, cast
 
 import h11
 
 from edge.connections.paced import PacedReader
-from edge.connections.quota import Share
+from edge.connections.quota import READING, Share
 from edge.errors import InvalidRequest, Raw
-from edge.http.connection import SendingHalf
 from edge.http.exchange import Exchange
 from edge.http.messages import Application, error_response, response_of
 
@@ -27,14 +27,26 @@ _KEEP_ALIVE_SECONDS: Final = 75.0
 #: body of a request, and of what is none.
 _DISCARDED_BODY_BYTES: Final = 64 * 1024**2
 _DISCARDED_BYTES: Final = 128 * 1024
+#: Above this, a copy costs more than another packet.
+_MAX_JOINED_BYTES: Final = 64 * 1024
 _BLANK_LINE: Final = re.compile(rb"\n\r?\n")
 
 
-class HttpConnection(SendingHalf):
-    """A client's connection; ``connections`` holds it while it is open."""
+class HttpConnection(asyncio.Protocol):
+    """A client's connection; ``connections`` holds it while it is open.
+
+    Attributes:
+        http: the state of the protocol.
+        ending: whether the next response is the last one.
+    """
 
     def __init__(self, application: Application, share: Share, connections: set[HttpConnection]) -> None:
-        super().__init__(share, h11.Connection(h11.SERVER, _MAX_HEAD_BYTES))
+        self.share = share
+        self.http = h11.Connection(h11.SERVER, _MAX_HEAD_BYTES)
+        self.ending = False
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._unread_bytes = 0
         self._application = application
         self._connections = connections
         self._exchange: Exchange | None = None
@@ -47,18 +59,23 @@ class HttpConnection(SendingHalf):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to read."""
-        super().connection_made(transport)
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(high=1, low=0)  # to know exactly when all is sent
+        self.scheme = "https" if transport.get_extra_info("sslcontext") else "http"
+        self.client = _address(transport.get_extra_info("peername"))
+        self.server = _address(transport.get_extra_info("sockname"))
         self._reader = PacedReader(self.transport, self._parse, self.share)
         self.share.follow(self.transport.abort)
         self.share.expect("head")
         self._connections.add(self)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Release everything."""
+        """Release everything, and let nobody wait."""
         self._connections.discard(self)
         self.share.close()
         self._reader.close()
-        super().connection_lost(error)
+        self._writable.set()
+        self.transport.close()  # or TLS in Python 3.10 warns of an open one
         if self._exchange:
             self._exchange.leave()
             self._exchange = None
@@ -93,6 +110,41 @@ class HttpConnection(SendingHalf):
         self._reader.resume()
         if self.http.trailing_data[0]:
             self._advance()
+
+    def pause_writing(self) -> None:
+        """Wait with further answers: the client does not read."""
+        self._writable.clear()
+        self.share.expect(READING)
+
+    def resume_writing(self) -> None:
+        """Go on: the client has read everything."""
+        self.share.met(READING)
+        self.share.release(self._unread_bytes)
+        self._unread_bytes = 0
+        self._writable.set()
+
+    async def writable(self) -> None:
+        """Wait until the client has read what was sent."""
+        await self._writable.wait()
+
+    def write(self, pieces: Sequence[bytes], size: int) -> int:
+        """Send bytes, of which ``size`` count in the share, and return how many of those wait for the client.
+
+        Those are released once the client has read them; the caller releases the others.
+        """
+        for piece in (b"".join(pieces),) if size <= _MAX_JOINED_BYTES else pieces:
+            self.transport.write(piece)
+        if self._writable.is_set():
+            return 0
+        self.share.progressed(READING, self.transport.get_write_buffer_size())
+        self._unread_bytes += size
+        return size
+
+    def send_continue(self) -> None:
+        """Let a client send its body that waits for the permission."""
+        if self.http.they_are_waiting_for_100_continue:
+            response = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+            self.transport.write(self.http.send(response) or b"")
 
     def drain(self) -> None:
         """End after the request in progress, or at once."""
@@ -181,3 +233,7 @@ class HttpConnection(SendingHalf):
             with suppress(OSError):  # the client has reset the connection, which ends it soon
                 self.transport.write_eof()
         self.transport.resume_reading()
+
+
+def _address(name: object) -> tuple[str, int] | None:
+    return (str(name[0]), int(name[1])) if isinstance(name, tuple) else None

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextvars import Context
-from typing import Final
+from typing import Final, Protocol
+from urllib.parse import unquote
 
 import h11
 
+from edge.connections.quota import Share
 from edge.errors import INTERNAL, InvalidRequest, Raw, RequestError
-from edge.http.connection import SendingHalf
 from edge.http.messages import (
     RETRY_SECONDS,
     Application,
+    Headers,
     Message,
+    Scope,
     body_bytes,
     error_response,
     no_room,
     response_of,
-    scope_of,
+    state_of,
 )
 
 log = logging.getLogger(__name__)
@@ -32,6 +36,25 @@ _LEAST_CHUNK_BYTES: Final = 256
 _GONE: Final[Message] = {"type": "http.disconnect"}
 
 
+class _Wire(Protocol):
+    """The connection as its requests see it."""
+
+    share: Share
+    http: h11.Connection
+    transport: asyncio.Transport
+    ending: bool
+    scheme: str
+    client: tuple[str, int] | None
+    server: tuple[str, int] | None
+
+    def read(self) -> None: ...
+    def pause(self) -> None: ...
+    def send_continue(self) -> None: ...
+    async def writable(self) -> None: ...
+    def write(self, pieces: Sequence[bytes], size: int) -> int: ...
+    def finish(self) -> None: ...
+
+
 class Exchange:
     """One request and its response. The bytes of both count in the share of the connection until the response ends.
 
@@ -40,12 +63,12 @@ class Exchange:
         failed: whether the body is wrong or too large, so that no more of it is parsed.
     """
 
-    def __init__(self, connection: SendingHalf, request: h11.Request, application: Application) -> None:
+    def __init__(self, connection: _Wire, request: h11.Request, application: Application) -> None:
         self._connection = connection
         self._share = connection.share
         self._method = request.method
         headers = list(request.headers)
-        self._scope = scope_of(connection, request, headers)
+        self._scope = _scope(connection, request, headers)
         self._size_bytes = body_bytes(headers)
         self._body = bytearray()
         self._size = 0
@@ -204,3 +227,22 @@ class Exchange:
         if not more:
             self._news.set()
             connection.finish()
+
+
+def _scope(connection: _Wire, request: h11.Request, headers: Headers) -> Scope:
+    path, _, query = request.target.partition(b"?")
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": request.http_version.decode(),
+        "scheme": connection.scheme,
+        "client": connection.client,
+        "server": connection.server,
+        "method": request.method.decode(),
+        "root_path": "",
+        "path": unquote(path.decode()),
+        "raw_path": path,
+        "query_string": query,
+        "headers": headers,
+        "state": state_of(connection.share),
+    }

@@ -3,43 +3,44 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable, MutableMapping
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Final
-from urllib.parse import unquote
+from typing import Any, Final
 
 import h11
 import msgspec
 
+from edge.connections.quota import Share
 from edge.errors import Overloaded, Raw
-from edge.http.connection import SendingHalf
-from edge.http.messages import Message, Scope, state_of
+
+#: Types of ASGI.
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_SHARE: Final = "fewheads.share"
+
+
+def state_of(share: Share) -> dict[str, Any]:
+    """Return the state of a request's scope, for :func:`accepted`."""
+    return {_SHARE: share}
+
+
+def accepted(scope: Scope) -> None:
+    """Note that a caller may do what a request of it asks for, so that its connection does not make room for others."""
+    share = scope.get("state", {}).get(_SHARE)
+    if share:
+        share.proven = True
+
 
 RETRY_SECONDS: Final = 1
 _REASONS: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 Headers = list[tuple[bytes, bytes]]
-
-
-def scope_of(connection: SendingHalf, request: h11.Request, headers: Headers) -> Scope:
-    """Return what an application learns of a request."""
-    path, _, query = request.target.partition(b"?")
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": request.http_version.decode(),
-        "scheme": connection.scheme,
-        "client": connection.client,
-        "server": connection.server,
-        "method": request.method.decode(),
-        "root_path": "",
-        "path": unquote(path.decode()),
-        "raw_path": path,
-        "query_string": query,
-        "headers": headers,
-        "state": state_of(connection.share),
-    }
 
 
 def body_bytes(headers: Headers) -> int | None:

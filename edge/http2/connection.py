@@ -42,10 +42,10 @@ _NO_HEAD: Final = Head("", None, IDENTITY, 0)
 Find = Callable[[str, Sequence[Field]], Route | None]
 
 
-class Connection(SendingHalf):
+class Http2Connection(SendingHalf):
     """One connection, in ``connections`` while it is open. Only the event loop uses it."""
 
-    def __init__(self, find: Find, limits: Limits, connections: set[Connection], share: Share) -> None:
+    def __init__(self, find: Find, limits: Limits, connections: set[Http2Connection], share: Share) -> None:
         super().__init__(ngh2.Connection(ngh2.Role.SERVER, _configuration(limits.max_metadata_bytes)), share)
         self._find = find
         self._limits = limits

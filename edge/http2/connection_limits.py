@@ -1,4 +1,4 @@
-"""Limits of a connection that concern time."""
+"""Limits of a connection: on the answers that its client has not read, and on time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,50 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from edge.connections.quota import Share, patience_seconds
+from edge.connections.quota import READING, Share, patience_seconds
 from edge.http2.rpc import Rpc
 from edge.rpc.limits import Limits
+
+#: An answer above this size counts as unread until it is sent.
+_LARGE_BYTES: Final = 16 * 1024
+_REASON: Final = "unread answers"
+
+
+class UnreadAnswers:
+    """Counts them in the connection's share, which disconnects a client that reads too slowly.
+
+    Attributes:
+        size_bytes: those that are counted.
+    """
+
+    __slots__ = ("_share", "size_bytes")
+
+    def __init__(self, share: Share) -> None:
+        self._share = share
+        self.size_bytes = 0
+
+    def take(self, size: int) -> bool:
+        """Count an answer before it is queued; False if the client has too many already."""
+        if size <= _LARGE_BYTES and not self.size_bytes:
+            return True
+        if not self._share.hold(size, _REASON):
+            return False
+        self.size_bytes += size
+        return True
+
+    def sent(self, size: int, queued: int) -> None:
+        """Count bytes that were sent, and what is queued now; disconnect the client if that is too much."""
+        if queued > self.size_bytes and not self._share.hold(queued - self.size_bytes, _REASON):
+            self._share.end(_REASON)
+        elif queued < self.size_bytes:
+            self._share.release(self.size_bytes - queued)
+        self.size_bytes = queued
+        if queued:
+            self._share.expect(READING)
+            self._share.progressed(READING, size)
+        else:
+            self._share.met(READING)
+
 
 #: The tick of an event loop's timers, which may fire this much too early.
 _TICK_SECONDS: Final = 0.001

@@ -9,7 +9,7 @@ import time
 from edge.connections.listener import Listener
 from edge.connections.quota import Quota, Share
 from edge.health.health import Health
-from edge.http2.connection import Connection
+from edge.http2.connection import Http2Connection
 from edge.http2.routes import Direct, Routes
 from edge.protocol import INFERENCE
 from edge.rpc.endpoint import Endpoint
@@ -59,10 +59,10 @@ class Port:
     """A listening port. It is opened, used and drained inside one running event loop."""
 
     def __init__(self, routes: Routes, limits: Limits, quota: Quota, context: ssl.SSLContext | None = None) -> None:
-        self._connections: set[Connection] = set()
+        self._connections: set[Http2Connection] = set()
 
-        def protocol(share: Share) -> Connection:
-            return Connection(routes.find, limits, self._connections, share)
+        def protocol(share: Share) -> Http2Connection:
+            return Http2Connection(routes.find, limits, self._connections, share)
 
         self._listener = Listener("grpc", quota, limits.max_connections, protocol, context, limits.handshake_seconds)
 

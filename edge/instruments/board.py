@@ -105,7 +105,7 @@ def read_board(root: Path = Path("/")) -> Board | None:
     compatible = read_text(root / "proc/device-tree/compatible", _LONGEST_LINE).split("\0")
     kernel = read_name(root / "proc/sys/kernel/osrelease")
     l4t = next(iter(read_text(root / _RELEASE, _LONGEST_FILE).splitlines()), "").strip("# ")
-    models = (read_name(root / place, _LONGEST_LINE) for place in _MODELS)
+    models = (read_name(root / path, _LONGEST_LINE) for path in _MODELS)
     model = next((model for model in models if "jetson" in model.lower()), "")
     if not model:
         if not (root / _RELEASE).is_file() and not kernel.endswith("-tegra"):
@@ -127,8 +127,8 @@ def read_board(root: Path = Path("/")) -> Board | None:
 
 def parse_release(text: str) -> Release | None:
     """Return the release of L4T in a line of ``/etc/nv_tegra_release``, or in ``36.4.3``, ``36.4`` or ``r36.4``."""
-    found = _RELEASE_LINE.search(text) or _RELEASE_NUMBER.fullmatch(text.strip())
-    return Release(*(int(number) if number else None for number in found.groups())) if found else None  # type: ignore[arg-type]
+    match = _RELEASE_LINE.search(text) or _RELEASE_NUMBER.fullmatch(text.strip())
+    return Release(*(int(number) if number else None for number in match.groups())) if match else None  # type: ignore[arg-type]
 
 
 def _power_modes(root: Path) -> dict[int, str]:
@@ -140,8 +140,8 @@ def _power_modes(root: Path) -> dict[int, str]:
 
 
 def _power_mode(root: Path, modes: dict[int, str]) -> str | None:
-    found = re.search(r"\bpmode:(\d+)", read_text(root / "var/lib/nvpmodel/status", _LONGEST_LINE), re.ASCII)
-    return modes.get(int(found[1]), f"mode {int(found[1])}") if found else None
+    mode = re.search(r"\bpmode:(\d+)", read_text(root / "var/lib/nvpmodel/status", _LONGEST_LINE), re.ASCII)
+    return modes.get(int(mode[1]), f"mode {int(mode[1])}") if mode else None
 
 
 def _super_firmware(root: Path, model: str, compatible: list[str], modes: dict[int, str]) -> bool | None:

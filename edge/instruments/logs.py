@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import Final, NamedTuple
 
 import msgspec
 
 from edge.errors import InvalidRequest, Raw, Unsupported, elided, printable
+
+log = logging.getLogger(__name__)
 
 _UTC = "%Y-%m-%dT%H:%M:%SZ"
 #: Triton's names of the formats, and ``json``: one object per line. All but the default are in UTC.
@@ -113,9 +115,9 @@ class Logs:
 
     def _apply(self) -> None:
         verbose = int(self._settings["log_verbose_level"])
-        root, own = _LOGGERS
+        root, program = _LOGGERS
         root.setLevel(logging.DEBUG if verbose > 1 else logging.INFO)
-        own.setLevel(logging.DEBUG if verbose else logging.NOTSET)
+        program.setLevel(logging.DEBUG if verbose else logging.NOTSET)
         name = str(self._settings["log_format"])
         formatter = (_Json if name == "json" else _Text)(datefmt=FORMATS[name])
         if FORMATS[name]:
@@ -164,3 +166,26 @@ def _name(text: str) -> str:
 def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
     text = formatter.formatException(record.exc_info) if record.exc_info else ""
     return printable(elided(text, _MOST_TRACEBACK_CHARS), keep="\n")
+
+
+class NonfiniteWarnings:
+    """Warns of responses with a NaN or an infinity: FP16 overflowed, an engine is broken, or the input is odd.
+
+    There is one warning in ``seconds`` for each model, because one bad engine can spoil thousands of responses.
+    """
+
+    def __init__(self, seconds: float = 60.0) -> None:
+        self._seconds = seconds
+        self._warned_at: dict[str, float] = {}
+        self._unreported: dict[str, int] = {}
+
+    def warn(self, model: str, tier: str, names: Sequence[str]) -> None:
+        """Warn of one response whose outputs ``names`` have such a value, or count it for the next warning."""
+        now = time.monotonic()
+        if now < self._warned_at.get(model, now):
+            self._unreported[model] = self._unreported.get(model, 0) + 1
+            return
+        self._warned_at[model] = now + self._seconds
+        others = self._unreported.pop(model, 0)
+        also = f", and in {others} responses before" if others else ""
+        log.warning("NaN or infinity in %s of model %r, tier %r%s", ", ".join(names), model, tier, also)

@@ -133,13 +133,13 @@ class MemorySampler:
         Control groups count cached pages of files too; these count as free here, because the kernel can reclaim them.
         """
         lines = self._lines(f"proc/{self._process_id}/cgroup")
-        groups = [Path(line[3:].strip("/")) for line in lines if line.startswith("0::/")][:1]
+        paths = [Path(line[3:].strip("/")) for line in lines if line.startswith("0::/")][:1]
         left = []
-        for parent in [*groups, *(parent for group in groups for parent in group.parents)]:
-            place = f"{_CGROUPS}/{parent}"
-            limit, used = (self._lines(f"{place}/memory.{name}") for name in ("max", "current"))
+        for parent in [*paths, *(parent for path in paths for parent in path.parents)]:
+            group = f"{_CGROUPS}/{parent}"
+            limit, used = (self._lines(f"{group}/memory.{name}") for name in ("max", "current"))
             if limit and used and limit[0].isdecimal() and used[0].isdecimal():
-                words = [line.split() for line in self._lines(f"{place}/memory.stat")]
+                words = [line.split() for line in self._lines(f"{group}/memory.stat")]
                 files = sum(int(w[1]) for w in words if w[0:1] == ["inactive_file"] and w[1:] and w[1].isdecimal())
                 left.append(max(int(limit[0]) - int(used[0]) + files, 0))
         return min(left, default=None)

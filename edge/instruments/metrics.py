@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, Protocol
@@ -101,15 +102,42 @@ def _total_us(stage: str, help: str) -> ModelMetric:
     return _total(name, f"Total µs of {help}", lambda totals: totals.stages[stage].total // 1000, "us")
 
 
+def _gauge(name: str, help: str, value: Callable[[ModelNow], float | None], unit: str = "") -> ModelMetric:
+    def read(model: ModelNow) -> Iterable[Sample]:
+        return [] if (known := value(model)) is None else [((), known)]
+
+    return ModelMetric(name, help, read, "gauge", unit)
+
+
+def _energy(name: str, help: str, value: Callable[[TierEnergy], float | None], unit: str = "") -> ModelMetric:
+    def read(model: ModelNow) -> Iterable[Sample]:
+        return [((tier,), known) for tier, energy in model.energy.items() if (known := value(energy)) is not None]
+
+    return ModelMetric(name, help, read, unit=unit, labels=("tier",))
+
+
 def _end_metric(
-    of: type[End], name: str, help: str, value: Callable[[Any], int], labels: Labels = ("tier",), **rest: Any
+    of: type[End],
+    name: str,
+    help: str,
+    value: Callable[[Any], int],
+    unit: str = "",
+    buckets: tuple[int, ...] = (),
+    labels: Labels = ("tier",),
 ) -> RequestMetric:
     """Return a metric of requests with such an end; its labels are attributes of the end."""
 
     def label(request: CompletedRequest) -> Labels:
         return tuple(getattr(request.end, name) for name in labels)
 
-    return RequestMetric(name, help, lambda request: value(request.end), labels=labels, label=label, of=of, **rest)
+    return RequestMetric(name, help, lambda request: value(request.end), unit, labels, label, buckets, of)
+
+
+_loop, _text = partial(_end_metric, LoopEnd), partial(_end_metric, TextEnd)
+
+
+def _count(end: End) -> int:
+    return 1
 
 
 def _residual(end: LoopEnd) -> int:
@@ -118,6 +146,7 @@ def _residual(end: LoopEnd) -> int:
 
 #: A larger residual counts as this, so that a loop that diverged does not spoil the sum.
 _MOST_RESIDUAL: Final = 1000
+_STOPPED: Final = ("tier", "stopped")
 _LOOPS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
 _RESIDUALS: Final = (*(digit * 10**power for power in range(3, 9) for digit in (1, 2, 5)), 10**9)
 #: It also has a field of its own in the telemetry.
@@ -178,102 +207,40 @@ METRICS: Final[tuple[Metric, ...]] = (
         ("tier", "stage"),
     ),
     NONFINITE,
-    _end_metric(
-        LoopEnd,
-        "fewheads_request_loops",
-        "Loops of a request's slowest row",
-        lambda end: end.loops,
-        unit="loops",
-        buckets=_LOOPS,
-    ),
-    _end_metric(
-        LoopEnd,
-        "fewheads_residual_ratio",
-        "Largest residual of a request's rows",
-        _residual,
-        unit="ratio",
-        buckets=_RESIDUALS,
-    ),
-    _end_metric(
-        LoopEnd,
-        "fewheads_loop_ends_total",
-        "Requests to models with a loop, by why they stopped",
-        lambda end: 1,
-        ("tier", "stopped"),
-    ),
-    _end_metric(
-        TextEnd,
-        "fewheads_prompt_tokens_total",
-        "Tokens of prompts",
-        attrgetter("prompt_tokens"),
-        unit="tokens",
-    ),
-    _end_metric(
-        TextEnd,
-        "fewheads_generated_tokens_total",
-        "Tokens of generated texts",
-        attrgetter("generated_tokens"),
-        unit="tokens",
-    ),
-    _end_metric(
-        TextEnd,
+    _loop("fewheads_request_loops", "Loops of a request's slowest row", attrgetter("loops"), "loops", _LOOPS),
+    _loop("fewheads_residual_ratio", "Largest residual of a request's rows", _residual, "ratio", _RESIDUALS),
+    _loop("fewheads_loop_ends_total", "Requests to models with a loop, by why they stopped", _count, labels=_STOPPED),
+    _text("fewheads_prompt_tokens_total", "Tokens of prompts", attrgetter("prompt_tokens"), "tokens"),
+    _text("fewheads_generated_tokens_total", "Tokens of generated texts", attrgetter("generated_tokens"), "tokens"),
+    _text(
         "fewheads_first_token_seconds",
         "Time from the arrival of a request to its first token",
         attrgetter("first_token_ns"),
-        unit="seconds",
-        buckets=BUCKETS_NS,
+        "seconds",
+        BUCKETS_NS,
     ),
-    _end_metric(
-        TextEnd,
+    _text(
         "fewheads_token_seconds",
         "Mean time between two tokens of a request",
         attrgetter("token_ns"),
-        unit="seconds",
-        buckets=BUCKETS_NS,
+        "seconds",
+        BUCKETS_NS,
     ),
-    _end_metric(
-        TextEnd,
-        "fewheads_text_ends_total",
-        "Requests for generated text, by why it ended",
-        lambda end: 1,
-        ("tier", "stopped"),
+    _text("fewheads_text_ends_total", "Requests for generated text, by why it ended", _count, labels=_STOPPED),
+    _gauge("fewheads_model_ready", "1 when the model accepts requests", lambda model: float(model.ready)),
+    _gauge(
+        "fewheads_model_load_memory_bytes", "Growth of the process at load", attrgetter("load_memory_bytes"), "bytes"
     ),
-    ModelMetric(
-        "fewheads_model_ready", "1 when the model accepts requests", lambda model: [((), float(model.ready))], "gauge"
+    _gauge(
+        "fewheads_cache_bytes", "Memory of the keys and values of texts in progress", attrgetter("cache_bytes"), "bytes"
     ),
-    ModelMetric(
-        "fewheads_model_load_memory_bytes",
-        "Growth of the process at load",
-        lambda model: [] if model.load_memory_bytes is None else [((), model.load_memory_bytes)],
-        "gauge",
-        "bytes",
-    ),
-    ModelMetric(
-        "fewheads_cache_bytes",
-        "Memory of the keys and values of texts in progress",
-        lambda model: [] if model.cache_bytes is None else [((), model.cache_bytes)],
-        "gauge",
-        "bytes",
-    ),
-    ModelMetric(
-        "fewheads_energy_joules_total",
-        "Energy of runs above idle, by tier",
-        lambda model: [((tier,), energy.joules) for tier, energy in model.energy.items()],
-        unit="joules",
-        labels=("tier",),
-    ),
-    ModelMetric(
-        "fewheads_energy_requests_total",
-        "Requests whose energy is counted, by tier",
-        lambda model: [((tier,), energy.requests) for tier, energy in model.energy.items()],
-        labels=("tier",),
-    ),
-    ModelMetric(
+    _energy("fewheads_energy_joules_total", "Energy of runs above idle, by tier", attrgetter("joules"), "joules"),
+    _energy("fewheads_energy_requests_total", "Requests whose energy is counted, by tier", attrgetter("requests")),
+    _energy(
         "fewheads_energy_tokens_total",
         "Tokens of these requests, by tier, where the model has a sequence axis",
-        lambda model: [((tier,), of.tokens) for tier, of in model.energy.items() if of.tokens != of.rows],
-        unit="tokens",
-        labels=("tier",),
+        lambda energy: energy.tokens if energy.tokens != energy.rows else None,
+        "tokens",
     ),
 )
 REQUEST_METRICS: Final = tuple(metric for metric in METRICS if isinstance(metric, RequestMetric))

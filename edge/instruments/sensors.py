@@ -136,19 +136,19 @@ class SensorFile(NamedTuple):
 
 def find_sensors(root: Path) -> list[SensorFile]:
     """Return the sensors of a file system; names are unique within a kind."""
-    found: dict[tuple[str, str], SensorFile] = {}
+    sensors: dict[tuple[str, str], SensorFile] = {}
     for search in (_temperatures, _rails, _gpus, _processors, _external_memory, _fans, _throttling):
         for sensor in search(root):
             name, count = sensor.name, 1
-            while (sensor.kind, name) in found:
+            while (sensor.kind, name) in sensors:
                 count += 1
                 name = f"{sensor.name}-{count}"
             first, *others = sensor.paths
             source = " ".join([f"/{first.relative_to(root)}", *(path.name for path in others)])
             if sensor.divisor:
                 source += f" / {sensor.divisor.relative_to(root)}"
-            found[sensor.kind, name] = sensor._replace(name=name, source=source)
-    return list(found.values())
+            sensors[sensor.kind, name] = sensor._replace(name=name, source=source)
+    return list(sensors.values())
 
 
 def _temperatures(root: Path) -> Iterator[SensorFile]:

@@ -13,7 +13,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from edge.errors import INTERNAL, InvalidRequest, Overloaded, RequestError
 from edge.pb import inference_pb2 as pb
-from edge.protocol import RETRY_AFTER_MS
+from edge.protocol import RETRY_AFTER_MS, RETRY_PUSHBACK_MS
 from edge.rpc.limits import Limits
 from edge.rpc.parsing import UNPARSEABLE, Refused, Status, encoding_of, inflate, too_large
 from edge.serving.request import SMALL_BYTES, check_message
@@ -69,7 +69,7 @@ def status_of(error: BaseException, method: str) -> Status:
         log.debug("%s: %s", method, error)
         trailers: tuple[tuple[str, str], ...] = ()
         if isinstance(error, Overloaded) and error.retry_after_ms:
-            trailers = ((RETRY_AFTER_MS, str(error.retry_after_ms)),)
+            trailers = tuple((name, str(error.retry_after_ms)) for name in (RETRY_AFTER_MS, RETRY_PUSHBACK_MS))
         return Status(STATUSES[type(error)].grpc, str(error), trailers)
     log.error("%s failed", method, exc_info=error)
     return Status(Code.INTERNAL, INTERNAL)

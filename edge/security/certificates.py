@@ -9,13 +9,14 @@ import re
 import ssl
 import stat
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from edge.errors import Raw, UsageError
-from edge.security.watched import read_limited
+from edge.security.watched import Watched, read_limited
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,30 @@ class Certificates:
         return context
 
 
+class ServerCertificates(Watched[Certificates]):
+    """The files of :class:`Certificates`. Open connections keep the old certificate."""
+
+    def __init__(self, chain: Path, key: Path, client_ca: Path | None) -> None:
+        paths = (chain, key, *((client_ca,) if client_ca else ()))
+        # Connections are rare, so each one checks the files.
+        super().__init__("the TLS certificate", paths, lambda: read_certificates(chain, key, client_ca), 0.0)
+
+    @property
+    def problem(self) -> str:
+        """Why the current files are not in force, or the current fault of the certificate; empty if there is none."""
+        return super().problem or self.value.problem()
+
+    def follow(self, context: Callable[[Certificates], ssl.SSLContext]) -> ssl.SSLContext:
+        """Return a context that gives each new connection the current certificates' ``context``."""
+
+        def replace(connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
+            connection.context = context(self.value)
+
+        following = context(self.value)
+        following.sni_callback = replace
+        return following
+
+
 def read_certificates(chain: Path, key: Path, client_ca: Path | None) -> Certificates:
     """Read and check the files of :class:`Certificates`. Faults that do not prevent TLS are logged as warnings."""
     chain_pem, key_pem = read_pem("--tls-certificate", chain), read_pem("--tls-key", key)
@@ -93,7 +118,7 @@ def read_pem(option: str, path: Path) -> bytes:
     fix = "Give the path of the file, and let this process's user read it."
     data, _ = read_limited(f"{option} {path}", path, _MAX_PEM_BYTES, fix)
     # Comments may have any encoding, of which Python's ssl takes only ASCII.
-    blocks = [found[0] + b"\n" for found in _BLOCK.finditer(data or b"")]
+    blocks = [block[0] + b"\n" for block in _BLOCK.finditer(data or b"")]
     if not blocks:
         given, expected = Raw(f"{path}, which has no PEM block"), "a file of PEM blocks, at most 1 MiB"
         fix = "Convert the binary form with `openssl x509 -inform DER` or `openssl pkcs8 -inform DER -nocrypt`."

@@ -44,10 +44,10 @@ def parse_rate(text: str) -> Rate:
 def client_of(address: str) -> str:
     """Return the client behind an IP address: in IPv6 its /64 network, all of which one client may use."""
     try:
-        found = IPv6Address(address.partition("%")[0])
+        network = IPv6Address(address.partition("%")[0])
     except ValueError:
         return address
-    return str(found.ipv4_mapped or f"{IPv6Address(int(found) >> 64 << 64)}/64")
+    return str(network.ipv4_mapped or f"{IPv6Address(int(network) >> 64 << 64)}/64")
 
 
 class RateLimit:

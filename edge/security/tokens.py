@@ -1,4 +1,4 @@
-"""Bearer tokens: a file of their hashes, and the search for a token in it."""
+"""Bearer tokens: the server's file of their hashes, the search for a token in it, and the file of a client."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ import secrets
 import stat
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from edge.errors import Raw, UsageError
-from edge.security.access import SCOPES
 from edge.security.watched import read_limited
 
+#: ``infer`` sends requests to models, ``control`` changes the server, ``metrics`` reads its measurements.
+SCOPES: Final = ("infer", "control", "metrics")
 #: Every call is compared with all tokens, so that its duration reveals nothing.
 MAX_TOKENS = 256
 _MAX_FILE_BYTES = 256 * 1024
+#: Of the file of a client with its only token.
+_MAX_TOKEN_BYTES = 4096
 #: Lets secret scanners recognize a token.
 _PREFIX = "fewheads_"
 _TOKEN_BYTES = 32
@@ -73,8 +77,8 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
 def find_token(tokens: Sequence[Token], secret: str) -> Token | None:
     """Return the entry of a token, or None. The duration reveals nothing about the entries."""
     digest = hashlib.sha256(secret.encode(errors="surrogateescape")).hexdigest()
-    found = [token for token in tokens if hmac.compare_digest(digest, token.sha256)]
-    return found[0] if found else None
+    matches = [token for token in tokens if hmac.compare_digest(digest, token.sha256)]
+    return matches[0] if matches else None
 
 
 def _check(subject: str, token: Token) -> None:
@@ -109,3 +113,18 @@ def _read(path: Path) -> bytes:
         fix = "Change its owner to the server's user or root."
         raise UsageError(subject, given=given, expected=expected, fix=fix)
     return data
+
+
+def read_token(path: Path) -> str:
+    """Return the token that is the only content of a file, which only its owner may read."""
+    subject, fix = f"--token-file {path}", "Write the token into it, and `chmod 600` it."
+    data, status = read_limited(subject, path, _MAX_TOKEN_BYTES, fix)
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & (stat.S_IRGRP | stat.S_IROTH):
+        given = Raw(f"mode {mode:o}: others may read it")
+        raise UsageError(subject, given=given, expected="a file that only its owner may read", fix=fix)
+    token = (data or b"").strip()
+    if not token or not all(0x21 <= byte <= 0x7E for byte in token):
+        given = Raw(f"{status.st_size} bytes of another form")
+        raise UsageError(subject, given=given, expected="one token and nothing else", fix=fix)
+    return token.decode()

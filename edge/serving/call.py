@@ -161,7 +161,7 @@ class ResponseBuilder:
         """
         model, names, outputs = form.model, form.output_names, answer.outputs
         if answer.nonfinite:  # in any output of the graph: the logits of a label may not be sent
-            self._warnings.found(model.name, tier, answer.nonfinite)
+            self._warnings.warn(model.name, tier, answer.nonfinite)
         if model.derived or form.classes:
             outputs = dict(outputs)
             for name, derived in model.derived.items():

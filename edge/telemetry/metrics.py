@@ -179,7 +179,7 @@ def metrics_page(collector: Collector) -> Page:
         def render() -> Content:
             # Triton's sizes become whole numbers, as Triton writes them: the library writes large numbers with an
             # exponent, and perf_analyzer reads no further than the point.
-            text = _SIZES.sub(lambda found: b"%b %d" % (found[1], int(float(found[2]))), encoder(registry))
+            text = _SIZES.sub(lambda size: b"%b %d" % (size[1], int(float(size[2]))), encoder(registry))
             return {"Content-Type": content_type}, text
 
         return content_type, render

@@ -76,12 +76,12 @@ class Renderer:
 
     async def __call__(self, name: str, render: Callable[[], Content]) -> Content:
         """Return the page ``name``, which ``render`` renders if nobody waits for it yet."""
-        found = self._rendering.get(name)
-        if found is None:
-            found = asyncio.get_running_loop().run_in_executor(self._thread, render)
-            self._rendering[name] = found
-            found.add_done_callback(lambda _: self._rendering.pop(name))
-        return await asyncio.shield(found)
+        rendered = self._rendering.get(name)
+        if rendered is None:
+            rendered = asyncio.get_running_loop().run_in_executor(self._thread, render)
+            self._rendering[name] = rendered
+            rendered.add_done_callback(lambda _: self._rendering.pop(name))
+        return await asyncio.shield(rendered)
 
 
 class Pages:
@@ -144,9 +144,9 @@ def _policy(page: str) -> str:
     """Allow the page's own style and script by their hashes, and requests to its own origin; nothing else."""
     sources = []
     for tag in ("script", "style"):
-        found = (
+        digests = (
             hashlib.sha256(text.encode()).digest() for text in re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
         )
-        sources.append(f"{tag}-src " + " ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in found))
+        sources.append(f"{tag}-src " + " ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in digests))
     none = [f"{kind} 'none'" for kind in ("default-src", "base-uri", "form-action", "frame-ancestors")]
     return "; ".join([*none, *sources, "connect-src 'self'", "img-src data:"])

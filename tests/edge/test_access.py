@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 import urllib.error
@@ -20,7 +21,8 @@ from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2
 from edge.protocol import INFERENCE
-from edge.security.access import INFER_STREAM, OPEN, RPC_SCOPES, SCOPES, TELEMETRY_WATCH
+from edge.security.access import INFER_STREAM, OPEN, RPC_SCOPES, TELEMETRY_WATCH
+from edge.security.tokens import SCOPES
 from edge.server import Ready
 from edge.settings import TRANSPORTS
 from tests.support.models import ORACLE_BUNDLE
@@ -185,6 +187,22 @@ def test_rate_limit_counts_calls_and_streams(tmp_path: Path, with_tokens: bool, 
         assert 80_000 < int(dict(caught.value.trailing_metadata())["retry-after-ms"]) <= 100_000
     assert seen.count(grpc.StatusCode.OK) == allowed
     assert seen.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == 10 - allowed
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_stock_client_with_a_retry_policy_waits_as_long_as_the_server_says(tmp_path: Path, transport: str) -> None:
+    policy = {"maxAttempts": 2, "initialBackoff": "0.001s", "maxBackoff": "0.001s", "backoffMultiplier": 1}
+    config = {
+        "methodConfig": [{"name": [{}], "retryPolicy": {**policy, "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}}]
+    }
+    options = [("grpc.service_config", json.dumps(config))]
+    arguments = ["--rate-limit=1:1", f"--transport={transport}"]
+    with (
+        running_server([ORACLE_BUNDLE], cache=tmp_path, arguments=arguments) as ready,
+        grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}", options=options) as channel,
+    ):
+        infer = inference_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer
+        assert [bool(infer(good(), timeout=10).outputs) for _ in range(2)] == [True, True]
 
 
 def test_dangerous_requests_are_unimplemented(tmp_path: Path) -> None:

@@ -367,11 +367,11 @@ def test_one_warning_per_model_and_period(caplog: pytest.LogCaptureFixture) -> N
     caplog.set_level(logging.WARNING, "edge.instruments.logs")
     warnings = NonfiniteWarnings(seconds=3600)
     for _ in range(4):
-        warnings.found("m", "half", ["logits", "value"])
+        warnings.warn("m", "half", ["logits", "value"])
     assert logged() == ["NaN or infinity in logits, value of model 'm', tier 'half'"]
-    warnings.found("other", "full", ["y"])
+    warnings.warn("other", "full", ["y"])
     assert logged() == ["NaN or infinity in y of model 'other', tier 'full'"]
     warnings._warned_at["m"] = 0.0  # an hour later
     for _ in range(2):
-        warnings.found("m", "full", ["y"])
+        warnings.warn("m", "full", ["y"])
     assert logged() == ["NaN or infinity in y of model 'm', tier 'full', and in 3 responses before"]

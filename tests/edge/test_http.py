@@ -306,19 +306,6 @@ def test_idle_connections_make_room_the_oldest_first(first: bytes) -> None:
         assert server.quota.refusals == {Refusal("metrics", "connections"): 1}
 
 
-async def test_full_server_makes_room_on_any_port() -> None:
-    shared = Quota(MIB, MIB, max_connections=2)
-    closed: list[str] = []
-    for _ in range(2):
-        assert shared.connect("http", 2, lambda: closed.append("http"))
-    kept = shared.connect("grpc", 2, lambda: closed.append("grpc"))
-    assert kept
-    assert (closed, shared.connections_of_ports()) == (["http"], {"http": 1, "grpc": 1})
-    for share in list(shared._shares):
-        share.proven = True
-    assert shared.connect("metrics", 2, lambda: None) is None  # nobody can leave
-
-
 ADDRESSES = ["127.0.0.1:8002", "[::1]:80", "::1", "localhost", "LOCALHOST.:1"]
 NAMES = ["jetson", "jetson.local:1", "a.internal", "api.example.com"]
 

@@ -23,7 +23,7 @@ from edge.connections.listener import Listener
 from edge.connections.paced import PacedReader
 from edge.connections.quota import Quota, Refusal, Share
 from edge.errors import UsageError
-from edge.http2.connection import Connection
+from edge.http2.connection import Http2Connection
 from edge.http2.messages import prefix
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
@@ -85,10 +85,13 @@ async def test_a_new_connection_takes_the_place_of_the_oldest_that_was_never_ans
     assert ended.connect(quota, "d", 3)
     assert ended == ["b"]
     assert quota.connect("metrics", 3, lambda: None)  # another port has its own limit
+    quota.max_connections = 4  # of all ports together, on any of which one makes room
+    assert quota.connect("http", 3, lambda: None)
+    assert (ended, quota.connections_of_ports()) == (["b", "c"], {"grpc": 2, "metrics": 1, "http": 1})
     for share in list(quota._shares):
         share.proven = True
     assert ended.connect(quota, "e", 3) is None
-    assert quota.refusals == {Refusal("grpc", "connections"): 2}
+    assert quota.refusals == {Refusal("grpc", "connections"): 3}
 
 
 async def test_idle_client_makes_room_and_hears_that_it_has_to_connect_again() -> None:
@@ -279,14 +282,14 @@ async def test_cancelled_answers_do_not_count_as_unread(monkeypatch: pytest.Monk
 
 async def test_closed_connection_is_freed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the garbage collector, which may not run for minutes; it would keep unread answers."""
-    made: list[weakref.ref[Connection]] = []
-    original = Connection.__init__
+    made: list[weakref.ref[Http2Connection]] = []
+    original = Http2Connection.__init__
 
-    def init(self: Connection, *arguments: object) -> None:
+    def init(self: Http2Connection, *arguments: object) -> None:
         original(self, *arguments)  # type: ignore[arg-type]
         made.append(weakref.ref(self))
 
-    monkeypatch.setattr(Connection, "__init__", init)
+    monkeypatch.setattr(Http2Connection, "__init__", init)
     async with limited() as (_, port):
         gc.collect()
         gc.disable()

@@ -1,7 +1,8 @@
-"""Telemetry of a server over gRPC and on the Prometheus page: refused requests, tiers, streams, NaN, sensors."""
+"""Telemetry of a server over gRPC and on the Prometheus page: requests, tiers, streams, sensors, energy, the GPU."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import Mock
@@ -11,16 +12,31 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from edge.errors import DeadlineExceeded, Overloaded
-from edge.instruments.metrics import NONFINITE
-from edge.instruments.snapshot import STAGES
+from edge.instruments.board import Board, read_board
+from edge.instruments.energy import TierEnergy
+from edge.instruments.memory import MemorySampler
+from edge.instruments.metrics import METRICS, NONFINITE, ModelNow, RequestMetric
+from edge.instruments.sensors import Sensors
+from edge.instruments.snapshot import STAGES, Timings
+from edge.instruments.statistics import ModelStatistics
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from edge.scheduling.job import expired
 from edge.server import Ready
-from edge.telemetry.metrics import _SENSORS
+from edge.telemetry.metrics import (
+    _SENSORS,
+    BOARD_METRICS,
+    DOOR_METRICS,
+    SERVER_METRICS,
+    board_metrics,
+    families,
+    power_metrics,
+)
+from edge.telemetry.telemetry import request_metrics
+from tests.support.boards import MODELS, orin_nano, write
 from tests.support.in_process import running_service
-from tests.support.metrics import page_of, wait_until
+from tests.support.metrics import CountedRequest, page_of, rendered, wait_until
 from tests.support.sample_requests import good, text
 from tests.support.server_models import busy, echo_input, write_busy_bundle, write_echo_bundle
 from tests.support.text_model import write_sentiment_bundle
@@ -120,3 +136,129 @@ def test_sensors_of_this_machine(observed: Ready, reading: Get) -> None:
     assert (0 <= cpu.value <= 1, cpu.unit, cpu.source) == (True, "ratio", "/proc/stat")
     assert 0 <= value(observed, "fewheads_utilization_ratio", unit="cpu") <= 1
     assert sum(len(samples(observed, name)) for name, *_ in _SENSORS.values()) == len(now.sensors)
+
+
+README = Path(__file__).parent.parent.parent / "edge" / "README.md"
+
+
+def board_page(root: Path, accept: str = "*/*") -> str:
+    return rendered(board_metrics(MemorySampler(root).sample(), Sensors(root).sample()), accept)
+
+
+def gpu_metrics(page: str) -> dict[str, str]:
+    """The metrics that perf_analyzer finds: lines with a name, a brace and the GPU's name in quotes."""
+    found = re.findall(r'^(nv_gpu_\w+)\{gpu_uuid="([^"]+)"\} (\S+)$', page, re.MULTILINE)
+    assert len({uuid for _, uuid, _ in found}) <= 1
+    return {name: value for name, _, value in found}
+
+
+def test_sensors_of_an_orin_nano(tmp_path: Path) -> None:
+    lines = board_page(orin_nano(tmp_path, 6)).splitlines()
+    for line in (
+        'fewheads_temperature_celsius{zone="tj-thermal"} 50.937',
+        'fewheads_frequency_hertz{clock="cpu4"} 1.344e+09',
+        'fewheads_throttling_level{cause="gpu-throttle-alert"} 1.0',
+        'fewheads_throttling_events_total{cause="oc3"} 37.0',
+        "# TYPE fewheads_throttling_events_total counter",
+        "# TYPE fewheads_temperature_celsius gauge",
+    ):
+        assert line in lines
+    assert sum(line.startswith("fewheads_temperature_celsius{") for line in lines) == 9
+
+
+def test_board_and_idle_power(tmp_path: Path) -> None:
+    (facts, idle) = power_metrics(read_board(orin_nano(tmp_path, 7)), 5.25)
+    lines = rendered([facts, idle]).splitlines()
+    labels = f'jetpack="7.2.1",l4t="39.2.1",model="{MODELS[7]}",power_mode="25W",soc="tegra234"'
+    assert f"fewheads_board_info{{{labels}}} 1.0" in lines
+    assert "fewheads_idle_power_watts 5.25" in lines
+    (unknown,) = power_metrics(Board("NVIDIA Jetson"), None)
+    assert [sample.labels for sample in unknown.samples] == [{"model": "NVIDIA Jetson"}]
+    assert not list(power_metrics(None, None))
+
+
+def test_counters_and_energy_of_a_model() -> None:
+    statistics = ModelStatistics()
+    statistics.executed(4, 100)
+    stages = {"compute_input_ns": 1000, "queue_ns": 2000, "compute_infer_ns": 3000, "compute_output_ns": 4000}
+    for rows in (1, 3):
+        statistics.succeeded(CountedRequest(Timings(**stages, request_ns=11000), rows, batch_rows=4))
+    statistics.failed("Overloaded", 10, "bytes")
+    energy = {"full": TierEnergy(12.5, 10, 10, 320), "half": TierEnergy(1.0, 4, 4, 4)}
+    model = ModelNow("m", "1", statistics.snapshot(), ready=True, load_memory_bytes=7, energy=energy)
+    found = [line for line in rendered(families([model])).splitlines() if re.match("nv_|fewheads_(dr|en|mod|ba)", line)]
+    expected = "request_success{} 2.0, count{} 4.0, exec_count{} 1.0, request_duration_us{} 22.0, "
+    expected += "queue_duration_us{} 4.0, compute_input_duration_us{} 2.0, compute_infer_duration_us{} 6.0, "
+    expected += 'compute_output_duration_us{} 8.0, request_failure{reason="Overloaded"} 1.0, '
+    expected += 'dropped_requests_total{place="bytes",reason="Overloaded"} 1.0, batch_executions_total{rows="4"} 1.0, '
+    expected += 'model_ready{} 1.0, model_load_memory_bytes{} 7.0, energy_joules_total{tier="full"} 12.5, '
+    expected += 'energy_joules_total{tier="half"} 1.0, energy_requests_total{tier="full"} 10.0, '
+    expected += 'energy_requests_total{tier="half"} 4.0, energy_tokens_total{tier="full"} 320.0'
+    assert re.sub('nv_inference_|fewheads_|,?(model="m"|version="1"),?', "", ", ".join(found)) == expected
+
+
+@pytest.mark.parametrize("accept", ["*/*", "application/openmetrics-text; version=1.0.0"])
+def test_gpu_metrics_have_tritons_names_and_whole_sizes(tmp_path: Path, accept: str) -> None:
+    """perf_analyzer would read 5.37280512e+08 as 5."""
+    assert gpu_metrics(board_page(orin_nano(tmp_path, 6), accept)) == {
+        "nv_gpu_utilization": "0.842",
+        "nv_gpu_power_usage": "0.9722879999999999",
+        "nv_gpu_memory_used_bytes": "537280512",
+        "nv_gpu_memory_total_bytes": "7849639936",
+    }
+
+
+def test_unknown_gpu_metrics_are_absent(tmp_path: Path) -> None:
+    root = orin_nano(tmp_path / "board", 6)
+    (root / "sys/class/devfreq/17000000.gpu/device/load").write_text("N/A\n")
+    write(root, {"proc/meminfo": "MemTotal: 7665664 kB\n"})
+    assert set(gpu_metrics(board_page(root))) == {"nv_gpu_power_usage"}
+    desktop = write(tmp_path / "desktop", {"proc/meminfo": "MemTotal: 7665664 kB\nMemAvailable: 1 kB\n"})
+    write(desktop / "sys/class/thermal/thermal_zone0", {"type": "acpitz\n", "temp": "27800\n"})
+    shown = set(re.findall(r"^# TYPE (\w+)", board_page(desktop), re.MULTILINE))
+    assert shown == {"fewheads_memory_bytes", "fewheads_temperature_celsius"}
+
+
+def test_metric_of_the_table_is_in_telemetry_and_on_the_page() -> None:
+    name = "fewheads_input_tokens_total"
+    table = (
+        RequestMetric(name, "Tokens", lambda r: r.rows, "tokens", ("reason",), lambda r: (r.tier_reason,)),
+        RequestMetric("fewheads_wait_seconds", "Waits", lambda r: r.timings.queue_ns, "seconds", buckets=(10**9,)),
+    )
+    statistics = ModelStatistics(table)
+    for rows, seconds, reason in ((3, 0.25, "load"), (2, 1.25, "full")):
+        statistics.succeeded(CountedRequest(Timings(queue_ns=int(seconds * 1e9)), rows=rows, tier_reason=reason))
+    now = statistics.snapshot()
+    assert {(m.name, *dict(m.labels).values()): (m.value, m.unit) for m in request_metrics(now, table)} == {
+        (name, "load"): (3, "tokens"),
+        (name, "full"): (2, "tokens"),
+        ("fewheads_wait_seconds_count",): (2, ""),
+        ("fewheads_wait_seconds_sum",): (1.5, "seconds"),
+    }
+    page = rendered(families([ModelNow("m", "1", now)], table))
+    for line in (
+        f"# TYPE {name} counter",
+        f'{name}{{model="m",reason="load",version="1"}} 3.0',
+        'fewheads_wait_seconds_bucket{le="1",model="m",version="1"} 1.0',
+        'fewheads_wait_seconds_bucket{le="+Inf",model="m",version="1"} 2.0',
+        'fewheads_wait_seconds_sum{model="m",version="1"} 1.5',
+    ):
+        assert line in page.splitlines(), page
+
+
+def test_the_readme_lists_every_metric(server: Ready) -> None:
+    section = README.read_text().split("| metrics |")[1].split("\n\n")[0]
+    listed = {name for row in section.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    known = {
+        *(metric.name for metric in METRICS),
+        *SERVER_METRICS,
+        *DOOR_METRICS,
+        *BOARD_METRICS,
+        "fewheads_build_info",
+    }
+    missing, unknown = sorted(known - listed), sorted(listed - known)
+    assert not missing, f"add {missing} to the table of metrics in edge/README.md"
+    assert not unknown, f"no metric is called {unknown}: correct the table of metrics in edge/README.md"
+    shown = set(re.findall(r"^# TYPE (\w+)", page_of(server), re.MULTILINE))
+    assert shown <= known
+    assert {*(metric.name for metric in METRICS), *SERVER_METRICS, *DOOR_METRICS} <= shown

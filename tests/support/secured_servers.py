@@ -99,6 +99,8 @@ def secured_server(directory: Path, *arguments: object, **scopes: Sequence[str])
     """Serve the oracle while the block runs; files in ``directory`` have the names of their tokens."""
     authority = Authority(directory / "authority")
     own, client = authority.issue(), authority.issue("client")
+    for path in (*own, authority.file):  # comments in any encoding are no part of the blocks
+        path.write_bytes("# Z\u00fcrich\n".encode() + path.read_bytes() + "# M\u00fcnchen\n".encode("latin-1"))
     tokens = tokens_file(directory / "tokens", **scopes)
     for name, token in tokens.items():
         write_private(directory / name, token.encode())
