@@ -27,9 +27,9 @@ import msgspec
 import numpy as np
 import tritonclient.grpc
 import tritonclient.http
+
 import wheels
 from debian import Packages
-
 from edge.bundles.bundle import Bundle
 from edge.bundles.expression import MAX_TERMS
 from edge.bundles.golden import Golden, compare

@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 import grpc
 import numpy as np
-from work import MODELS
 
 from edge.datatypes import Array
 from edge.pb import inference_pb2 as pb
 from edge.serving.wire import from_raw, to_raw
+from work import MODELS
 
 _METHOD = "/inference.GRPCInferenceService/ModelInfer"
 _JSON = "application/json"

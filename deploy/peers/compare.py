@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import Any
 
 import click
-import clients
 import grpc
 import numpy as np
+
+import clients
 import processes
 import report
-from recipes import Recipe, recipes
-from work import MODELS, WORK, answer, prepare, run_us
-
 from edge.cli.output import progress, stderr
 from edge.errors import FewheadsError, Raw, ServerError, UsageError
 from export.training.provenance import described, processor
+from recipes import Recipe, recipes
+from work import MODELS, WORK, answer, prepare, run_us
 
 #: The first is that of most users: ``tritonclient`` and our own use these stubs.
 CLIENTS = {"grpcio stubs": clients.stubs, "h2load": clients.h2load}

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import tritonclient.grpc as triton
+from export.commands.export.export import export
 from msgspec.structs import replace
 
 from edge.bundles.bundle import Bundle
@@ -18,7 +19,6 @@ from edge.runtimes.build import build
 from export.bundle.accuracy import predict_file
 from export.bundle.targets import tier_names
 from export.cli.finetune import finetune
-from export.commands.export.export import export
 from export.data.tokens import load_tokenizer
 from export.estimate.devices import DEFAULT_BOARD
 from export.estimate.estimate import estimate_bundle

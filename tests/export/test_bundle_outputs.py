@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from export.commands.export.export import export
 
 from edge.errors import UsageError
 from export.cli.finetune import finetune
@@ -12,7 +13,6 @@ from export.cli.pack import pack
 from export.cli.reduce import reduce
 from export.cli.route import route
 from export.cli.train import train
-from export.commands.export.export import export
 from export.papers.adaptive.run import compare
 from export.papers.frontier.cli import frontier
 from tests.support.task_data import invoke

@@ -10,6 +10,7 @@ import onnx
 import pytest
 import tritonclient.grpc as triton
 from click.testing import CliRunner
+from export.commands.export.export import export
 from onnx import TensorProto, helper
 
 from edge.bundles.bundle import Bundle
@@ -19,7 +20,6 @@ from edge.errors import GoldenError, UsageError
 from edge.launch import running_server
 from edge.runtimes.build import load_runner
 from export.cli.pack import pack
-from export.commands.export.export import export
 from tests.data.make_broken_bundles import changed_onnx, custom_operator
 from tests.support import text_model
 from tests.support.models import oracle_onnx, serialized

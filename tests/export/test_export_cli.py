@@ -1,11 +1,11 @@
 import json
 
 import pytest
+from export.commands.export.export import export
 
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
 from export.cli.train import train
-from export.commands.export.export import export
 from export.papers.calculator.networks import NETWORKS
 from export.papers.calculator.specs import NAMES
 from export.training.runs import read_config

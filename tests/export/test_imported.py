@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import tritonclient.grpc as triton
+from export.commands.export.export import export
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -20,7 +21,6 @@ from edge.launch import running_server
 from edge.runtimes.build import build, load_runner
 from export.cli.import_ import import_
 from export.cli.reduce import reduce
-from export.commands.export.export import export
 from export.data.examples import split_holdout
 from export.data.tokens import encode, load_tokenizer
 from export.errors import DataError

@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 import torch
+from export.commands.export.export import export
 
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
 from export.cli.finetune import finetune
-from export.commands.export.export import export
 from export.data.examples import Examples, split_holdout
 from export.data.tokens import encode, load_tokenizer
 from export.errors import DataError

@@ -9,6 +9,7 @@ import pytest
 import torch
 import tritonclient.grpc as triton
 from click.testing import CliRunner
+from export.commands.export.export import export
 from onnx import numpy_helper
 
 from edge.bundles.bundle import Bundle
@@ -18,7 +19,6 @@ from edge.launch import running_server
 from edge.runtimes.tensorrt.build import compile_onnx
 from export.cli.reduce import reduce
 from export.cli.train import train
-from export.commands.export.export import export
 from export.estimate.model import kernels
 from export.estimate.operations import work_of
 from export.models.convert import golden_of, largest_difference

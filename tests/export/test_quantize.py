@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from export.commands.export.export import export
 from msgspec.structs import replace
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
@@ -19,7 +20,6 @@ from edge.datatypes import Array
 from edge.errors import GoldenError, UsageError
 from export.bundle.tier_files import export_tier
 from export.cli.finetune import finetune
-from export.commands.export.export import export
 from export.finetune.models import open_model
 from export.finetune.predictions import read_predictions
 from export.generate.decoder import DecoderGraph, decoder_onnx

@@ -3,10 +3,10 @@ from math import isclose
 
 import numpy as np
 import pytest
+from export.commands.reduce_options import PlanOptions
 from msgspec.structs import replace
 
 from edge.errors import UsageError
-from export.commands.reduce_options import PlanOptions
 from export.estimate.devices import board_mode
 from export.estimate.model import kernels
 from export.estimate.operations import work_of

@@ -6,6 +6,7 @@ import shutil
 import msgspec
 import pytest
 from click.testing import CliRunner
+from export.commands.export.export import export
 
 from edge.bench.layer_latencies import PREDICTION, LayerLatencies
 from edge.bundles.bundle import Bundle
@@ -15,7 +16,6 @@ from edge.errors import UsageError
 from export.cli.finetune import finetune
 from export.cli.plan import plan
 from export.cli.reduce import reduce
-from export.commands.export.export import export
 from export.errors import DataError, PlanError, ReductionError
 from export.finetune.models import open_model, open_tuned
 from export.reduce.target import LATENCIES

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from export.commands.export.export import export
 
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
@@ -15,7 +16,6 @@ from export.cli.plan import plan
 from export.cli.reduce import reduce
 from export.cli.report import report
 from export.cli.route import route
-from export.commands.export.export import export
 from export.errors import DataError
 from export.finetune.models import open_model
 from export.finetune.predictions import read_predictions

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from export.commands.export.export import export
 from PIL import Image
 
 from edge.bundles.image import ImagePreprocessor
 from edge.launch import running_server
 from export.cli.finetune import finetune
-from export.commands.export.export import export
 from export.data.images import image_step
 from export.data.tokens import load_tokenizer
 from export.finetune.models import open_model
