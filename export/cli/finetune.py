@@ -12,7 +12,8 @@ from edge.cli.output import json_option, print_json, working
 from edge.errors import Raw, UsageError
 from export.bundle.outputs import check_run
 from export.cli.report import write_reports
-from export.commands.finetune_options import (
+from export.finetune import DATA, NAMES, data_directory, is_imported
+from export.finetune.options import (
     OwnOptions,
     batch_option,
     distillation_of,
@@ -21,7 +22,6 @@ from export.commands.finetune_options import (
     own_data_options,
     rate_option,
 )
-from export.finetune import DATA, NAMES, data_directory, is_imported
 from export.finetune.recipe import MAX_LENGTH, Recipe
 from export.report.measures import print_measures
 from export.training.loading import loading_torch

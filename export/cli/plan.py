@@ -9,8 +9,8 @@ import click
 
 from edge.bench.layer_latencies import PREDICTION
 from edge.cli.output import json_option, print_json, print_table
-from export.commands.reduce_options import PlanOptions, plan_options, point_rows, reduction_progress
 from export.finetune import needed_data
+from export.reduce.options import PlanOptions, plan_options, point_rows, reduction_progress
 from export.reduce.target import parse_target
 from export.training.loading import loading_torch
 from export.training.options import DIRECTORY

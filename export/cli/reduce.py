@@ -11,11 +11,11 @@ from edge.bench.layer_latencies import LayerLatencies
 from edge.cli.output import json_option, print_json, print_table, remark
 from edge.errors import Raw, UsageError
 from export.bundle.outputs import check_run
-from export.commands.reduce_options import PlanOptions, plan_options, point_rows, reduction_progress
 from export.finetune import data_inputs, needed_data
 from export.finetune.recipe import restoring_command
 from export.papers.looped import MODEL as LOOPED
 from export.papers.looped.options import SizeOptions, check_others, print_reduced, shrink_run, size_options
+from export.reduce.options import PlanOptions, plan_options, point_rows, reduction_progress
 from export.reduce.target import LATENCIES, OFFERED, Strategy, Target, parse_target
 from export.training.loading import loading_torch
 from export.training.options import DIRECTORY, device_option, out_option, replace_option

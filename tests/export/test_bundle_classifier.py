@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import tritonclient.grpc as triton
-from export.commands.export.export import export
+from export.cli.export.export import export
 from msgspec.structs import replace
 
 from edge.bundles.bundle import Bundle

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from export.commands.export.export import export
+from export.cli.export.export import export
 
 from edge.errors import UsageError
 from export.cli.finetune import finetune

@@ -10,7 +10,7 @@ import onnx
 import pytest
 import tritonclient.grpc as triton
 from click.testing import CliRunner
-from export.commands.export.export import export
+from export.cli.export.export import export
 from onnx import TensorProto, helper
 
 from edge.bundles.bundle import Bundle

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from export.commands.export.export import export
+from export.cli.export.export import export
 
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import tritonclient.grpc as triton
-from export.commands.export.export import export
+from export.cli.export.export import export
 from PIL import Image
 from safetensors.torch import load_file
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from export.commands.export.export import export
+from export.cli.export.export import export
 
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError

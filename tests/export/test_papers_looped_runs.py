@@ -9,7 +9,7 @@ import pytest
 import torch
 import tritonclient.grpc as triton
 from click.testing import CliRunner
-from export.commands.export.export import export
+from export.cli.export.export import export
 from onnx import numpy_helper
 
 from edge.bundles.bundle import Bundle

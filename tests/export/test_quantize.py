@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from export.commands.export.export import export
+from export.cli.export.export import export
 from msgspec.structs import replace
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator

@@ -3,7 +3,6 @@ from math import isclose
 
 import numpy as np
 import pytest
-from export.commands.reduce_options import PlanOptions
 from msgspec.structs import replace
 
 from edge.errors import UsageError
@@ -16,6 +15,7 @@ from export.reduce import board
 from export.reduce.board import count_kernels, layer_work, predict_times
 from export.reduce.device import check_points, devices_of
 from export.reduce.grid import Grid, Times, grid_of
+from export.reduce.options import PlanOptions
 from export.reduce.target import parse_target
 from export.training.points import Point
 from tests.support.reduction_data import config, model

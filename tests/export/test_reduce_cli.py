@@ -6,7 +6,7 @@ import shutil
 import msgspec
 import pytest
 from click.testing import CliRunner
-from export.commands.export.export import export
+from export.cli.export.export import export
 
 from edge.bench.layer_latencies import PREDICTION, LayerLatencies
 from edge.bundles.bundle import Bundle

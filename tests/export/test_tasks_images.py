@@ -9,7 +9,7 @@ import pytest
 import torch
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
-from export.commands.export.export import export
+from export.cli.export.export import export
 from PIL import Image
 
 from edge.bundles.bundle import Bundle

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from export.commands.export.export import export
+from export.cli.export.export import export
 
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from export.commands.export.export import export
+from export.cli.export.export import export
 from PIL import Image
 
 from edge.bundles.image import ImagePreprocessor

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import tritonclient.grpc as triton
-from export.commands.export.export import export
+from export.cli.export.export import export
 
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError

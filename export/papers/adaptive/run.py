@@ -10,8 +10,8 @@ import click
 from edge.cli.output import json_option
 from edge.errors import UsageError
 from export.bundle.outputs import check_workspace
-from export.commands.finetune_options import epochs_option, rate_option
 from export.finetune import data_inputs, labelled_data
+from export.finetune.options import epochs_option, rate_option
 from export.finetune.recipe import Recipe
 from export.papers.experiment import SETTINGS, run_experiment
 from export.training.loading import loading_torch

@@ -17,7 +17,6 @@ import numpy as np
 
 from edge.bench.layer_latencies import Label
 from edge.files import write_whole
-from export.commands.reduce_options import reduction_progress
 from export.estimate.devices import DEFAULT_BOARD, board_mode
 from export.finetune import needed_data
 from export.models.transformer import LayerShape
@@ -26,6 +25,7 @@ from export.papers.frontier.records import DENSE, Answered, Record, frozen
 from export.reduce.device import Device, devices_of
 from export.reduce.grid import grid_of
 from export.reduce.losses import measure_losses
+from export.reduce.options import reduction_progress
 from export.reduce.run import open_source, state_of
 from export.reduce.search import choose_shapes
 from export.training.options import DIRECTORY, imported_data_option
