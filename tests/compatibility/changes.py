@@ -69,6 +69,7 @@ def commands(command: click.Command, name: str = "fewheads") -> Iterator[tuple[s
 
 
 def help_of(name: str, command: click.Command) -> str:
+    command._help_option = None  # kept since an earlier call, of a test with other names of it
     widths = {"max_content_width": _WIDTH, "terminal_width": _WIDTH}
     return command.get_help(click.Context(command, info_name=name, help_option_names=["-h", "--help"], **widths))
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 import tritonclient.grpc as triton
-from export.cli.export.export import export
 from msgspec.structs import replace
 
 from edge.bundles.bundle import Bundle
@@ -18,6 +17,7 @@ from edge.launch import running_server
 from edge.runtimes.build import build
 from export.bundle.accuracy import predict_file
 from export.bundle.targets import tier_names
+from export.cli.export import export
 from export.cli.finetune import finetune
 from export.data.tokens import load_tokenizer
 from export.estimate.devices import DEFAULT_BOARD

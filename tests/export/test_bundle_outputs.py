@@ -5,9 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from export.cli.export.export import export
 
 from edge.errors import UsageError
+from export.cli.export import export
 from export.cli.finetune import finetune
 from export.cli.pack import pack
 from export.cli.reduce import reduce

@@ -10,7 +10,6 @@ import onnx
 import pytest
 import tritonclient.grpc as triton
 from click.testing import CliRunner
-from export.cli.export.export import export
 from onnx import TensorProto, helper
 
 from edge.bundles.bundle import Bundle
@@ -19,6 +18,7 @@ from edge.cli.info import info
 from edge.errors import GoldenError, UsageError
 from edge.launch import running_server
 from edge.runtimes.build import load_runner
+from export.cli.export import export
 from export.cli.pack import pack
 from tests.data.make_broken_bundles import changed_onnx, custom_operator
 from tests.support import text_model

@@ -1,10 +1,10 @@
 import json
 
 import pytest
-from export.cli.export.export import export
 
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
+from export.cli.export import export
 from export.cli.train import train
 from export.papers.calculator.networks import NETWORKS
 from export.papers.calculator.specs import NAMES
@@ -71,7 +71,6 @@ def test_a_calculator_has_the_name_of_its_model_and_one_tier(runs, tmp_path):
     run = runs / "calculator-gate"
     for options, message in (
         ((run, "--name", "sum"), r"--name: got 'sum', .*its bundle is named calculator-gate"),
-        ((run, "--int8"), "expected a run of a looped model. Leave --int8 out."),
         ((run, "--tier-name", "x"), "--tier-name: got 'x', expected no name: calculator-gate has one tier"),
         ((run, run), r"calculator-gate-1: got a second run of this model"),
     ):

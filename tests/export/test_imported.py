@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import tritonclient.grpc as triton
-from export.cli.export.export import export
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -19,6 +18,7 @@ from edge.bundles.preprocess import preprocessor
 from edge.errors import UsageError
 from edge.launch import running_server
 from edge.runtimes.build import build, load_runner
+from export.cli.export import export
 from export.cli.import_ import import_
 from export.cli.reduce import reduce
 from export.data.examples import split_holdout

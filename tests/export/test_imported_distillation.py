@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 import torch
-from export.cli.export.export import export
 
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
+from export.cli.export import export
 from export.cli.finetune import finetune
 from export.data.examples import Examples, split_holdout
 from export.data.tokens import encode, load_tokenizer

@@ -9,7 +9,6 @@ import pytest
 import torch
 import tritonclient.grpc as triton
 from click.testing import CliRunner
-from export.cli.export.export import export
 from onnx import numpy_helper
 
 from edge.bundles.bundle import Bundle
@@ -17,6 +16,7 @@ from edge.bundles.manifest import Profile, Tolerance
 from edge.errors import GoldenError
 from edge.launch import running_server
 from edge.runtimes.tensorrt.build import compile_onnx
+from export.cli.export import export
 from export.cli.reduce import reduce
 from export.cli.train import train
 from export.estimate.model import kernels

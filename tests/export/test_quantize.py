@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from export.cli.export.export import export
 from msgspec.structs import replace
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
@@ -19,6 +18,7 @@ from edge.bundles.golden import check_outputs
 from edge.datatypes import Array
 from edge.errors import GoldenError, UsageError
 from export.bundle.tier_files import export_tier
+from export.cli.export import export
 from export.cli.finetune import finetune
 from export.finetune.models import open_model
 from export.finetune.predictions import read_predictions

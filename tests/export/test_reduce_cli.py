@@ -6,13 +6,13 @@ import shutil
 import msgspec
 import pytest
 from click.testing import CliRunner
-from export.cli.export.export import export
 
 from edge.bench.layer_latencies import PREDICTION, LayerLatencies
 from edge.bundles.bundle import Bundle
 from edge.cli import output
 from edge.cli.profile import profile
 from edge.errors import UsageError
+from export.cli.export import export
 from export.cli.finetune import finetune
 from export.cli.plan import plan
 from export.cli.reduce import reduce

@@ -9,12 +9,12 @@ import pytest
 import torch
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
-from export.cli.export.export import export
 from PIL import Image
 
 from edge.bundles.bundle import Bundle
 from edge.errors import BackendError, UsageError
 from edge.launch import running_server
+from export.cli.export import export
 from export.cli.finetune import finetune
 from export.data.examples import drawn
 from export.data.images import ImageFolder, digits, mnist_splits, read_idx

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from export.cli.export.export import export
 from PIL import Image
 
 from edge.bundles.image import ImagePreprocessor
 from edge.launch import running_server
+from export.cli.export import export
 from export.cli.finetune import finetune
 from export.data.images import image_step
 from export.data.tokens import load_tokenizer

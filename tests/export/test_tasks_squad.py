@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 import tritonclient.grpc as triton
-from export.cli.export.export import export
 
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
 from edge.launch import running_server
+from export.cli.export import export
 from export.cli.finetune import finetune
 from export.data.squad import encode_windows, read
 from export.data.tokens import load_tokenizer

@@ -15,7 +15,6 @@ from edge.bundles.steps import ImagePreprocess, LabelPostprocess, Labels
 from edge.datatypes import Array, TensorSpec
 from edge.errors import Raw, UsageError
 from export.data.unlabelled import find_images, read_image, read_pixels
-from export.importing.image_processor import read_image_processor, sample_images
 
 #: Arrays by the names of inputs.
 Arrays = dict[str, Array]
@@ -30,6 +29,8 @@ def image_step(
         UsageError: the model has other inputs.
         CheckpointError: the JSON cannot be read, or makes other images than the model reads.
     """
+    from export.importing.image_processor import read_image_processor  # it imports torch, which no help needs
+
     shape = inputs[0].shape
     channels, size = shape[1:3] if len(shape) == 4 else (0, 0)
     fits = channels in (1, 3) and size >= 1 and shape == (-1, channels, size, size)
@@ -56,6 +57,8 @@ def read_images(option: str, directory: Path | None, step: ImagePreprocess) -> t
         UsageError: there is no such directory.
         DataError: it has fewer than two images, or the step refuses one.
     """
+    from export.importing.image_processor import sample_images
+
     reader = ImagePreprocessor(step)
     if directory is None:
         files = sample_images(step)
