@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edge.client.aio import AsyncClient
-    from edge.client.base import DEFAULT_URL
-    from edge.client.connection import Credentials
+    from edge.client.connection import DEFAULT_URL, Credentials
     from edge.client.inference import CallInfo, InferFailure, InferRequest, InferResult, text
     from edge.client.retries import ONCE, Retries
     from edge.client.sync import Client
@@ -29,7 +28,7 @@ __all__ = [
     "Retries",
     "text",
 ]
-_MODULES = {"AsyncClient": "aio", "Client": "sync", "Credentials": "connection", "DEFAULT_URL": "base"}
+_MODULES = {"AsyncClient": "aio", "Client": "sync", "Credentials": "connection", "DEFAULT_URL": "connection"}
 _MODULES |= {"ONCE": "retries", "Retries": "retries"}
 
 

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import grpc
 
 from edge.client import rpcs
-from edge.client.base import BaseClient
+from edge.client.connection import BaseClient
 from edge.client.failures import FailedCall
 from edge.client.inference import InferRequest
 from edge.client.rpcs import CallSpec, PendingRequests, StreamAnswer

@@ -18,7 +18,7 @@ import pytest
 from edge.connections import quota
 from edge.connections.quota import Quota, Refusal
 from edge.errors import PermissionDenied, RequestError
-from edge.http import connection as http_connection
+from edge.http import server as http_server_module
 from edge.http.exchange import Exchange
 from edge.http.messages import Message, Receive, Scope, Send, accepted
 from edge.launch import running_server
@@ -289,7 +289,7 @@ def idle(server: Running, count: int, stack: ExitStack, first: bytes) -> list[so
 
 def test_connection_without_a_request_closes(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quota, "_SWEEP_SECONDS", 0.05)
-    monkeypatch.setattr(http_connection, "_KEEP_ALIVE_SECONDS", 0.2)
+    monkeypatch.setattr(http_server_module, "_KEEP_ALIVE_SECONDS", 0.2)
     assert server.send(request("/")).startswith(b"HTTP/1.1 200 ")
     assert not server.reasons
 
