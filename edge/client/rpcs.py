@@ -10,7 +10,7 @@ import inspect
 import time
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from edge.client.failures import malformed
@@ -28,7 +28,7 @@ StreamAnswer = InferResult | InferFailure
 Specs = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class CallSpec(Generic[R]):
     """One call; ``subject`` is that of error messages, and ``read`` converts the server's message.
 
@@ -42,6 +42,7 @@ class CallSpec(Generic[R]):
     request: Any
     subject: str
     read: Callable[[Any, CallInfo], R]
+    _: KW_ONLY
     timeout_seconds: float | None = None
     server: str = ""
     repeatable: bool = True
@@ -61,14 +62,8 @@ def _infer(make: Callable[P, InferRequest]) -> Callable[P, CallSpec[InferResult]
     def infer(*arguments: P.args, **options: P.kwargs) -> CallSpec[InferResult]:
         """Send one request, and return the answer; the arguments are the attributes of :class:`InferRequest`."""
         request = make(*arguments, **options)
-        return CallSpec(
-            method="ModelInfer",
-            request=encode(request),
-            subject=f"model {request.model!r}",
-            read=decode,
-            timeout_seconds=request.timeout_seconds,
-            server=request.server,
-        )
+        limit, subject = request.timeout_seconds, f"model {request.model!r}"
+        return CallSpec("ModelInfer", encode(request), subject, decode, timeout_seconds=limit, server=request.server)
 
     infer.__signature__ = inspect.signature(make)  # type: ignore[attr-defined]
     return infer
@@ -79,24 +74,22 @@ infer = _infer(InferRequest)
 
 def metadata(model: str, version: str = "", *, server: str = "") -> CallSpec[Specs]:
     """Return the inputs and the outputs of a model."""
-    return CallSpec(
-        method="ModelMetadata",
-        request=pb.ModelMetadataRequest(name=model, version=version),
-        subject=f"model {model!r}",
-        read=lambda response, call: (_specs(response.inputs), _specs(response.outputs)),
-        server=server,
-    )
+
+    def read(response: Any, call: CallInfo) -> Specs:
+        return _specs(response.inputs), _specs(response.outputs)
+
+    request = pb.ModelMetadataRequest(name=model, version=version)
+    return CallSpec("ModelMetadata", request, f"model {model!r}", read, server=server)
 
 
 def preprocess(model: str, version: str = "", *, server: str = "") -> CallSpec[str]:
     """Return the type of the step that reads a model's texts or images, such as ``image``; empty without one."""
-    return CallSpec(
-        method="ModelConfig",
-        request=pb.ModelConfigRequest(name=model, version=version),
-        subject=f"model {model!r}",
-        read=lambda response, call: str(response.config.parameters[PREPROCESS].string_value),
-        server=server,
-    )
+
+    def read(response: Any, call: CallInfo) -> str:
+        return str(response.config.parameters[PREPROCESS].string_value)
+
+    request = pb.ModelConfigRequest(name=model, version=version)
+    return CallSpec("ModelConfig", request, f"model {model!r}", read, server=server)
 
 
 def _specs(tensors: Sequence[Any]) -> tuple[TensorSpec, ...]:
@@ -105,16 +98,12 @@ def _specs(tensors: Sequence[Any]) -> tuple[TensorSpec, ...]:
 
 def index(*, server: str = "") -> CallSpec[list[dict[str, str]]]:
     """Return name, version, state and reason of every model in the repository of one server."""
-    return CallSpec(
-        method="RepositoryIndex",
-        request=pb.RepositoryIndexRequest(),
-        subject="repository",
-        read=lambda response, call: [
-            {"name": model.name, "version": model.version, "state": model.state, "reason": model.reason}
-            for model in response.models
-        ],
-        server=server,
-    )
+
+    def read(response: Any, call: CallInfo) -> list[dict[str, str]]:
+        fields = ("name", "version", "state", "reason")
+        return [{name: getattr(model, name) for name in fields} for model in response.models]
+
+    return CallSpec("RepositoryIndex", pb.RepositoryIndexRequest(), "repository", read, server=server)
 
 
 def load(model: str, *, timeout_seconds: float | None = None, server: str = "") -> CallSpec[None]:
@@ -132,10 +121,10 @@ def unload(model: str, *, timeout_seconds: float | None = None, server: str = ""
 
 def _control(verb: str, request: Any, timeout_seconds: float | None, server: str) -> CallSpec[None]:
     return CallSpec(
-        method=f"RepositoryModel{verb}",
-        request=request,
-        subject=f"model {request.model_name!r}",
-        read=lambda response, call: None,
+        f"RepositoryModel{verb}",
+        request,
+        f"model {request.model_name!r}",
+        lambda response, call: None,
         timeout_seconds=timeout_seconds,
         server=server,
         repeatable=False,
@@ -145,22 +134,19 @@ def _control(verb: str, request: Any, timeout_seconds: float | None, server: str
 
 def ready(model: str, version: str, server: str) -> CallSpec[bool]:
     """Return whether a model, or the server as a whole, is ready. Not repeated: a failed call means not ready."""
-    return CallSpec(
-        method="ModelReady" if model else "ServerReady",
-        request=pb.ModelReadyRequest(name=model, version=version) if model else pb.ServerReadyRequest(),
-        subject=f"model {model!r}" if model else "server",
-        read=lambda response, call: bool(response.ready),
-        server=server,
-        repeatable=False,
-    )
+
+    def read(response: Any, call: CallInfo) -> bool:
+        return bool(response.ready)
+
+    if not model:
+        return CallSpec("ServerReady", pb.ServerReadyRequest(), "server", read, server=server, repeatable=False)
+    request = pb.ModelReadyRequest(name=model, version=version)
+    return CallSpec("ModelReady", request, f"model {model!r}", read, server=server, repeatable=False)
 
 
 def telemetry(*, server: str = "") -> CallSpec[telemetry_pb2.Reading]:
     """Return one telemetry reading of one server."""
-    request = telemetry_pb2.GetRequest()
-    return CallSpec(
-        method="Get", request=request, subject="telemetry", read=lambda response, call: response, server=server
-    )
+    return CallSpec("Get", telemetry_pb2.GetRequest(), "telemetry", lambda response, call: response, server=server)
 
 
 class PendingRequests:
