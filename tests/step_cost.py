@@ -1,4 +1,4 @@
-"""What is added to each step of a loop, and of generated text with a head. Use an idle machine.
+"""The cost that the server adds to each step of a loop, and a head to each step of generated text. Use an idle machine.
 
 python -m tests.step_cost BUNDLE [--rows 8] [--steps 2000] [--out FILE]
 python -m tests.step_cost BASE HEAD HEAD [--rows 8] [--steps 2000] [--out FILE]

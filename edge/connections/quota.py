@@ -1,4 +1,4 @@
-"""What clients make the server hold: connections, calls and bytes, counted before the server holds them.
+"""Quotas on connections, calls and bytes of clients, counted before the server holds them.
 
 One :class:`Quota` counts for all ports of a process. Each connection has a :class:`Share` of it, and pays for its calls
 and headers, for its messages from the announcement of their size to the end of their call, and for answers that its

@@ -1,4 +1,4 @@
-"""What a request's bytes must pass before they are parsed: decompression and limits."""
+"""Decompression and limits of a request's bytes, before they are parsed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the clients of a classifier send, texts or images: the step that reads it, golden rows and calibration rows."""
+"""Texts and images that the clients of a classifier send: the step that reads them, golden rows and calibration rows."""
 
 from __future__ import annotations
 

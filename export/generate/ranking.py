@@ -1,4 +1,4 @@
-"""Which heads and neurons of a language model go first, and how many each layer keeps.
+"""The order in which heads and neurons of a language model are removed, and the number that each layer keeps.
 
 Ranked is by the loss of optimal brain surgery (:mod:`export.reduce.algebra`), measured in what the error of a
 sublayer's output does to the model's logits. This unit is the same in all layers, so that they can be compared.

@@ -1,4 +1,4 @@
-"""What a plan is for, and the ways to reduce, for command lines without NumPy and torch."""
+"""Targets and ways of a reduction, for command lines without NumPy and torch."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a fine-tuned run was trained on and how well it does, as numbers and as a page."""
+"""Data and measures of a fine-tuned run, as numbers and as a page; tables and figures."""

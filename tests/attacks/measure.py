@@ -1,4 +1,4 @@
-"""What an attack does to a server, and whether the server held.
+"""Measures the effect of an attack on a server, and judges whether the server held.
 
 *Held* means that the waits of a well-behaved client stay below :data:`WORST_MS` and none of its calls fails, that the
 server's memory stays below :data:`MOST_RSS_MB` and its log grows by less than :data:`MOST_LOG_MB`, that waits,

@@ -1,4 +1,4 @@
-"""What a board keeps after an update: bundles and their answers, metrics, telemetry, the client, and records."""
+"""A board keeps after an update: bundles and their answers, metrics, telemetry, the client, and records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a workstation keeps after an update: runs with their outputs and measures, and commands with their options."""
+"""A workstation keeps after an update: runs with their outputs and measures, and commands with their options."""
 
 from __future__ import annotations
 

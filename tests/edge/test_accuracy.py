@@ -1,4 +1,4 @@
-"""What the measures of a manifest tell about the accuracy of its tiers."""
+"""The accuracy of tiers, by the measures of a manifest."""
 
 from __future__ import annotations
 

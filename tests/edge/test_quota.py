@@ -1,4 +1,4 @@
-"""What connections may make the server hold, and how they take turns."""
+"""Limits on what connections make the server hold, and their turns."""
 
 from __future__ import annotations
 

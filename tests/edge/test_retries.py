@@ -1,4 +1,4 @@
-"""Which failed calls are repeated, when and where, against servers that fail on purpose."""
+"""Retries of failed calls, against servers that fail on purpose."""
 
 from __future__ import annotations
 

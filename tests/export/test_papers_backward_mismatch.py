@@ -1,4 +1,4 @@
-"""What fine-tuned models lose between their training and their use."""
+"""The losses of fine-tuned models between their training and their use."""
 
 import json
 from itertools import product

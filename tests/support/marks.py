@@ -1,4 +1,4 @@
-"""Which tests need which package."""
+"""Marks for tests that need an optional package."""
 
 from __future__ import annotations
 

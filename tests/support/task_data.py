@@ -1,4 +1,4 @@
-"""What the tests of the tasks share: real data if they are there, and a task that is small enough to learn."""
+"""Data for the tests of tasks: real data if they are there, and a task that is small enough to learn."""
 
 import gzip
 import json

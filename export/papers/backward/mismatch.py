@@ -1,4 +1,4 @@
-"""Why fine-tuned language models of paper 000 answer worse than in their training.
+"""The fine-tuned language models of paper 000 answer worse than in their training; this experiment finds the cause.
 
 A part is an adapter, trained on a base in FP32 or NF4 with a seed and scored under all conditions: on its own base or
 merged into that in FP32, begin tokens once or twice, teacher-forced and written freely.
