@@ -1,4 +1,4 @@
-"""Texts and images that the clients of a classifier send: the step that reads them, golden rows and calibration rows."""
+"""Texts and images that clients of a classifier send: the step that reads them, and golden and calibration rows."""
 
 from __future__ import annotations
 

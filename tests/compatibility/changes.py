@@ -1,4 +1,4 @@
-"""Users lose a command, an option or a name only with a line in CHANGELOG.md; and the server of the files that a board gets."""
+"""Names of users, which go only with a line in CHANGELOG.md, and the server of the files that a board gets."""
 
 from __future__ import annotations
 
