@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from deploy import device_table, push
+from deploy import demo, device_table, push
 from edge import __version__
 from edge.__main__ import GROUPS, grouped
 from export.estimate.measurements import published
@@ -59,10 +59,17 @@ def test_every_file_that_the_readme_names_exists() -> None:
         assert (ROOT / name).exists(), name
     for name in re.findall(r"^\| (`.*?`) ", DEPLOYMENT, re.MULTILINE)[0].replace("`", "").split(", "):
         assert (DEPLOY / name).exists(), name
-    pages = ((README, ROOT), (SERVER, ROOT / "edge"), (CONTRIBUTING, ROOT), (DEPLOYMENT + PROOFS, DEPLOY))
-    for page, folder in pages:
-        for target in re.findall(r"\]\(([\w./-]+?)(?:#[\w-]*)?\)", page):
-            assert (folder / target).exists(), target
+
+
+def test_links_of_all_pages_lead_to_files() -> None:
+    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for page in map(ROOT.joinpath, listed.split()):
+        for target in re.findall(r"\]\(([\w./-]+?)(?:#[\w-]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), (page, target)
+
+
+def test_the_demo_gives_options_that_its_commands_have() -> None:
+    COMMANDS["train"].load().make_context("train", [*demo.CALCULATORS, *demo.LOOPED, "--out", "runs", "--replace"])
 
 
 def test_every_command_of_the_readme_exists_and_the_other_way_round() -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial, wraps
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from edge.errors import Raw, UsageError
+from edge.errors import UsageError
 
 if TYPE_CHECKING:
     from edge.client.connection import Credentials
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 PATH = click.Path(path_type=Path)
-PLOT_SUFFIXES: Final = (".png", ".svg", ".pdf")
 
 bundles_argument = click.argument("bundles", nargs=-1, required=True, type=PATH, metavar="BUNDLE...")
 target_option = click.option(
@@ -102,20 +100,6 @@ def numbers(
     if not found or not all(0 < each <= most for each in found):
         raise UsageError(option, given=text, expected=expected, fix="Write them with commas between, such as 32,128.")
     return found
-
-
-def check_plot(path: Path) -> None:
-    """Raise a UsageError if ``--plot`` names no picture, or matplotlib, which is not imported here, is missing."""
-    if path.suffix not in PLOT_SUFFIXES:
-        expected = f"a name that ends in {', '.join(PLOT_SUFFIXES[:-1])} or {PLOT_SUFFIXES[-1]}"
-        raise UsageError("--plot", given=str(path), expected=expected, fix="Rename it.")
-    try:
-        found = find_spec("matplotlib")
-    except ImportError:
-        found = None
-    if found is None:
-        fix = "Install it: pip install 'fewheads[plot]', or leave --plot out."
-        raise UsageError("--plot", given=Raw("no matplotlib"), expected="matplotlib", fix=fix)
 
 
 class SectionOption(click.Option):

@@ -148,14 +148,13 @@ def _static(plain: bytes, ranges: Mapping[str, InputRange], golden: Golden, name
     return ExportedArtifact(artifact, data, difference, own)
 
 
-def static_int8(model: bytes, ranges: Mapping[str, InputRange], *, fp32_head: bool = False) -> bytes:
+def static_int8(model: bytes, ranges: Mapping[str, InputRange]) -> bytes:
     """Return the model for TensorRT with INT8 matrix products, and FP16 for the rest.
 
     Args:
         model, ranges: see :func:`export.quantize.int8.quantized`.
-        fp32_head: see :func:`export.quantize.precision.half`.
     """
-    return half(fewest_kernels(quantized(model, ranges)), fp32_head=fp32_head)
+    return half(fewest_kernels(quantized(model, ranges)))
 
 
 def rounding_tolerance(golden: Golden, rounded: GoldenReport) -> Tolerance:

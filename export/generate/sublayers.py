@@ -1,4 +1,4 @@
-"""Heads and neurons of a causal model of transformers: which weights are theirs, and what the model is without them.
+"""Heads and neurons of a causal model of transformers: the weights of each, and the model without it.
 
 A removed head has zeros in all its weights, and so has a removed neuron: the model keeps its shapes and its class, and
 no gradient moves those weights. :func:`drop_removed` takes them out.

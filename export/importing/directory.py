@@ -1,4 +1,4 @@
-"""A fine-tuned Hugging Face directory as a model with a head: which kind it is, its labels and its weights."""
+"""A fine-tuned Hugging Face directory as a model with a head: its kind, labels and weights."""
 
 from __future__ import annotations
 

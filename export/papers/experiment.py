@@ -121,26 +121,30 @@ def run_experiment(
     experiment: Experiment[R],
     out: Path,
     *,
-    jobs: int | None = 1,
-    ray: str | None = None,
-    gpu: bool = False,
     plots: bool = True,
     as_json: bool = False,
 ) -> dict[str, R]:
-    """Compute the parts by :func:`compute_parts`, then report as :func:`report_experiment`; return all records."""
+    """Compute the parts here, one by one, then report as :func:`report_experiment`; return all records."""
     if plots:
         new_figure(1, 1, without="give --no-plots")
-    compute_parts(experiment, out, jobs=jobs, ray=ray, gpu=gpu)
+    compute_parts(experiment, out)
     return report_experiment(experiment, out, plots=plots, as_json=as_json)
 
 
 def compute_parts(
-    experiment: Experiment[R], out: Path, *, jobs: int | None = 1, ray: str | None = None, gpu: bool = False
+    experiment: Experiment[R],
+    out: Path,
+    *,
+    as_jobs: bool = False,
+    jobs: int | None = None,
+    ray: str | None = None,
+    gpu: bool = False,
 ) -> None:
     """Compute the parts that have no record yet.
 
     Args:
-        jobs, ray, gpu: see :func:`export.training.jobs.run_jobs`; one job on this machine stays in this process.
+        as_jobs: whether each part has a process of its own, with one thread or one GPU; else all are computed here.
+        jobs, ray, gpu: of jobs, see :func:`export.training.jobs.run_jobs`.
 
     Raises:
         UsageError: ``out`` has records of other settings, or cannot be written.
@@ -160,7 +164,7 @@ def compute_parts(
             _append(out / RECORDS, _Line(outcome.job.name, outcome.seconds, outcome.result))
             shutil.rmtree(out / UNFINISHED / outcome.job.name, ignore_errors=True)
 
-    if jobs == 1 and ray is None:
+    if not as_jobs:
         with watching_each("computing") as begin:
             for number, (part, job) in enumerate(zip(missing, calls, strict=True), len(parts) - len(missing) + 1):
                 remark(f"{number} of {len(parts)}: {part.name}")

@@ -1,4 +1,4 @@
-"""Simple reductions at the same speed: what the search for shapes and the calibration have to beat."""
+"""Simple reductions at the same speed, against which the search for shapes and the calibration are measured."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def new_figure(width: float, height: float, *, without: str = "leave --plot out") -> Figure:
+def new_figure(width: float, height: float, *, without: str = "give --no-plots") -> Figure:
     """Return an empty figure.
 
     Args:

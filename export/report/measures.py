@@ -1,4 +1,4 @@
-"""The table of what a run was measured at."""
+"""The table of a run's measures."""
 
 from __future__ import annotations
 

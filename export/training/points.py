@@ -1,4 +1,4 @@
-"""Operating points: sizes of the runs that a model is planned for, and what a plan gives at each."""
+"""Operating points: sizes of the runs that a model is planned for, and the speed of a plan at each."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 
 from rich.progress import Progress, TaskID
 
@@ -13,7 +12,7 @@ from export.training.objective import Epoch, Observer, Step
 
 
 class Watch(Observer):
-    """Moves a bar of steps with loss, score and time left, and prints a line when a run resumes.
+    """Moves a bar of steps with loss and score, and prints a line when a run resumes.
 
     Args:
         lines: prints a line for each epoch's score, too.
@@ -29,7 +28,7 @@ class Watch(Observer):
 
     def on_step(self, step: Step) -> None:
         """Move the bar."""
-        note = f"loss {step.loss:.3g}{self._score}, {timedelta(seconds=round(step.seconds_left))} left"
+        note = f"loss {step.loss:.3g}{self._score}"
         self._bar.update(self._task, total=step.steps, completed=step.number, note=note)
 
     def on_epoch(self, epoch: Epoch) -> None:

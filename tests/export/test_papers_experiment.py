@@ -17,6 +17,7 @@ from export.papers.experiment import (
     Experiment,
     Part,
     Table,
+    compute_parts,
     read_records,
     read_settings,
     report_experiment,
@@ -175,7 +176,7 @@ def test_a_failed_part_leaves_those_beside_it_and_is_missing_in_the_report(tmp_p
     out = tmp_path / "out"
     (marks / "failing").write_text("seed0")
     with pytest.raises(JobError, match="1 of 3 that failed: seed0"):
-        run_experiment(Products(Settings(5, seeds=3), marks), out, jobs=2, plots=False)
+        compute_parts(Products(Settings(5, seeds=3), marks), out, as_jobs=True, jobs=2)
     assert "job seed0: got ValueError: no product for seed0" in capsys.readouterr().err
     assert "no product for seed0" in (out / "logs/seed0.log").read_text()
     records = report_experiment(Products(Settings(5, seeds=3), marks), out, plots=False)

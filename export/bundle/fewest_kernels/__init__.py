@@ -10,7 +10,7 @@ unless they have no bias; in INT8 one copy remains, which also applies the scale
   The tokens are shifted by a multiple of g before, or u could be large; weights and output projection take it back.
 
 In INT8 one product with one bias makes all three. A single head gets a second one of zeros in both, because TensorRT
-does not fuse the attention of one. All of that is exact but for rounding, which :mod:`.biases` limits.
+does not fuse the attention of one. All of that is exact but for rounding, which :mod:`.projections` limits.
 :mod:`.tokens` orders the tokens so that nothing around the layers is copied.
 """
 

@@ -1,4 +1,4 @@
-"""Papers 004 and 000: heads of backward attention, and what fine-tuned language models lose between training and use.
+"""Papers 004 and 000: heads of backward attention, and the losses of fine-tuned language models in use.
 
 - :mod:`export.papers.backward.head` and :mod:`export.papers.backward.training` have the head, its controls and their
   training; :mod:`export.papers.backward.bundle` exports a head

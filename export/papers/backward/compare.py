@@ -1,4 +1,4 @@
-"""The experiment of paper 004: does backward attention improve a frozen language model more than simpler methods do?
+"""The experiment of paper 004: backward attention on a frozen language model, compared with simpler methods.
 
 A part is a method on a task with a seed. The first seed tries all learning rates; further ones take the one that was
 best on the hold-out.

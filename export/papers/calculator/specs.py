@@ -1,4 +1,4 @@
-"""The calculator's models: what there is to know about each, without torch."""
+"""Facts on each of the calculator's models, without torch."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def frontier(
         time_shapes(model, out, found.tokens, partial(watch.on_part, "shapes timed"))
     # Files are timed at the end, when nothing else runs.
     trainings = Frontier(settings, (model, data_dir, out), trainings=True)
-    compute_parts(trainings, out, jobs=jobs, ray=ray, gpu=gpu)
+    compute_parts(trainings, out, as_jobs=True, jobs=jobs, ray=ray, gpu=gpu)
     run_experiment(experiment, out, plots=plots, as_json=as_json)
 
 
