@@ -76,6 +76,7 @@ async def serve(settings: Settings, on_ready: Callable[[Ready], None]) -> None:
         closing.push_async_callback(parts.control.close)  # ends the polling
         servers = [server for server in (parts.grpc, parts.rest) if server]
         closing.push_async_callback(lambda: asyncio.gather(*(each.drain(settings.drain_seconds) for each in servers)))
+        closing.callback(parts.health.drain)  # first, also after a failed start: it ends watches
         closing.callback(asyncio.create_task(parts.supervisor.run()).cancel)
         if parts.rest:
             await parts.rest.start(settings.host, settings.http_port or 0)

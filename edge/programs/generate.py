@@ -190,19 +190,23 @@ class GenerationSession(Session):
         """Drop the rows that have ended, and all rows of a request with one that failed; return what is complete."""
         if not any(row.ended for row in self._rows):
             return []
-        finished = []
-        for key, rows in list(self._requests.items()):
+        ending: list[tuple[object, list[GeneratedText], RunnerError | None]] = []
+        for key, rows in self._requests.items():
             error = next((row.error for row in rows if row.error), None)
             if error or all(row.ended for row in rows):
-                del self._requests[key]
-                try:
-                    computed = self._computed(rows)
-                except Exception as unexpected:
-                    computed, error = Computed({}), _error_of(unexpected)
-                finished.append(Finished(key, computed, error))
+                ending.append((key, rows, error))
                 for row in rows:
                     row.error = error
+        # It may fail, and then every text begins anew: before anything is handed out.
         self._leave([place for place, row in enumerate(self._rows) if row.ended])
+        finished = []
+        for key, rows, error in ending:
+            del self._requests[key]
+            try:
+                computed = self._computed(rows)
+            except Exception as unexpected:
+                computed, error = Computed({}), _error_of(unexpected)
+            finished.append(Finished(key, computed, error))
         return finished
 
     def _computed(self, rows: Sequence[GeneratedText]) -> Computed:

@@ -102,11 +102,14 @@ class BodyEncoder(Encoder):
 
     def slow(self, form: Form, answer: JobResult) -> bool:
         """Return whether there is much to write as JSON."""
-        outputs = answer.outputs
-        size_bytes = sum(
-            outputs[name].nbytes for name in form.output_names if name in outputs and not self._binary(name)
-        )
-        return size_bytes > _INLINE_TENSOR_BYTES or super().slow(form, answer)
+        if super().slow(form, answer):
+            return True
+        outputs, derived, size_bytes = answer.outputs, form.model.derived, 0
+        for name in form.output_names:
+            if not self._binary(name):
+                array = outputs[name if name in outputs else derived[name].reads]
+                size_bytes += sum(map(len, array.flat)) if array.dtype.kind == "O" else array.nbytes
+        return size_bytes > _INLINE_TENSOR_BYTES
 
     def encode(self, response: InferResponse) -> tuple[bytes, int | None]:
         """Return the body, and the number of its bytes of JSON; None if all are."""

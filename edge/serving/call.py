@@ -222,7 +222,8 @@ class Encoder:
 
     def encode(self, response: InferResponse) -> Any:
         """Return the encoded response; on any thread."""
-        return response
+        parameters = response.parameters()  # once and now, because they note the end of a text, which is counted next
+        return response._replace(parameters=lambda: parameters)
 
 
 class MessageEncoder(Encoder):

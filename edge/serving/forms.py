@@ -164,7 +164,7 @@ class Forms:
         tensors: tuple[_Tensor, ...] | None = None
         if key and not regions and not slow:
             tensors = _tensors_of(sent, {spec.name for spec in model.manifest.inputs}, model.largest)
-        message_bytes = len(key) or sum(tensor.held_bytes for tensor in sent.values())
+        message_bytes = len(key) or sum(tensor.held_bytes for tensor in sent.values() if tensor.copied)
         options = model.options(parameters.loop, text)
         uses: tuple[UseCount, ...] = (model.use,)
         if parameters.head:

@@ -69,6 +69,9 @@ class Threads:
             outcome = work()
         except Exception as error:
             outcome = error
+        except BaseException as error:  # a panic of a library in Rust, which must not leave the request without an end
+            log.exception("work on a thread ended with %s", type(error).__name__)
+            outcome = RuntimeError(f"{type(error).__name__} in work on a thread")
         try:
             self._loop.call_soon_threadsafe(self._end, size_bytes, done, outcome)
         except RuntimeError:

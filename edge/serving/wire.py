@@ -144,7 +144,8 @@ def _sent(
         _check_size(len(typed), datatype, shape, subject)
         return Sent(datatype, shape, subject, typed, len(typed), prod(shape) if datatype == "BYTES" else 0)
     if isinstance(typed, np.ndarray):
-        return Sent(datatype, shape, subject, typed, byte_size_of({"": typed}), 0)
+        elements = prod(shape) if datatype == "BYTES" else 0
+        return Sent(datatype, shape, subject, typed, byte_size_of({"": typed}), elements)
     typed = typed or pb.InferTensorContents()
     count = check_typed(typed, datatype, shape, subject)
     if datatype == "BYTES":

@@ -22,11 +22,9 @@ from export.data.tokens import Rows, sorted_batches
 from export.finetune.imported import ImportedTask
 from export.finetune.predictions import Predicted, Predictions, paired
 from export.finetune.task import Task
-from export.models.heads import Outputs, SpanClassifier, TokenClassifier
+from export.models.heads import Outputs, SpanClassifier
 from export.quantize.calibration import feeds_of
 
-#: Heads whose outputs have a value for each token.
-BY_TOKEN = (TokenClassifier, SpanClassifier)
 _BATCH = 16
 #: Called with the file that is measured, the rows that are done, and all rows.
 OnRows = Callable[[str, int, int], None]
@@ -144,7 +142,7 @@ def _without_padding(task: ImportedTask, rows: Sequence[Mapping[str, Array]], le
     head = task.original
     found: list[Outputs] = []
     for row, length in zip(rows, lengths, strict=True):
-        end = length if isinstance(head, BY_TOKEN) else None
+        end = length if head.by_token else None
         tensors = [torch.from_numpy(row[name][:end]) for name in head.outputs]
         found.append((tensors[0], tensors[1]) if isinstance(head, SpanClassifier) else tensors[0])
     return found

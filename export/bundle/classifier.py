@@ -13,7 +13,7 @@ from edge.bundles.image import ImagePreprocessor
 from edge.bundles.manifest import Manifest, Measure
 from edge.bundles.steps import ImagePreprocess, LabelPostprocess, Postprocess, ScorePostprocess, TokenLabelPostprocess
 from edge.errors import Raw, UsageError
-from export.bundle.accuracy import BY_TOKEN, OnRows, in_tier, int8_measures
+from export.bundle.accuracy import OnRows, in_tier, int8_measures
 from export.bundle.clients import (
     GOLDEN_ROWS,
     MAX_BATCH_SIZE,
@@ -94,7 +94,7 @@ class Classifiers(NamedTuple):
         else:
             assert self.data is not None, "only imported runs may have none"
             source = _FineTuned(opened, self.data)
-        inputs, by_token = source.inputs, isinstance(first.head, BY_TOKEN)
+        inputs, by_token = source.inputs, first.head.by_token
         made = [
             export_tiers(
                 _WithOffsets(run.head) if by_token else run.head,
@@ -225,7 +225,7 @@ class _Imported:
         else:
             items = self.task.items(self._data)
         golden, calibration = _split(items, GOLDEN_ROWS, CALIBRATION_ROWS)
-        by_token, names = isinstance(run.head, BY_TOKEN), names[: 1 + architecture.pair]
+        by_token, names = run.head.by_token, names[: 1 + architecture.pair]
         return text_inputs(run.path, names, architecture, golden, calibration, by_token=by_token)
 
     def _images(self, step: ImagePreprocess) -> ClientInputs:

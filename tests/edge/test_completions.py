@@ -214,6 +214,19 @@ def test_stock_client_gets_texts(client: Any) -> None:
     assert client.completions.create(**completion(stop=TEXT[1])).choices[0].text == TEXT[0]
 
 
+def test_completions_are_counted_as_texts(writer: Ready, client: Any) -> None:
+    def counted() -> list[float]:
+        found = [re.findall(rf"^fewheads_{name}[{{].* (\S+)$", page_of(writer), re.MULTILINE) for name in names]
+        return [sum(map(float, values)) for values in found]
+
+    names = ("prompt_tokens_total", "generated_tokens_total", "text_ends_total", "first_token_seconds_sum")
+    before = counted()
+    client.completions.create(**completion(max_tokens=6))
+    *texts, seconds = (now - then for now, then in zip(counted(), before, strict=True))
+    assert texts == [3, 6, 1]
+    assert seconds > 0
+
+
 def test_defaults_are_those_of_openai(client: Any) -> None:
     def text(**fields: Any) -> str:
         return str(client.completions.create(model=NAME, prompt=PROMPT, **fields).choices[0].text)

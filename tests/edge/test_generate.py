@@ -377,3 +377,17 @@ def test_texts_begin_anew_when_a_step_fails(tmp_path: Path, caplog: pytest.LogCa
         used = letters.cache_bytes
         assert run.admit([job_of(run, GOES_ON)]) == []
         assert letters.cache_bytes == used > 0  # a decoder without rows is used again
+
+
+def test_texts_that_end_when_rows_cannot_leave_lose_nothing(
+    run: ContinuousRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [job_of(run, "ab"), job_of(run, GOES_ON)]
+    run.admit(jobs)
+    session = run._batch.session
+    assert isinstance(session, GenerationSession)
+    assert session._decoder
+    monkeypatch.setattr(session._decoder, "keep", lambda *_: 1 / 0)
+    while run.jobs:
+        run.step()
+    assert [answer_of(job)[0] for job in jobs] == [[continued("ab")], [continued(GOES_ON)]]
