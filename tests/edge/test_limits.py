@@ -211,3 +211,19 @@ def test_request_leaves_the_queue_at_its_earliest_deadline(
     assert not long.done()
     assert wait_until(lambda: (reading()[0], reading()[1].get(key, 0)) == (0, before + 1), 10)
     assert answer(long) > 1
+
+
+def test_higher_priority_goes_first(stub: Stub, take: Take) -> None:
+    holding = stub.ModelInfer.future(busy(take(0.5)))
+    time.sleep(0.05)
+    done: list[int] = []
+    calls = []
+    for priority in (10, 1, 0):  # 0 is the default, 5
+        request = busy(1)
+        request.parameters["priority"].int64_param = priority
+        calls.append(stub.ModelInfer.future(request))
+        calls[-1].add_done_callback(lambda _, priority=priority: done.append(priority))
+        time.sleep(0.02)
+    assert all(answer(call) for call in (holding, *calls))
+    assert wait_until(lambda: len(done) == 3)
+    assert done == [1, 0, 10]
