@@ -7,7 +7,6 @@ from typing import TypeAlias
 
 import msgspec
 import numpy as np
-import scipy.stats
 
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
@@ -116,13 +115,15 @@ def grouped(records: Mapping[str, RunRecord]) -> dict[str, list[RunRecord]]:
 
 def results_of(groups: Mapping[str, Sequence[RunRecord]]) -> list[ModelResult]:
     """Return the results of calculators of sums, by the seeds of each."""
+    from scipy.stats import gmean  # the help of the commands needs no SciPy, which a board does not have
+
     base = baseline()
     errors = {name: [one.errors for one in runs if one.errors] for name, runs in groups.items()}
     logs = {name: np.log([score(one, base.mean) for one in of_runs]) for name, of_runs in errors.items()}
     logs[FROZEN] = np.log([score(one, base.mean) for one in base.seeds.values()])
     results = []
     for name, runs in groups.items():
-        papers = [scipy.stats.gmean([paper_score(one, seed) for one in errors[name]]) for seed in base.seeds.values()]
+        papers = [gmean([paper_score(one, seed) for one in errors[name]]) for seed in base.seeds.values()]
         results.append(
             ModelResult(
                 name,
@@ -157,4 +158,6 @@ def _against(ours: Array, theirs: Array) -> tuple[float, float | None]:
     ratio = float(np.exp(ours.mean() - theirs.mean()))
     if min(len(ours), len(theirs)) < 2 or max(ours.std(), theirs.std()) == 0:
         return ratio, None
-    return ratio, float(scipy.stats.ttest_ind(ours, theirs, equal_var=False).pvalue)
+    from scipy.stats import ttest_ind
+
+    return ratio, float(ttest_ind(ours, theirs, equal_var=False).pvalue)
