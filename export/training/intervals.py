@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import scipy.stats
 
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
@@ -124,6 +123,8 @@ def average_difference(tasks: Sequence[PairedRuns]) -> Difference:
 
 def _welch_error(groups: Sequence[Array]) -> float:
     """Return half of the interval of a mean of means; groups of one run have no spread."""
+    import scipy.stats  # here, because the help of commands needs no SciPy, which a board does not have
+
     several = [group for group in groups if len(group) > 1]
     variances = np.array([group.var(ddof=1) / len(group) for group in several])  # of the means
     if not variances.sum():
@@ -140,6 +141,8 @@ def over_seeds(values: Sequence[float]) -> Mean:
 
 
 def _seed_error(by_seed: Array) -> float:
+    import scipy.stats
+
     seeds = len(by_seed)
     return float(scipy.stats.t.ppf(0.975, seeds - 1) * scipy.stats.sem(by_seed)) if seeds > 1 else 0.0
 
@@ -224,6 +227,8 @@ def share_of(hits: int, items: int) -> Mean:
 
 def wilson(hits: int, items: int) -> tuple[float, float]:
     """Return Wilson's 95 % interval of a share of items; unlike that of resamples, it is never empty."""
+    import scipy.stats
+
     found = scipy.stats.binomtest(int(hits), int(items)).proportion_ci(method="wilson")
     return float(found.low), float(found.high)
 
