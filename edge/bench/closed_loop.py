@@ -34,7 +34,7 @@ ROUNDS = 5
 Call = Callable[[Inputs], "Array | None"]
 
 
-class Sent(NamedTuple):
+class Round(NamedTuple):
     """Seconds of each of some requests, loops of their rows, and the elapsed seconds of all."""
 
     seconds: list[float]
@@ -50,7 +50,7 @@ class ClosedLoop:
     inputs: Iterator[Inputs]  # endless; all clients draw from it
     clients: int = 1
 
-    def send(self, count: int, least_seconds: float = 0.0, most_seconds: float = math.inf) -> Sent:
+    def send(self, count: int, least_seconds: float = 0.0, most_seconds: float = math.inf) -> Round:
         """Send ``count`` requests, more within ``least_seconds``, fewer after ``most_seconds``, but one at least."""
         share, seconds, loops = max(count // self.clients, 1), list[float](), list[Array]()
         begun = time.perf_counter()
@@ -71,7 +71,7 @@ class ClosedLoop:
         else:
             with ThreadPoolExecutor(self.clients) as pool:
                 list(pool.map(client, range(self.clients)))
-        return Sent(seconds, loops, time.perf_counter() - begun)
+        return Round(seconds, loops, time.perf_counter() - begun)
 
 
 class ServedLatency(Percentiles, frozen=True):
@@ -81,7 +81,7 @@ class ServedLatency(Percentiles, frozen=True):
     loops: float | None = None
 
     @classmethod
-    def of_rounds(cls, rounds: Sequence[Sent]) -> ServedLatency:
+    def of_rounds(cls, rounds: Sequence[Round]) -> ServedLatency:
         """Return the latency of all requests of some rounds."""
         seconds = [value for sent in rounds for value in sent.seconds]
         loops = [value for sent in rounds for value in sent.loops]
@@ -157,7 +157,7 @@ def bench(
         loops.append(ClosedLoop(call, itertools.cycle(inputs), concurrency))
         for loop in loops:
             loop.send(max(requests // 10, concurrency))
-        rounds: list[list[Sent]] = []
+        rounds: list[list[Round]] = []
         for _ in range(ROUNDS):
             rounds.append([loop.send(max(requests // ROUNDS, concurrency)) for loop in loops])
             advanced()

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from edge import __version__
-from edge.bench.closed_loop import Call, ClosedLoop, Sent, in_process, served, server_for
+from edge.bench.closed_loop import Call, ClosedLoop, Round, in_process, served, server_for
 from edge.bench.conditions import BoardState, BoardWatch, Range, cpu_name
 from edge.bench.inputs import golden_inputs
 from edge.bench.timing import Percentiles
@@ -162,7 +162,7 @@ class _Subject(NamedTuple):
 
     series: Series
     loop: ClosedLoop
-    rounds: list[tuple[Sent, float | None]]
+    rounds: list[tuple[Round, float | None]]
 
 
 def measure_on_device(

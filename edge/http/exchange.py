@@ -36,7 +36,7 @@ _LEAST_CHUNK_BYTES: Final = 256
 _GONE: Final[Message] = {"type": "http.disconnect"}
 
 
-class _Wire(Protocol):
+class _Connection(Protocol):
     """The connection as its requests see it."""
 
     share: Share
@@ -63,7 +63,7 @@ class Exchange:
         failed: whether the body is wrong or too large, so that no more of it is parsed.
     """
 
-    def __init__(self, connection: _Wire, request: h11.Request, application: Application) -> None:
+    def __init__(self, connection: _Connection, request: h11.Request, application: Application) -> None:
         self._connection = connection
         self._share = connection.share
         self._method = request.method
@@ -229,7 +229,7 @@ class Exchange:
             connection.finish()
 
 
-def _scope(connection: _Wire, request: h11.Request, headers: Headers) -> Scope:
+def _scope(connection: _Connection, request: h11.Request, headers: Headers) -> Scope:
     path, _, query = request.target.partition(b"?")
     return {
         "type": "http",

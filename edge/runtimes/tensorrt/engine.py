@@ -41,7 +41,7 @@ class EngineRefused(TensorRtError):
     """TensorRT cannot deserialize an engine. The message quotes its log."""
 
 
-class Range(NamedTuple):
+class ShapeRange(NamedTuple):
     """The smallest and the largest shape of one input in an optimization profile."""
 
     least: Shape
@@ -164,7 +164,7 @@ class Engine:
         fix = "Shorten or split the request, or export the bundle with a larger profile and build it again."
         raise InvalidRequest(f"shapes for {self._subject}", given=given, expected=expected, fix=fix)
 
-    def ranges(self, name: str) -> list[Range]:
+    def ranges(self, name: str) -> list[ShapeRange]:
         """Return the range of an input in each profile."""
         index = [spec.name for spec in self.inputs].index(name)
         return [ranges[index] for ranges in self.profiles]
@@ -259,11 +259,11 @@ class Engine:
             raise BackendError(f"tensor {name!r} of {self._subject}", given=given, expected=expected, fix=fix)
         return TensorSpec(name, DATATYPES[datatype], tuple(self._engine.get_tensor_shape(name)))
 
-    def _range(self, spec: TensorSpec, profile: int) -> Range:
+    def _range(self, spec: TensorSpec, profile: int) -> ShapeRange:
         if -1 not in spec.shape:  # a profile may omit such an input
-            return Range(spec.shape, spec.shape)
+            return ShapeRange(spec.shape, spec.shape)
         least, _, most = self._engine.get_tensor_profile_shape(spec.name, profile)
-        return Range(tuple(least), tuple(most))
+        return ShapeRange(tuple(least), tuple(most))
 
     def _new_context(self) -> Any:
         strategy = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
