@@ -28,7 +28,7 @@ PER_SPLIT = 100
 SHOWN = 2
 CALCULATORS = ("calculator-oracle", "calculator-gate", "calculator-fnn2", "calculator-transformer4")
 #: A minute of training. Without --steps a looped model trains longer, and errs far less.
-LOOPED = ("looped-linear", "--steps", "1000")
+LOOPED = ("looped-linear", "--steps", "200")
 PROMPTS, PAIRS, DIMS = 128, 10, 5
 LOOPS = (1, 2, 4, 8, 16, 32)
 
