@@ -27,8 +27,8 @@ RUNS, REPOSITORY, CACHE = DEMO / "runs", DEMO / "repository", DEMO / "cache"
 PER_SPLIT = 100
 SHOWN = 2
 CALCULATORS = ("calculator-oracle", "calculator-gate", "calculator-fnn2", "calculator-transformer4")
-#: A minute of training. Without --steps a looped model trains longer, and errs far less.
-LOOPED = ("looped-linear", "--steps", "200")
+#: A minute of training. Without --steps and --stages a looped model trains longer, and errs far less.
+LOOPED = ("looped-linear", "--steps", "1000", "--stages", "1")
 PROMPTS, PAIRS, DIMS = 128, 10, 5
 LOOPS = (1, 2, 4, 8, 16, 32)
 

@@ -201,6 +201,7 @@ def test_options_of_looped_runs_are_refused_elsewhere(tmp_path):
     ("arguments", "message"),
     [
         (("looped-linear", "--dim", 18), "--dim: got 18, expected a multiple of the 4 heads. Give --dim 16."),
+        (("looped-linear", "--stages", 3), "--stages: got 3, expected at most 2, the stages of this plan"),
         (
             ("looped-linear", "--unlooped", "--injection", "add"),
             "--injection: got 'add', expected no --injection with --unlooped",

@@ -30,7 +30,10 @@ _STEPS = 2000
 
 
 class LoopedOptions(msgspec.Struct, frozen=True):
-    """Shape and length of a training, where they differ from its size's; see the help of the options."""
+    """Shape and length of a training, where they differ from its size's; see the help of the options.
+
+    ``stages`` is the number of stages to train, the first ones; None is all of them.
+    """
 
     size: str = "small"
     injection: str | None = None
@@ -38,6 +41,7 @@ class LoopedOptions(msgspec.Struct, frozen=True):
     layers: int | None = None
     dim: int | None = None
     steps: int | None = None
+    stages: int | None = None
     precision: str = "fp32"
 
     def check(self, names: Sequence[str]) -> None:
@@ -80,6 +84,7 @@ looped_options = grouped_options(
             type=click.IntRange(1),
             help="Looped models: steps of the first stage; the rest keeps its proportion.",
         ),
+        click.option("--stages", type=click.IntRange(1), help="Looped models: first stages to train.  [default: all]"),
         # Not auto, because the results in RESULTS.md are of trainings in FP32.
         precision_option(default="fp32", help="Looped models: precision of the multiplications, as for finetune."),
     ),
@@ -104,10 +109,13 @@ def train_looped(
     injection: Any = None if options.unlooped else options.injection or "add"
     size: Any = options.size
     plan = plan_of(function, size, injection=injection, layers=options.layers, dim=options.dim, steps=options.steps)
+    if options.stages and options.stages > len(plan.stages):
+        expected = f"at most {len(plan.stages)}, the stages of this plan"
+        raise UsageError("--stages", given=options.stages, expected=expected, fix="Leave --stages out for all of them.")
     precision: Any = options.precision
     replace = msgspec.structs.replace
-    stages = tuple(replace(stage, recipe=replace(stage.recipe, precision=precision)) for stage in plan.stages)
-    plan = replace(plan, stages=stages)
+    kept = plan.stages[: options.stages]
+    plan = replace(plan, stages=tuple(replace(of, recipe=replace(of.recipe, precision=precision)) for of in kept))
     return train_run(function, plan, directory, seed=seed, device=device, tensorboard=tensorboard, observer=watch)
 
 
