@@ -30,6 +30,7 @@ from edge.rest.json_messages import (
     parse,
     whole,
 )
+from edge.scheduling.batching import byte_size
 from edge.scheduling.job import JobResult
 from edge.serving.call import Encoder, InferResponse
 from edge.serving.forms import Form
@@ -104,12 +105,10 @@ class BodyEncoder(Encoder):
         """Return whether there is much to write as JSON."""
         if super().slow(form, answer):
             return True
-        outputs, derived, size_bytes = answer.outputs, form.model.derived, 0
-        for name in form.output_names:
-            if not self._binary(name):
-                array = outputs[name if name in outputs else derived[name].reads]
-                size_bytes += sum(map(len, array.flat)) if array.dtype.kind == "O" else array.nbytes
-        return size_bytes > _INLINE_TENSOR_BYTES
+        outputs, derived = answer.outputs, form.model.derived
+        names = [name for name in form.output_names if not self._binary(name)]
+        written = {name: outputs[name if name in outputs else derived[name].reads] for name in names}
+        return byte_size(written) > _INLINE_TENSOR_BYTES
 
     def encode(self, response: InferResponse) -> tuple[bytes, int | None]:
         """Return the body, and the number of its bytes of JSON; None if all are."""

@@ -1,4 +1,4 @@
-"""Routing policies between a lean and a full tier, and their gain over no policy, told from chance.
+"""Routing policies between a lean and a full tier, and tests of whether they gain more than chance.
 
 Every policy has a score for each item, and sends the lowest scores to the full tier. Where a budget cuts through items
 of equal score, each of them goes there with the same probability, so that any mean cost is met exactly; equal scores

@@ -1,4 +1,4 @@
-"""Everything that these tests take from inside the product: whoever renames it changes this file alone."""
+"""All names inside the product that these tests use, so that a rename changes this file alone."""
 
 from __future__ import annotations
 

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from edge.bundles.expression import tokenize
-from edge.datatypes import TensorSpec
+from edge.datatypes import Array, TensorSpec
 from edge.errors import DeadlineExceeded, InvalidRequest, ModelNotReady, NotFound, RequestError
 from edge.pb import inference_pb2 as pb
 from edge.serving import forms
-from edge.serving.request import request_of
+from edge.serving.request import InferRequest, InputTensor, request_of
 from edge.serving.shared_memory import DIRECTORY, SharedMemory
-from edge.serving.wire import Sent, sent_inputs
+from edge.serving.wire import Sent, sent_inputs, to_raw
 from tests.support.in_process import Running, running_service
 from tests.support.jobs import occupied
 from tests.support.models import ORACLE, write_oracle_bundle
@@ -56,9 +56,34 @@ def of_text(text: str) -> pb.ModelInferRequest:
     return request
 
 
+def declared(array: Array) -> InferRequest:
+    """A request as HTTP makes it of JSON."""
+    (tensor,) = request_of(good()).inputs
+    tensor = tensor._replace(shape=array.shape, contents=array)
+    return InferRequest(ORACLE, "", "", {}, [tensor], [])
+
+
 def value(response: pb.ModelInferResponse) -> float:
     (element,) = np.frombuffer(response.raw_output_contents[0], np.float32)
     return float(element)
+
+
+async def test_arrays_of_json_count_once_while_they_wait(running: Running) -> None:
+    array = tokenize(["1 + 2", "3 - 4"])
+    entry, model = running.repository.ready(ORACLE, "")
+    request = declared(array)
+    draft = running.service._forms.check(request, *forms.take_apart(request), entry, model)
+    assert draft.unprepared().size_bytes == draft.prepare().form.size_bytes == array.nbytes
+
+
+def test_texts_of_json_take_the_room_and_the_time_of_texts() -> None:
+    texts = np.array([[b"a"], [b""]] * 500, np.object_)
+    tensor = InputTensor("expression", "BYTES", texts.shape, {}, texts)
+    raw = tensor._replace(contents=to_raw(texts, "BYTES"))
+    specs = {"expression": TensorSpec("expression", "BYTES", (-1, -1))}
+    json, binary = (sent_inputs([one], [], specs)["expression"] for one in (tensor, raw))
+    assert json.elements == binary.elements == 1000
+    assert json.held_bytes > 1000 * 33  # the objects
 
 
 def test_only_raw_contents_of_the_graphs_own_inputs_are_a_form() -> None:
