@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 
 from edge.datatypes import Array
 from edge.errors import DeadlineExceeded, ModelNotReady, Overloaded
-from edge.instruments.statistics import ModelStatistics
 from edge.programs.program import Computed, Program
 from edge.scheduling.batching import BatchAssembler
-from edge.scheduling.job import Job, JobResult, UseCount, expired, take_all
-from edge.scheduling.runs import Runs
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import TierExecutor
-from tests.support.jobs import VALUES, WAIT, Awaited, executor_of, job_of, occupied, output, run, submitted
+from tests.support.jobs import VALUES, WAIT, executor_of, job_of, occupied, output, run, submitted
 from tests.support.metrics import wait_until
 
 ROW_BYTES = 4
@@ -58,20 +51,6 @@ class Held:
         self.started.set()
         assert self.go.wait(WAIT)
         return rows
-
-
-def test_job_computes_the_sizes_that_are_not_given() -> None:
-    joined, alone = executor_of(lambda rows: rows, max_rows=4), executor_of(lambda rows: rows)
-    inputs = {"x": np.zeros((3, 1), np.float32)}
-    job = Job(joined, inputs, 3)
-    assert (job.size, job.size_bytes, job.shapes) == (3, 3 * ROW_BYTES, (("x", "f", (1,)),))
-    given = Job(joined, inputs, 3, size=7, size_bytes=0, shapes="s")
-    assert (given.size, given.size_bytes, given.key) == (7, 0, (joined, "full", "s"))
-    assert Job(alone, inputs, 3, shapes="s").key == (alone, "full", None)
-    assert (job.priority, job.stage, job.ended, job.batch_rows, job.nonfinite) == (5, "queued", False, 0, 0)
-    assert str(expired(1_500_000)).startswith("request: got 1.5 ms of waiting, expected its turn before the deadline. ")
-    for ending in ({"answer": JobResult({}, {})}, {"error": ValueError()}, {"computed_ns": 1}):
-        assert Job(alone, inputs, 3, **ending).ended
 
 
 def test_device_has_one_thread_that_is_not_the_callers(scheduler: Scheduler) -> None:
@@ -299,7 +278,9 @@ def test_brief_run_is_computed_by_the_submitting_thread() -> None:
     brief = known(1e-5, remember)
     assert submitted(scheduler, job_of(brief, 0)).done()
     assert threads == [threading.get_ident()]
-    assert isinstance(submitted(scheduler, job_of(known(1e-5, _fail_with), 0)).exception(0), ValueError)
+    assert isinstance(
+        submitted(scheduler, job_of(known(1e-5, lambda _: _raise(ValueError("never"))), 0)).exception(0), ValueError
+    )
     with occupied(scheduler):  # no instance is free
         waiting = submitted(scheduler, job_of(brief, 0))
         assert not waiting.done()
@@ -365,142 +346,3 @@ def test_end_of_a_thread_ends_the_requests_and_rejects_further_ones(scheduler: S
         run(scheduler, lambda: None)
     scheduler.runs.lose("again")
     assert (scheduler.runs.lost, lost) == (reason, ["lost"])
-
-
-def _fail_with(tensor: np.ndarray) -> None:
-    raise ValueError(f"cannot use {tensor.shape}")
-
-
-@pytest.mark.parametrize("end", ["result", "exception", "cancelled", "expired"])
-def test_no_tensor_outlives_its_job(scheduler: Scheduler, end: str) -> None:
-    def submit() -> tuple[weakref.ref[Array], Awaited]:
-        tensor = np.ones((1000, 1), np.float32)
-        executor = executor_of(_fail_with if end == "exception" else lambda rows: rows.sum())
-        deadline = time.monotonic() + 0.02 if end == "expired" else None
-        return weakref.ref(tensor), submitted(scheduler, Awaited(executor, {"x": tensor}, 1000, deadline=deadline))
-
-    gc.disable()  # a cycle would be found too late: a GPU's memory is gone long before Python's collector runs
-    try:
-        with occupied(scheduler):
-            tensor, job = submit()
-            if end == "cancelled":
-                job.cancel()
-            if end == "expired":
-                job.exception(WAIT)
-        if end != "cancelled":
-            job.exception(WAIT)
-        if end == "exception":
-            del job  # the error's traceback holds its arguments
-        # No other job comes that would take its place; the thread releases it by itself, a moment after the answer.
-        assert until(lambda: tensor() is None)
-    finally:
-        gc.enable()
-
-
-def _cancelled_before_its_run(scheduler: Scheduler, job: Awaited) -> None:
-    go = threading.Event()
-    scheduler._workers[0].inbox.put(lambda: go.wait(WAIT) and None)  # type: ignore[func-returns-value]
-    with scheduler._lock:
-        scheduler._assign(scheduler._workers[0], [job], time.monotonic())
-    assert not scheduler.cancel(job)
-    go.set()
-
-
-@pytest.mark.parametrize("end", ["answered", "failed", "cancelled", "expired", "cancelled before its run"])
-async def test_use_ends_when_its_last_user_leaves(scheduler: Scheduler, end: str) -> None:
-    users: list[int] = []
-
-    def work(rows: Array) -> Array:
-        users.append(use.users)
-        assert (rows > 0).all()
-        return rows
-
-    use = UseCount()
-    assert use.take()  # another request, still before its submission
-    assert use.take()
-    deadline = time.monotonic() + 0.2 if end == "expired" else None
-    job = job_of(executor_of(work), -1 if end == "failed" else 1, holds=(use,), deadline=deadline)
-    if end == "cancelled before its run":
-        _cancelled_before_its_run(scheduler, job)
-    elif end in ("answered", "failed"):
-        assert bool(submitted(scheduler, job).exception(WAIT)) == (end == "failed")
-    else:
-        with occupied(scheduler):
-            submitted(scheduler, job)
-            assert job.cancel() if end == "cancelled" else job.exception(WAIT)
-    assert until(lambda: use.users == 1)
-    assert users in ([], [2])  # nothing is given back while it computes
-    cancelled, waiting = (asyncio.create_task(use.wait_unused()) for _ in range(2))
-    await asyncio.sleep(0)
-    cancelled.cancel()
-    use.end()
-    assert not use.take()
-    await asyncio.wait([cancelled, waiting], timeout=0.05)
-    assert not waiting.done()
-    await asyncio.to_thread(use.give_back)
-    await asyncio.wait_for(waiting, WAIT)
-    use.end()
-    await use.wait_unused()
-    without_users = UseCount()
-    assert without_users.take()
-    without_users.give_back()
-    without_users.end()
-    await asyncio.wait_for(without_users.wait_unused(), WAIT)
-
-
-def test_all_uses_are_taken_or_none() -> None:
-    model, head = UseCount(), UseCount()
-    assert take_all((model, head))
-    head.end()
-    assert (take_all((model, head)), model.users, head.users) == (False, 1, 1)
-
-
-def test_run_records_times_rows_and_nonfinite_answers() -> None:
-    def work(rows: Array) -> Array:
-        time.sleep(0.05)
-        assert runs.now[0]
-        current.append((runs.now[0].size, runs.now[0].executor is executor))
-        return 1 / rows
-
-    runs, statistics, executor = Runs(2), ModelStatistics(), executor_of(work, max_rows=4, repeats=2.0)
-    current: list[tuple[int, bool]] = []
-    begun = time.perf_counter_ns()
-    jobs: list[Job] = [job_of(executor, 2.0, 0.0, statistics=statistics), job_of(executor, 4.0)]
-    time.sleep(0.02)
-    executor.failures.mark_broken("before")
-    with np.errstate(divide="ignore"):
-        flight = runs.start(jobs, 0)
-        assert flight
-        assert runs.finish(flight, 0) == []
-    took = time.perf_counter_ns() - begun
-    assert (runs.now, current, executor.failures.count) == ([None, None], [(2, True)], 0)
-    for job, values, bad in zip(jobs, ([0.5, np.inf], [0.25]), (("y",), ()), strict=True):
-        assert job.answer
-        assert (job.answer.outputs["y"].ravel().tolist(), job.answer.nonfinite) == (values, bad)
-        assert job.answer.facts["x"].tolist() == job.inputs["x"][:, 0].tolist()
-        assert (job.nonfinite, job.batch_rows, job.started) == (len(bad), 3, True)
-        times = job.timings
-        stages = (times.queue_ns, times.compute_input_ns, times.compute_infer_ns, times.compute_output_ns)
-        assert all(stage > 0 for stage in stages)
-        assert (times.queue_ns >= 20e6, times.compute_infer_ns >= 50e6) == (True, True)
-        assert sum(stages) <= took
-        assert job.queued_ns < job.computed_ns <= begun + took
-    ((rows, batch),) = statistics.snapshot().batches.items()
-    assert (rows, batch.count, batch.compute_infer_ns >= 50e6) == (3, 1, True)
-    assert executor.latency.seconds(3) is None  # until the answers are on their way
-    for _ in range(2):
-        runs.learn(0)
-    assert 0.05 <= (executor.latency.seconds(3) or 0) <= took / 1e9
-    alone = job_of(executor, 1)
-    runs.execute(alone, 0)
-    assert (alone.error, alone.timings.compute_output_ns, alone.batch_rows) == (None, 0, 1)
-    late = job_of(executor, 1, deadline=time.monotonic())
-    assert (runs.start([late], 1), isinstance(late.error, DeadlineExceeded), late.started) == (None, True, False)
-    illegal = RuntimeError("cuStreamSynchronize failed: an illegal memory access was encountered")
-    runs.execute(job_of(executor_of(lambda rows: _raise(illegal)), 1), 1)
-    assert not runs.lost  # it says nothing about a GPU
-    runs.lose("it is gone")
-    refused = job_of(executor, 1)
-    runs.execute(refused, 1)
-    assert (isinstance(refused.error, ModelNotReady), refused.ended, runs.now) == (True, True, [None, None])
-    assert executor.failures.count == 0
