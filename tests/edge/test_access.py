@@ -26,7 +26,19 @@ from edge.security.tokens import SCOPES
 from edge.server import Ready
 from edge.settings import TRANSPORTS
 from tests.support.models import ORACLE_BUNDLE
-from tests.support.sample_requests import HEALTH_NAME, LOAD, REGION, REQUESTS, good, log_setting, methods, trace_setting
+from tests.support.sample_requests import (
+    HEALTH_NAME,
+    LOAD,
+    REGION,
+    REQUESTS,
+    UNLOAD,
+    changed,
+    good,
+    in_region,
+    log_setting,
+    methods,
+    trace_setting,
+)
 from tests.support.secured_servers import bearer, tokens_file
 
 UNAUTHENTICATED, DENIED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
@@ -213,8 +225,16 @@ def test_dangerous_requests_are_unimplemented(tmp_path: Path) -> None:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         for method, request, message in (
             ("RepositoryModelLoad", LOAD, "--model-control explicit"),
+            ("RepositoryModelUnload", UNLOAD, "--model-control explicit"),
             ("SystemSharedMemoryRegister", REGION, "--allow-shared-memory"),
+            ("SystemSharedMemoryStatus", pb.SystemSharedMemoryStatusRequest(), "--allow-shared-memory"),
             ("SystemSharedMemoryUnregister", pb.SystemSharedMemoryUnregisterRequest(), "--allow-shared-memory"),
+            ("ModelInfer", changed(lambda r: in_region(r.inputs[0], "a", 60)), "inputs: .*--allow-shared-memory"),
+            (
+                "ModelInfer",
+                changed(lambda r: in_region(r.outputs.add(name="value"), "a", 4)),
+                "'value': got shared mem",
+            ),
             ("LogSettings", log_setting("log_info", bool_param=False), "--allow-log-settings"),
             ("TraceSetting", trace_setting("trace_level", "TIMESTAMPS"), "as the server was started"),
             ("CudaSharedMemoryRegister", pb.CudaSharedMemoryRegisterRequest(name="a"), "no CUDA IPC"),

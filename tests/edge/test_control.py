@@ -33,7 +33,6 @@ from edge.server import Ready
 from tests.support.metrics import wait_until
 from tests.support.models import DATA, write_oracle_bundle
 from tests.support.sample_requests import column, triton_input
-from tests.support.server_models import busy, write_busy_bundle
 from tests.support.traffic import Traffic, traffic
 
 NAME = "changing"
@@ -149,25 +148,6 @@ def test_one_bad_version_keeps_all_earlier_ones(shared: Shared) -> None:
     shared.client.load_model("versions")
     assert shared.states("versions") == {"2": (READY, ""), "3": (READY, "")}
     assert ask(shared.client, "versions") == "3"
-
-
-def test_unload_waits_for_running_requests(shared: Shared) -> None:
-    write_busy_bundle(shared.repository)
-    shared.client.load_model("busy")
-    with ThreadPoolExecutor(1) as pool:
-        running = [shared.stub.ModelInfer.future(busy(300)) for _ in range(3)]
-        statistics = shared.client.get_inference_statistics
-        assert wait_until(lambda: statistics("busy").model_stats[0].execution_count > 0)
-        unloading = pool.submit(shared.client.unload_model, "busy")
-        assert wait_until(lambda: shared.states("busy")["1"][0] == "UNLOADING")
-        with pytest.raises(grpc.RpcError) as caught:
-            shared.stub.ModelInfer(busy(1))
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert not is_healthy(shared.ready, "busy")
-        unloading.result()
-        assert wait_until(lambda: all(future.done() for future in running), 2)  # responses may be on the way
-        assert [future.result().raw_output_contents[0] for future in running] == [np.int64(300).tobytes()] * 3
-        assert shared.states("busy") == {"1": (UNAVAILABLE, "unloaded")}
 
 
 def test_unreadable_bundle_is_loaded_by_the_name_of_its_directory(shared: Shared) -> None:

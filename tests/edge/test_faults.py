@@ -31,7 +31,7 @@ def missing(page: str) -> list[str]:
 
 
 def _exists(file: str, name: str) -> bool:
-    folders = (_HERE, _HERE.parent / "deploy", _HERE.parent / "attacks")
+    folders = (_HERE, *(_HERE.parent / name for name in ("deploy", "attacks", "conformance")))
     path = next((folder / file for folder in folders if (folder / file).exists()), None)
     if path is None:
         return False

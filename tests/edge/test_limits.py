@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc
@@ -15,12 +15,11 @@ from hyperframe.frame import ContinuationFrame, HeadersFrame, PingFrame
 
 from edge.grpcio.server import generic_handlers
 from edge.pb import inference_pb2 as pb
-from edge.pb import telemetry_pb2, telemetry_pb2_grpc
 from edge.rpc.limits import Limits
 from edge.server import Ready
 from tests.support.http2_client import RawClient, Subject, serving
 from tests.support.metrics import wait_until
-from tests.support.server_models import QUEUE_SIZE, Stub, busy
+from tests.support.server_models import Stub, busy
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
 
@@ -165,65 +164,3 @@ async def test_endless_headers_take_no_memory(server: Ready, stub: Stub, watched
     assert is_served(stub)
     assert watched.grown() < ALLOWED_GROWTH_BYTES
     assert watched.has_closed_files()
-
-
-Take = Callable[[float], int]
-
-
-def answer(call: grpc.Future) -> int:
-    return int(np.frombuffer(call.result().raw_output_contents[0], np.int64)[0])
-
-
-def test_full_queue_rejects_requests_and_recovers(
-    stub: Stub, telemetry: telemetry_pb2_grpc.TelemetryStub, take: Take
-) -> None:
-    first = stub.ModelInfer.future(busy(take(1.0)))
-    time.sleep(0.1)  # it is the first to arrive
-    others = [stub.ModelInfer.future(busy(1)) for _ in range(QUEUE_SIZE + 20)]
-    codes = [other.code() for other in others]
-    assert first.code() is grpc.StatusCode.OK
-    assert set(codes) == {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
-    # The queue holds so many; more get through only if the first ends before the last of them arrives.
-    assert codes.count(grpc.StatusCode.OK) >= QUEUE_SIZE
-    rejected = next(other for other in others if other.code() is not grpc.StatusCode.OK)
-    assert f"queue: got {QUEUE_SIZE} waiting requests" in rejected.details()
-    (after_ms,) = [int(value) for key, value in rejected.trailing_metadata() if key == "retry-after-ms"]
-    assert 1 <= after_ms < 10_000
-    assert wait_until(lambda: telemetry.Get(telemetry_pb2.GetRequest()).queue_depth == 0, 10)
-    assert answer(stub.ModelInfer.future(busy(1))) == 1
-
-
-@pytest.mark.parametrize(("timeout_us", "timeout"), [(100_000, 30), (0, 0.1), (60_000_000, 0.1)])
-def test_request_leaves_the_queue_at_its_earliest_deadline(
-    stub: Stub, telemetry: telemetry_pb2_grpc.TelemetryStub, take: Take, timeout_us: int, timeout: float
-) -> None:
-    def reading() -> tuple[int, dict[tuple[str, str], int]]:
-        now = telemetry.Get(telemetry_pb2.GetRequest())
-        (model,) = [model for model in now.models if model.name == "busy"]
-        return now.queue_bytes, {(drop.reason, drop.place): drop.count for drop in model.drops}
-
-    key = ("DeadlineExceeded", "queued")
-    before = reading()[1].get(key, 0)
-    long = stub.ModelInfer.future(busy(take(0.8)))
-    time.sleep(0.1)
-    late = stub.ModelInfer.future(busy(1, timeout_us=timeout_us), timeout=timeout)
-    assert late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert not long.done()
-    assert wait_until(lambda: (reading()[0], reading()[1].get(key, 0)) == (0, before + 1), 10)
-    assert answer(long) > 1
-
-
-def test_higher_priority_goes_first(stub: Stub, take: Take) -> None:
-    holding = stub.ModelInfer.future(busy(take(0.5)))
-    time.sleep(0.05)
-    done: list[int] = []
-    calls = []
-    for priority in (10, 1, 0):  # 0 is the default, 5
-        request = busy(1)
-        request.parameters["priority"].int64_param = priority
-        calls.append(stub.ModelInfer.future(request))
-        calls[-1].add_done_callback(lambda _, priority=priority: done.append(priority))
-        time.sleep(0.02)
-    assert all(answer(call) for call in (holding, *calls))
-    assert wait_until(lambda: len(done) == 3)
-    assert done == [1, 0, 10]

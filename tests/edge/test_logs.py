@@ -10,10 +10,7 @@ from contextvars import copy_context
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
-import tritonclient.grpc as triton
-from tritonclient.utils import InferenceServerException
 
 from edge.errors import InvalidRequest, Unsupported
 from edge.instruments.logs import ABOUT, LEVELS, About, Logs
@@ -145,32 +142,3 @@ def test_wrong_setting_changes_none() -> None:
                 logs.change({"log_info": False, "log_verbose_level": 1, **wrong})
             assert logs.settings == before
             logs.change({"log_file": ""})
-
-
-def test_tritonclient_changes_the_log_of_a_running_server(tmp_path: Path) -> None:
-    def refused(name: str) -> None:
-        tensor = triton.InferInput("x", [1], "FP32").set_data_from_numpy(np.zeros(1, np.float32))
-        with pytest.raises(InferenceServerException):
-            client.infer(name, [tensor])
-
-    with served(tmp_path, "--allow-log-settings") as server:
-        with triton.InferenceServerClient(f"127.0.0.1:{server.ready.grpc_port}") as client:
-            assert "logging" in client.get_server_metadata().extensions
-            first = client.get_log_settings(as_json=True)["settings"]
-            refused("before")
-            new = {"log_verbose_level": 1, "log_format": "ISO8601"}
-            changed = client.update_log_settings(new, as_json=True)["settings"]
-            expected = {"log_verbose_level": {"uint32_param": 1}, "log_format": {"string_param": "ISO8601"}}
-            assert changed == {**first, **expected}
-            refused("meanwhile")
-            client.update_log_settings({"log_verbose_level": 0})
-            trace = client.get_trace_settings(as_json=True)["settings"]
-            same = {"trace_level": None, "trace_rate": "1000"}
-            assert client.update_trace_settings(settings=same, as_json=True)["settings"] == trace
-            with pytest.raises(InferenceServerException, match="--trace-endpoint"):
-                client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]})
-        server.process.terminate()
-        code, log = server.end()
-    assert code == 0
-    assert re.search(r"^\S+Z DEBUG edge.rpc.methods: ModelInfer: Request for unknown model 'meanwhile'", log, re.M)
-    assert "'before'" not in log

@@ -6,27 +6,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edge.bundles.bundle import write_bundle
-from edge.bundles.golden import Golden
-from edge.bundles.manifest import Profile
 from edge.datatypes import TensorSpec
 from edge.errors import BundleError, InvalidRequest, RunnerError
-from edge.pb import inference_pb2 as pb
-from edge.pb import telemetry_pb2, telemetry_pb2_grpc
 from edge.runner import Tensor
 from edge.runtimes.onnxruntime_runner import CPU, CUDA, OnnxRuntimeRunner
 from tests.data.make_broken_bundles import changed_onnx, external_data
-from tests.support.metrics import wait_until
-from tests.support.models import manifest_of, oracle_onnx, serialized
-from tests.support.server_models import busy, table_graph, write_busy_bundle, write_echo_bundle
-from tests.support.server_processes import model_states, served
+from tests.support.models import oracle_onnx, serialized
+from tests.support.server_models import table_graph, write_echo_bundle
 
 
 @pytest.fixture
@@ -187,37 +179,3 @@ def test_index_outside_its_table_is_refused(caplog: pytest.LogCaptureFixture, ca
     with pytest.raises(InvalidRequest, match="got an index outside its table, expected values inside"):
         OnnxRuntimeRunner(model, subject="bert").infer({"ids": np.array([[9]], np.int32)})
     assert (caplog.records, capfd.readouterr().err) == ([], "")
-
-
-def test_index_outside_its_table_harms_no_neighbour(tmp_path: Path):
-    ids, rows = TensorSpec("ids", "INT64", (-1, 1)), TensorSpec("vector", "FP32", (-1, 2))
-    profile = {"ids": Profile(min=(1, 1), opt=(4, 1), max=(8, 1))}
-    golden = Golden({"ids": np.array([[3]])}, {"vector": np.array([[3, 3]], np.float32)})
-    files = {"model.onnx": serialized(table_graph(100)), "golden.npz": golden.encode()}
-    manifest = manifest_of("table", (ids,), (rows,), profile, max_batch_size=8)
-    write_bundle(tmp_path / "repository" / "table", manifest, files)
-
-    def request(index: int) -> pb.ModelInferRequest:
-        made = pb.ModelInferRequest(model_name="table", raw_input_contents=[np.array([index]).tobytes()])
-        made.inputs.add(name="ids", datatype="INT64", shape=[1, 1])
-        return made
-
-    write_busy_bundle(tmp_path / "repository")
-    with served(tmp_path / "repository", "--instances=1") as server:
-        read = telemetry_pb2_grpc.TelemetryStub(server.channel).Get
-        running = [server.stub.ModelInfer.future(busy(1000)) for _ in range(2)]
-        assert wait_until(lambda: read(telemetry_pb2.GetRequest()).queue_depth == 1)  # the first one runs
-        calls = [server.stub.ModelInfer.future(request(index)) for index in (1, 300, 2)]  # they wait, then share a run
-        assert wait_until(lambda: read(telemetry_pb2.GetRequest()).queue_depth == 4)
-        assert not running[0].done()
-        assert [calls[at].result().raw_output_contents[0] for at in (0, 2)] == [
-            np.full(2, index, np.float32).tobytes() for index in (1, 2)
-        ]
-        assert calls[1].exception().code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert "got 300, expected values from -100 to 99" in calls[1].exception().details()
-        assert model_states(server)["table"][0] == "READY"
-        server.process.terminate()
-        _, log = server.end()
-    assert "a run of 3 requests failed" in log
-    assert "Traceback" not in log
-    assert "\x1b" not in log

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from edge.errors import ServerError
 from edge.launch import running_server
 from edge.pb import telemetry_pb2, telemetry_pb2_grpc
 from tests.support.http_requests import INFER, ask, busy, good
@@ -74,14 +73,6 @@ def send(url: str, *parts: bytes) -> tuple[int, bytes]:
             return response.status, response.read()
 
 
-def test_port_is_optional_and_its_own() -> None:
-    with running_server([]) as ready:
-        assert ready.http_port is None
-        option, port = "--http-port", ready.grpc_port
-        with pytest.raises(ServerError, match=f"{option} {port}"), running_server([], arguments=[f"{option}={port}"]):
-            pass
-
-
 def test_too_large_body_is_refused_unread(strict: str, tokens: dict[str, str]) -> None:
     own = f"Authorization: Bearer {tokens['asker']}"
     # Not a byte of it is sent.
@@ -120,20 +111,6 @@ def test_connection_stays_usable_after_a_refusal_but_not_before_the_body_is_read
             times.append(time.perf_counter() - begun)
         assert connection.sock.getsockname()[1] == port
     assert min(times[-10:]) < 0.03  # TCP would wait 0.04 s for acknowledgements
-
-
-def test_too_large_head_is_refused(strict: str) -> None:
-    for start in (b"GET / HTTP/1.1\r\nX: ", b"GET /"):
-        sent = 0
-        with connect(strict) as connection, suppress(ConnectionError):
-            connection.sendall(start)
-            while sent < 2**22:
-                connection.sendall(b"x" * 2**14)
-                sent += 2**14
-                time.sleep(0.001)
-        assert sent < 2**21  # more than the limit, for what comes at once is read at once
-    assert send(strict, b"\x16\x03\x01 no HTTP at all\r\n\r\n")[0] == 400
-    assert ask(strict, "/v2/health/live").status == 200
 
 
 def test_tokens(strict: str, tokens: dict[str, str]) -> None:

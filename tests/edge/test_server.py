@@ -10,34 +10,22 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-import tritonclient.grpc as triton
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from edge.bundles.expression import tokenize
 from edge.client import Client
 from edge.errors import ServerError
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
-from edge.protocol import INFERENCE
 from edge.server import Ready
 from tests.support.models import ORACLE, ORACLE_BUNDLE
 from tests.support.sample_requests import (
-    LOAD,
-    REGION,
     SERVICES,
-    UNLOAD,
-    changed,
-    column,
-    log_setting,
-    parameter,
-    triton_input,
 )
 from tests.support.server_models import busy
 
@@ -82,15 +70,6 @@ def test_reflection_lists_and_describes_the_services(channel: grpc.Channel) -> N
         assert database.FindFileContainingSymbol(service).service
 
 
-def test_compressed_requests_are_read(url: str) -> None:
-    with triton.InferenceServerClient(url) as client:
-        assert client.is_model_ready(ORACLE)
-        tensor = triton_input("expression", column("1 + 1"))
-        for algorithm in ("gzip", "deflate"):
-            result = client.infer(ORACLE, [tensor], compression_algorithm=algorithm, headers={"x-mine": "1"})
-            assert result.as_numpy("value") == 2
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_drains_and_exits_with_0(bundles: list[Path], number: signal.Signals, transport: str) -> None:
     only = [bundle for bundle in bundles if bundle.name == "busy-1"]
@@ -108,7 +87,7 @@ def test_signal_drains_and_exits_with_0(bundles: list[Path], number: signal.Sign
 
 def test_empty_repository_is_served(tmp_path: Path) -> None:
     with running_server([]) as ready:
-        assert ready.ready == ()
+        assert (ready.ready, ready.http_port) == ((), None)
         with Client(f"127.0.0.1:{ready.grpc_port}") as client:
             assert client.ready()
             with pytest.raises(ServerError, match="none at all"):
@@ -120,19 +99,10 @@ def test_taken_port_is_reported(bundles: list[Path], transport: str) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        for option in ("--grpc-port", "--metrics-port"):
+        for option in ("--grpc-port", "--metrics-port", "--http-port"):
             arguments = [f"{option}={port}", f"--transport={transport}"]
             with pytest.raises(ServerError, match=f"{option} {port}"), running_server([], arguments=arguments):
                 pass
-
-
-def test_too_large_message_is_refused(bundles: list[Path], transport: str) -> None:
-    only = [bundle for bundle in bundles if bundle.name == "oracle"]
-    limited = running_server(only, arguments=["--max-message-bytes=1000", f"--transport={transport}"])
-    with limited as ready, Client(f"127.0.0.1:{ready.grpc_port}") as client:
-        with pytest.raises(ServerError, match="RESOURCE_EXHAUSTED"):
-            client.infer(ORACLE, {"x": np.zeros((64, 15), np.float32)})
-        assert client.infer(ORACLE, {"x": tokenize(["1 + 1"])}).outputs["value"] == 2
 
 
 def test_sigterm_while_loading_exits_with_0(bundles: list[Path], tmp_path: Path) -> None:
@@ -144,33 +114,3 @@ def test_sigterm_while_loading_exits_with_0(bundles: list[Path], tmp_path: Path)
     _, log = process.communicate(timeout=30)
     assert process.returncode == 0, log
     assert "Traceback" not in log
-
-
-# Statuses that need models of ours, or features that are off; tests/conformance has those that Triton shares.
-
-
-def in_shared_memory(tensor: Any) -> None:
-    tensor.parameters["shared_memory_region"].string_param = "a"
-
-
-def test_bad_call_ends_with_its_status(channel: grpc.Channel) -> None:
-    output = "output 'value': got shared memory, expected none"
-    invalid, unimplemented = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED
-    for method, request, code, text in (
-        ("ModelInfer", changed(lambda r: setattr(r, "model_version", "²")), invalid, "positive integer"),
-        ("ModelInfer", parameter("teir", string_param="full"), invalid, "'teir', expected 'tier', or a name"),
-        ("LogSettings", log_setting("log_verbose_level", bool_param=True), invalid, "type int"),
-        ("ModelInfer", changed(lambda r: in_shared_memory(r.inputs[0])), unimplemented, "--allow-shared"),
-        ("ModelInfer", changed(lambda r: in_shared_memory(r.outputs.add(name="value"))), unimplemented, output),
-        # What an option of the server enables; Triton returns UNAVAILABLE.
-        ("RepositoryModelLoad", LOAD, unimplemented, "--model-control explicit"),
-        ("RepositoryModelUnload", UNLOAD, unimplemented, "--model-control explicit"),
-        ("SystemSharedMemoryStatus", pb.SystemSharedMemoryStatusRequest(), unimplemented, "--allow-shared-memory"),
-        ("SystemSharedMemoryRegister", REGION, unimplemented, "--allow-shared-memory"),
-        ("SystemSharedMemoryUnregister", pb.SystemSharedMemoryUnregisterRequest(), unimplemented, "--allow-shared-me"),
-    ):
-        with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary(f"/{INFERENCE}/{method}")(request.SerializeToString(), timeout=10)
-        details = caught.value.details()
-        assert (caught.value.code(), len(details) < 2000) == (code, True), details
-        assert all(part in details for part in (text, "got ", "expected ")), details

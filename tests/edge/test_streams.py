@@ -20,7 +20,7 @@ from edge.server import Ready
 from edge.serving.streams import MAX_IN_FLIGHT
 from tests.support.metrics import gauge, is_at_rest, wait_until
 from tests.support.sample_requests import Sender, expression
-from tests.support.server_models import ECHO_MAX, busy, failures
+from tests.support.server_models import ECHO_MAX, busy
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
 
@@ -73,29 +73,6 @@ def test_client_that_does_not_read_stops_the_stream(server: Ready, url: str) -> 
     assert [response.infer_response.id for response in received] == [str(number) for number in sent]
     assert all(response.infer_response.raw_output_contents == [data] for response in received)
     assert wait_until(lambda: is_at_rest(server))
-
-
-@pytest.mark.parametrize("count", [10, 2 * MAX_IN_FLIGHT], ids=["some", "as many as may be"])
-def test_cancelled_stream_leaves_nothing(stub: Stub, server: Ready, count: int) -> None:
-    before = failures(stub)
-    sender = Sender()
-    stream = stub.ModelStreamInfer(iter(sender))
-    for _ in range(count):
-        sender.queue.put(busy(500))
-    most = min(count, MAX_IN_FLIGHT)
-    assert wait_until(lambda: gauge(server, "stream_requests") >= most - 2)
-    stream.cancel()
-    sender.queue.put(None)
-    assert wait_until(lambda: is_at_rest(server))
-    # Requests that were answered before the cancellation are not failures.
-    assert most - 4 <= failures(stub) - before <= count
-
-
-def test_deadline_ends_the_stream(stub: Stub, server: Ready) -> None:
-    with pytest.raises(grpc.RpcError) as caught:
-        list(stub.ModelStreamInfer(iter(Sender()), timeout=0.2))
-    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert wait_until(lambda: not gauge(server, "streams"))
 
 
 def test_shutdown_answers_the_requests_so_far(bundles: list[Path], transport: str) -> None:
