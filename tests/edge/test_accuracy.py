@@ -1,12 +1,10 @@
 """The accuracy of tiers, by the measures of a manifest."""
 
-from __future__ import annotations
-
 from edge.bundles.accuracy import accuracies, is_as_accurate
 from edge.bundles.manifest import Measure
 
 
-def test_measures_are_of_the_tier_and_runtime_that_their_splits_name() -> None:
+def test_measures_are_of_the_tier_and_runtime_that_their_splits_name():
     splits = {
         "dev, tier x1": 0.9,
         "dev, tier x1-int8 on onnxruntime": 0.8,
@@ -30,7 +28,7 @@ def test_measures_are_of_the_tier_and_runtime_that_their_splits_name() -> None:
         }
 
 
-def test_a_tier_is_as_accurate_only_by_all_measures_that_both_have() -> None:
+def test_a_tier_is_as_accurate_only_by_all_measures_that_both_have():
     dev, test, fewer = ("f1", "dev", 9), ("f1", "test", 9), ("f1", "dev", 8)
     assert is_as_accurate({dev: 0.8, test: 0.1}, {dev: 0.8})
     assert not is_as_accurate({dev: 0.8, test: 0.1}, {dev: 0.7, test: 0.2})

@@ -1,46 +1,40 @@
 """The queue and admission to it: order, limits, predicted finish, and rejections with their numbers."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from edge.errors import Overloaded
 from edge.scheduling.admission import Admission
-from edge.scheduling.job import Job
 from edge.scheduling.queue import JobQueue
 from edge.scheduling.runs import Run
-from edge.scheduling.tier_executor import TierExecutor
 from tests.support.jobs import executor_of, job_of
 
 NOW = 100.0
 RETRY = "Send the request again later, or to another server."
 
 
-def timed(tier: str = "full", seconds: float = 0.08, **options: Any) -> TierExecutor:
+def timed(tier="full", seconds=0.08, **options):
     """An executor with one known run of one row; deviations add an eighth of it while it waits, a quarter at last."""
     executor = executor_of(lambda rows: rows, tier, **options)
     executor.latency.observe(1, seconds)
     return executor
 
 
-def queue_of(*jobs: Job, max_jobs: int = 100, max_bytes: int = 10**6) -> JobQueue:
+def queue_of(*jobs, max_jobs=100, max_bytes=10**6):
     queue = JobQueue(max_jobs, max_bytes)
     for job in jobs:
         queue.push(job)
     return queue
 
 
-def runs_of(queue: JobQueue, now: float = NOW) -> list[list[Any]]:
+def runs_of(queue, now=NOW):
     return [[value for job in run for value in job.inputs["x"][:, 0]] for run in iter(lambda: queue.take(now), [])]
 
 
-def check(admission: Admission, job: Job, runs: list[Run]) -> None:
+def check(admission, job, runs):
     admission.check(job, NOW, admission._queue.full(job), lambda: runs)
 
 
-def test_queue_takes_runs_by_priority_and_arrival_and_never_mixes_tiers() -> None:
+def test_queue_takes_runs_by_priority_and_arrival_and_never_mixes_tiers():
     full, lean = timed("full"), timed("lean", max_rows=4)
     alone = [job_of(full, number, priority=priority) for number, priority in enumerate((5, 10, 1, 5, 10))]
     joined = [job_of(lean, number, priority=priority) for number, priority in ((10, 5), (11, 10), (12, 2), (13, 5))]
@@ -49,8 +43,8 @@ def test_queue_takes_runs_by_priority_and_arrival_and_never_mixes_tiers() -> Non
     assert (len(queue), queue.size_bytes, queue.fullness, queue.take(NOW)) == (0, 0, 0, [])
 
 
-def test_runs_have_preferred_sizes_and_wait_for_them() -> None:
-    def waiting(*rows: int, limit: int = 100, ready_at: float = NOW + 1) -> JobQueue:
+def test_runs_have_preferred_sizes_and_wait_for_them():
+    def waiting(*rows, limit=100, ready_at=NOW + 1):
         executor = timed(max_rows=limit, max_delay_seconds=1, preferred_rows=(2, 4))
         queue = queue_of(*(job_of(executor, *[index] * size) for index, size in enumerate(rows)))
         for index, job in enumerate(queue):
@@ -67,7 +61,7 @@ def test_runs_have_preferred_sizes_and_wait_for_them() -> None:
         assert queue_of(job_of(executor, 1)).ready_at() == 0
 
 
-def test_queue_counts_what_waits_and_its_peaks() -> None:
+def test_queue_counts_what_waits_and_its_peaks():
     executor = timed()
     queue = queue_of(max_jobs=4, max_bytes=100)
     assert (queue.peak_jobs, queue.peak_bytes) == (0, 0)
@@ -83,7 +77,7 @@ def test_queue_counts_what_waits_and_its_peaks() -> None:
     assert queue_of(job_of(executor, *range(15)), max_jobs=4, max_bytes=100).fullness == 0.6
 
 
-def test_queue_gives_up_jobs_at_their_deadlines() -> None:
+def test_queue_gives_up_jobs_at_their_deadlines():
     executor = timed()
     late, later, patient = (job_of(executor, 0, deadline=deadline) for deadline in (NOW + 2, NOW + 1, None))
     queue = queue_of(late, later, patient)
@@ -92,7 +86,7 @@ def test_queue_gives_up_jobs_at_their_deadlines() -> None:
     assert (queue.take_expired(NOW + 3), queue.next_deadline(), list(queue)) == ([late], None, [patient])
 
 
-def test_predicted_finish_counts_the_runs_before_a_job() -> None:
+def test_predicted_finish_counts_the_runs_before_a_job():
     alone, joined = timed(), timed("lean", max_rows=4)
     for size in (2, 4):
         joined.latency.observe(size, 0.08 * size)
@@ -119,7 +113,7 @@ def test_predicted_finish_counts_the_runs_before_a_job() -> None:
     assert JobQueue(1, 1).seconds_until_done(job_of(executor_of(lambda rows: rows), 0)) == (0, 0)
 
 
-def test_predicted_finish_adds_current_runs_delay_correction_and_return() -> None:
+def test_predicted_finish_adds_current_runs_delay_correction_and_return():
     executor = timed(max_rows=1, max_delay_seconds=0.5)
     queue = queue_of(job_of(executor, 0))
     job = job_of(executor, 0)
@@ -134,7 +128,6 @@ def test_predicted_finish_adds_current_runs_delay_correction_and_return() -> Non
         assert admission.correction.factor(NOW) == 1
         job.deadline = NOW + 0.85
         check(admission, job, runs)
-        assert job.estimate
         assert job.estimate == pytest.approx((NOW, expected + 0.511, 0.85))
         admission.correction.answered(NOW + 0.9, job.estimate)
         factor = admission.correction.factor(NOW + 0.9)
@@ -144,13 +137,13 @@ def test_predicted_finish_adds_current_runs_delay_correction_and_return() -> Non
         assert job.estimate == pytest.approx((NOW, expected + 0.511 / factor, 0.85))  # without the correction
 
 
-def rejected(admission: Admission, job: Job, runs: list[Run]) -> tuple[str, str, int]:
+def rejected(admission, job, runs):
     with pytest.raises(Overloaded) as caught:
         check(admission, job, runs)
     return str(caught.value), caught.value.cause, caught.value.retry_after_ms
 
 
-def test_rejections_give_the_numbers_and_the_time_to_come_back() -> None:
+def test_rejections_give_the_numbers_and_the_time_to_come_back():
     executor, unknown = timed(), executor_of(lambda rows: rows)
     queue = queue_of(*(job_of(executor, 0, size_bytes=12) for _ in range(2)), max_jobs=3, max_bytes=40)
     admission, runs = Admission(queue, 1, True), [Run(NOW - 0.0491, executor, 1)]

@@ -1,7 +1,5 @@
 """Bundles on disk: written whole or not at all, read back as they were written, and rejected if they are broken."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -32,7 +30,7 @@ from tests.support.models import ORACLE_BUNDLE, oracle_manifest, oracle_onnx, wr
 ROOT = Path(__file__).parents[2]
 
 
-def test_committed_bundle_is_what_the_code_writes(tmp_path: Path):
+def test_committed_bundle_is_what_the_code_writes(tmp_path):
     bundle = write_oracle_bundle(tmp_path / "made" / "on the way" / "oracle")
     assert {path.name: path.read_bytes() for path in bundle.path.iterdir()} == {
         path.name: path.read_bytes() for path in ORACLE_BUNDLE.iterdir()
@@ -42,7 +40,7 @@ def test_committed_bundle_is_what_the_code_writes(tmp_path: Path):
     assert os.listdir(bundle.path.parent) == ["oracle"]
 
 
-def test_artifact_of_a_role_tier_and_runtime(tmp_path: Path):
+def test_artifact_of_a_role_tier_and_runtime(tmp_path):
     bundle = write_bundle_of_roles(tmp_path / "oracle")
     model, embed, head = (bundle.artifact("onnxruntime", role=role) for role in ("model", "embed", "head"))
     assert (model.file, embed.file, head.file) == ("model.onnx", "embed.onnx", "head.onnx")
@@ -58,7 +56,7 @@ def test_artifact_of_a_role_tier_and_runtime(tmp_path: Path):
     assert manifest.tensors(head) == (embed.outputs, manifest.outputs, head.profile, ())
 
 
-def test_change_after_opening_is_found_and_a_pipe_does_not_hang(tmp_path: Path):
+def test_change_after_opening_is_found_and_a_pipe_does_not_hang(tmp_path):
     bundle = write_oracle_bundle(tmp_path / "oracle")
     model = bundle.path / "model.onnx"
     model.write_bytes(model.read_bytes()[::-1])
@@ -71,7 +69,7 @@ def test_change_after_opening_is_found_and_a_pipe_does_not_hang(tmp_path: Path):
         Bundle.open(bundle.path)
 
 
-def test_path_that_is_no_bundle(tmp_path: Path):
+def test_path_that_is_no_bundle(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     for bundle in ("b", "a"):
         write_oracle_bundle(tmp_path / bundle)
@@ -84,7 +82,7 @@ def test_path_that_is_no_bundle(tmp_path: Path):
             Bundle.open(tmp_path / name)
 
 
-def test_existing_bundle_is_replaced_only_on_demand_and_by_a_good_one(tmp_path: Path):
+def test_existing_bundle_is_replaced_only_on_demand_and_by_a_good_one(tmp_path):
     write_oracle_bundle(tmp_path / "oracle", version=1)
     with pytest.raises(BundleError, match="got something there, expected a free path"):
         write_oracle_bundle(tmp_path / "oracle", version=2)
@@ -100,7 +98,7 @@ def test_existing_bundle_is_replaced_only_on_demand_and_by_a_good_one(tmp_path: 
 
 
 @pytest.mark.parametrize("before", [None, 1])
-def test_full_disk_leaves_what_was_there(tmp_path: Path, before: int | None):
+def test_full_disk_leaves_what_was_there(tmp_path, before):
     target = tmp_path / "place" / "oracle"
     if before:
         write_oracle_bundle(target, version=before)
@@ -120,7 +118,7 @@ def test_full_disk_leaves_what_was_there(tmp_path: Path, before: int | None):
         write_oracle_bundle(tmp_path / "file" / "oracle")
 
 
-def test_killed_writer_leaves_a_whole_bundle_or_none(tmp_path: Path):
+def test_killed_writer_leaves_a_whole_bundle_or_none(tmp_path):
     target = tmp_path / "oracle"
     code = (
         "from pathlib import Path; from tests.support.models import write_oracle_bundle; print(flush=True)\n"
@@ -128,7 +126,6 @@ def test_killed_writer_leaves_a_whole_bundle_or_none(tmp_path: Path):
     )
     for delay_s in (0.0, 0.02, 0.1):
         with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE) as writer:
-            assert writer.stdout is not None
             writer.stdout.readline()
             time.sleep(delay_s)
             writer.kill()
@@ -138,11 +135,11 @@ def test_killed_writer_leaves_a_whole_bundle_or_none(tmp_path: Path):
         assert all(name == "oracle" or name.startswith(".oracle.") for name in os.listdir(tmp_path))
 
 
-def test_readers_never_see_a_mixture(tmp_path: Path):
+def test_readers_never_see_a_mixture(tmp_path):
     target, stop = tmp_path / "oracle", threading.Event()
     write_oracle_bundle(target, version=1)
 
-    def read() -> set[int]:
+    def read():
         seen = set()
         while not stop.is_set():
             # Between two versions there is nothing to open, and a mixture is rejected: both are a BundleError.
@@ -163,7 +160,7 @@ EXPECTED = json.loads((BROKEN_BUNDLES / "expected.json").read_text())
 
 
 @pytest.mark.parametrize("case", EXPECTED)
-def test_broken_bundle_raises_its_error(case: str, tmp_path: Path):
+def test_broken_bundle_raises_its_error(case, tmp_path):
     path, expected = BROKEN_BUNDLES / case, EXPECTED[case]
     for models in (True, False):  # read whole at once, and model by model as a server does
         with pytest.raises(errors.FewheadsError) as caught:
@@ -175,17 +172,17 @@ def test_broken_bundle_raises_its_error(case: str, tmp_path: Path):
         assert caught.value.fix.endswith(".")
 
 
-def _load(path: Path, cache: Path, *, models: bool) -> None:
+def _load(path, cache, *, models):
     bundle = Bundle.open(path, models=models)
     preprocessor(bundle)
     load_runner(bundle, "onnxruntime", cache)
 
 
-def _models_with(tensor: TensorProto) -> dict[str, onnx.ModelProto]:
+def _models_with(tensor):
     """Return models that hold a tensor, one for each place where ONNX allows one."""
     inner, sparse = helper.make_graph([], "inner", [], [], [tensor]), onnx.SparseTensorProto(values=tensor)
 
-    def model(nodes: tuple[onnx.NodeProto, ...] = (), functions: object = (), **fields: object) -> onnx.ModelProto:
+    def model(nodes=(), functions=(), **fields):
         return helper.make_model(helper.make_graph(nodes, "g", [], [], **fields), functions=functions)
 
     values = {"tensor": tensor, "graph": inner, "sparse": sparse}
@@ -214,7 +211,7 @@ def test_external_weights_are_found_wherever_they_are():
             check_self_contained(model.SerializeToString(), name)
 
 
-def _nested(message: bytes, *fields: int) -> bytes:
+def _nested(message, *fields):
     """Wrap a message in length-delimited fields, the innermost field first."""
     for field in fields:
         size, prefix = len(message), bytes([field << 3 | 2])

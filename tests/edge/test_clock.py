@@ -1,7 +1,5 @@
 """Nothing depends on the wall clock, which jumps when a board without a battery finds the network."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -23,7 +21,7 @@ ALLOWED = {
 }
 
 
-def test_clock_is_read_only_for_people_and_certificates() -> None:
+def test_clock_is_read_only_for_people_and_certificates():
     read = re.compile(r"\b(time|datetime|date)\.(time|time_ns|now|utcnow|today|localtime|gmtime)\b")
     files = Path(edge.__file__).parent.rglob("*.py")
     assert {path.name for path in files if read.search(path.read_text())} <= ALLOWED
@@ -32,7 +30,7 @@ def test_clock_is_read_only_for_people_and_certificates() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not LIBRARIES, reason="needs libfaketime")
 @pytest.mark.parametrize("jump", ["-3600d", "+3600d"])
-def test_requests_deadlines_and_the_watchdog_survive_a_jump(tmp_path: Path, jump: str) -> None:
+def test_requests_deadlines_and_the_watchdog_survive_a_jump(tmp_path, jump):
     repository = tmp_path / "repository"
     write_busy_bundle(repository)
     write_oracle_bundle(repository / "oracle", "oracle", 1)

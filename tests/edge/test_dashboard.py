@@ -1,7 +1,5 @@
 """The live page in a real browser: under load, with hostile names, without sensors, and after the server ends."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math
@@ -13,10 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -43,16 +38,16 @@ _SECONDS = 60
 class Browser:
     """One tab; ``complaints`` are errors on the console, with exceptions and violations of the content policy."""
 
-    def __init__(self, commands: IO[bytes], answers: IO[bytes]) -> None:
+    def __init__(self, commands, answers):
         self._commands, self._answers = commands, answers
         self._number, self._session = 0, ""
-        self.complaints: list[str] = []
+        self.complaints = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
 
-    def call(self, method: str, **parameters: Any) -> Any:
+    def call(self, method, **parameters):
         self._number += 1
         session = {"sessionId": self._session} if self._session else {}
         message = {"id": self._number, "method": method, "params": parameters, **session}
@@ -65,28 +60,28 @@ class Browser:
                 return answer["result"]
             self._collect(answer)
 
-    def open(self, url: str, width: int = 1280, height: int = 800, *, dark: bool = False) -> None:
+    def open(self, url, width=1280, height=800, *, dark=False):
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call("Page.navigate", url=url)
         self.wait(f"location.href === {json.dumps(url)} && document.readyState === 'complete'")
 
-    def evaluate(self, expression: str) -> Any:
+    def evaluate(self, expression):
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
-    def wait(self, expression: str, seconds: float = 20) -> None:
+    def wait(self, expression, seconds=20):
         limit = time.monotonic() + seconds
         while not self.evaluate(expression):
             assert time.monotonic() < limit, f"{expression}: {self.evaluate('document.body.innerText')}"
             time.sleep(0.1)
 
-    def screenshot(self, path: Path) -> None:
+    def screenshot(self, path):
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
-    def _read(self) -> Any:
+    def _read(self):
         message = bytearray()
         while not message.endswith(b"\0"):
             byte = self._answers.read(1)
@@ -94,7 +89,7 @@ class Browser:
             message += byte
         return json.loads(message[:-1])
 
-    def _collect(self, event: Any) -> None:
+    def _collect(self, event):
         parameters = event.get("params", {})
         if event["method"] == "Runtime.exceptionThrown":
             self.complaints.append(json.dumps(parameters["exceptionDetails"]))
@@ -103,8 +98,7 @@ class Browser:
 
 
 @contextmanager
-def browser() -> Iterator[Browser]:
-    assert CHROMIUM is not None
+def browser():
     to_read, commands = os.pipe()
     answers, to_write = os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
@@ -132,11 +126,11 @@ _WAVE_SECONDS = 45.0
 
 
 @contextmanager
-def load(url: str) -> Iterator[None]:
+def load(url):
     """Send requests in waves to the oracle and the model with tiers during the block."""
     done = threading.Event()
 
-    def work(number: int) -> None:
+    def work(number):
         x = np.zeros((1, WIDTH), np.float32)
         with Client(url, retries=ONCE) as client:
             while not done.is_set():
@@ -172,26 +166,25 @@ HOSTILE = "<img src=x onerror=\"document.title='taken over'\">"
 
 
 @pytest.fixture
-def tab() -> Iterator[Browser]:
+def tab():
     with browser() as opened:
         yield opened
         assert opened.complaints == []
 
 
-def cells(tab: Browser, title: str) -> list[list[str]]:
+def cells(tab, title):
     rows = f"[...document.querySelectorAll('[aria-label=\"{title}\"] tbody tr')]"
-    found: list[list[str]] = tab.evaluate(f"{rows}.map(row => [...row.cells].map(cell => cell.textContent))")
-    return found
+    return tab.evaluate(f"{rows}.map(row => [...row.cells].map(cell => cell.textContent))")
 
 
-def charts(tab: Browser) -> dict[str, str]:
-    labels: list[str] = tab.evaluate(
+def charts(tab):
+    labels = tab.evaluate(
         "[...document.querySelectorAll('figure svg[role=img]')].map(one => one.getAttribute('aria-label'))"
     )
     return dict(label.split(": ", 1) for label in labels)
 
 
-def test_page_follows_the_load_and_reports_a_missing_server(tab: Browser, tmp_path: Path) -> None:
+def test_page_follows_the_load_and_reports_a_missing_server(tab, tmp_path):
     bundles = [write_tiered_bundle(tmp_path / "tiered").path, ORACLE_BUNDLE]
     with running_server(bundles, arguments=ARGUMENTS) as ready:
         page = f"http://127.0.0.1:{ready.metrics_port}/"
@@ -220,7 +213,7 @@ def test_page_follows_the_load_and_reports_a_missing_server(tab: Browser, tmp_pa
         tab.open("about:blank")
 
 
-def test_page_requests_a_token(tab: Browser, tmp_path: Path) -> None:
+def test_page_requests_a_token(tab, tmp_path):
     tokens = tokens_file(tmp_path / "tokens", metrics=["metrics"], infer=["infer"])
     with running_server([ORACLE_BUNDLE], arguments=[f"--tokens={tmp_path / 'tokens'}"]) as ready:
         tab.open(f"http://127.0.0.1:{ready.metrics_port}/")
@@ -236,14 +229,14 @@ def test_page_requests_a_token(tab: Browser, tmp_path: Path) -> None:
         tab.open("about:blank")
 
 
-def give(tab: Browser, token: str) -> None:
+def give(tab, token):
     tab.evaluate(
         f"document.querySelector('#token').value = {token!r}, document.querySelector('#guard').requestSubmit()"
     )
 
 
 @contextmanager
-def shown(read: Callable[[], pb.Reading], tab: Browser, **options: Any) -> Iterator[None]:
+def shown(read, tab, **options):
     with http_server(Pages(lambda accept: ("", lambda: ({}, b"")), LiveReading(read))) as server:
         tab.open(f"http://127.0.0.1:{server.port}/", **options)
         tab.wait(f"{STATUS} === 'live'")
@@ -251,8 +244,8 @@ def shown(read: Callable[[], pb.Reading], tab: Browser, **options: Any) -> Itera
         tab.open("about:blank")
 
 
-def test_names_are_escaped(tab: Browser) -> None:
-    def read() -> pb.Reading:
+def test_names_are_escaped(tab):
+    def read():
         count = round(time.monotonic() * 100)
         model = pb.ModelReading(name=HOSTILE, version=HOSTILE, state=HOSTILE, success_count=count)
         model.tiers.add(tier=HOSTILE, reason=HOSTILE, count=count)
@@ -272,8 +265,8 @@ def test_names_are_escaped(tab: Browser) -> None:
         assert "taken over" not in tab.evaluate("document.title")
 
 
-def test_board_with_sensors(tab: Browser) -> None:
-    def read() -> pb.Reading:
+def test_board_with_sensors(tab):
+    def read():
         reading = pb.Reading(uptime_seconds=time.monotonic())
         for kind, name, value, unit in (
             ("temperature", "cpu-thermal", 51.5, "celsius"),
@@ -303,7 +296,7 @@ def test_board_with_sensors(tab: Browser) -> None:
 
 @pytest.mark.parametrize("width", [320, 1280])
 @pytest.mark.parametrize("dark", [False, True])
-def test_board_without_sensors_on_any_screen(tab: Browser, width: int, dark: bool) -> None:
+def test_board_without_sensors_on_any_screen(tab, width, dark):
     with shown(lambda: pb.Reading(uptime_seconds=time.monotonic()), tab, width=width, dark=dark):
         tab.wait("!document.querySelector('#note').hidden")
         note = tab.evaluate("document.querySelector('#note').textContent")

@@ -1,9 +1,6 @@
 """The errors: one message shape, one exit code per kind, one status code per request error."""
 
-from __future__ import annotations
-
 import string
-from collections.abc import Iterator
 from urllib.parse import quote
 
 import pytest
@@ -30,7 +27,7 @@ EXIT_CODES = {
 }
 
 
-def subclasses(base: type[FewheadsError]) -> Iterator[type[FewheadsError]]:
+def subclasses(base):
     """Return every subclass of the device; the workstation adds its own."""
     for found in base.__subclasses__():
         if found.__module__.startswith("edge."):
@@ -41,7 +38,7 @@ def subclasses(base: type[FewheadsError]) -> Iterator[type[FewheadsError]]:
 ALL = [FewheadsError, *subclasses(FewheadsError)]
 
 
-def test_every_kind_has_its_codes_its_place_in_the_overview_and_four_parts() -> None:
+def test_every_kind_has_its_codes_its_place_in_the_overview_and_four_parts():
     explained = (cli.epilog or "").replace("\n", " ")
     for kind in ALL:
         assert kind.__module__ == "edge.errors"
@@ -57,7 +54,7 @@ def test_every_kind_has_its_codes_its_place_in_the_overview_and_four_parts() -> 
     assert len({status.grpc for status in STATUSES.values()}) == len(STATUSES)
 
 
-def test_values_are_quoted_and_cut_and_descriptions_are_not_quoted() -> None:
+def test_values_are_quoted_and_cut_and_descriptions_are_not_quoted():
     for value, text in (
         ("x", "'x'"),
         (Raw("x"), "x"),
@@ -77,7 +74,7 @@ def test_values_are_quoted_and_cut_and_descriptions_are_not_quoted() -> None:
     assert printable("a\x1b[2J\nb\u202ec\x9b\x7fé") == "a\\x1b[2J\\nb\\u202ec\\x9b\\x7fé"
 
 
-def test_every_part_is_bounded_and_safe() -> None:
+def test_every_part_is_bounded_and_safe():
     name = "\N{GRINNING FACE}" * 10**6
     error = FewheadsError(f"model {name!r}", given=name, expected="4", fix="Do this.")
     half = "\N{GRINNING FACE}" * 119
@@ -85,9 +82,9 @@ def test_every_part_is_bounded_and_safe() -> None:
     assert len(quote(str(error), safe=string.printable)) < 8 * 1024  # as grpc-message, with which metadata must fit
     for part in ("subject", "given", "expected", "fix"):
         parts = {"subject": "a", "given": "b", "expected": "c", "fix": "d", part: Raw("x" * 10**6)}
-        assert 100 < len(str(FewheadsError(parts.pop("subject"), **parts))) < 1100  # type: ignore[arg-type]
+        assert 100 < len(str(FewheadsError(parts.pop("subject"), **parts))) < 1100
         parts = {"subject": "a", "given": "b", "expected": "c", "fix": "d", part: Raw("\x1b[2J\udcff\n")}
-        text = str(FewheadsError(parts.pop("subject"), **parts))  # type: ignore[arg-type]
+        text = str(FewheadsError(parts.pop("subject"), **parts))
         assert "\\x1b[2J\\udcff\n" in text
         assert text.encode()
 
@@ -120,12 +117,12 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("text", [*LOST, *OUT_OF_MEMORY, *OTHERS])
-def test_messages_are_fatal_or_a_lack_of_memory_or_neither(text: str) -> None:
+def test_messages_are_fatal_or_a_lack_of_memory_or_neither(text):
     assert bool(fatal_name(text)) == (text in LOST)
     assert is_out_of_memory(text) == (text in OUT_OF_MEMORY)
 
 
-def test_fatal_errors_are_found_in_causes_and_not_in_quotes_or_circles() -> None:
+def test_fatal_errors_are_found_in_causes_and_not_in_quotes_or_circles():
     ours = RunnerError("m", given=Raw("RuntimeError"), expected="an answer", fix="See the log.")
     ours.__cause__ = RuntimeError(LOST[0])
     assert fatal(ours) == LOST[0]

@@ -1,7 +1,5 @@
 """The pages of faults and threats: every row is complete and names tests that exist."""
 
-from __future__ import annotations
-
 import ast
 import re
 from itertools import pairwise
@@ -13,7 +11,7 @@ _HERE = Path(__file__).parent.parent / "edge"
 _NAME = r"`(test_\w+\.py)(?:::(test_\w+))?`"
 
 
-def rows(page: str) -> list[list[str]]:
+def rows(page):
     """Return the cells of each row of a page's tables, without their heads."""
     lines = page.splitlines()
     heads = [before for before, line in pairwise(lines) if line.startswith("| ---")]
@@ -21,16 +19,16 @@ def rows(page: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in body]
 
 
-def names_tests(cell: str) -> bool:
+def names_tests(cell):
     """Return whether a cell holds names of tests, separated by commas, and nothing else."""
     return bool(re.fullmatch(f"{_NAME}(, {_NAME})*", cell))
 
 
-def missing(page: str) -> list[str]:
+def missing(page):
     return [f"{file}::{name}" for file, name in re.findall(_NAME, page) if not _exists(file, name)]
 
 
-def _exists(file: str, name: str) -> bool:
+def _exists(file, name):
     folders = (_HERE, *(_HERE.parent / name for name in ("deploy", "attacks", "conformance")))
     path = next((folder / file for folder in folders if (folder / file).exists()), None)
     if path is None:
@@ -45,7 +43,7 @@ PAGES = {"faults": HERE / "FAULTS.md", "threats": HERE.parents[1] / "deploy" / "
 
 
 @pytest.mark.parametrize(("name", "columns", "enough"), [("faults", 3, 40), ("threats", 4, 15)])
-def test_rows_are_complete_and_name_existing_tests(name: str, columns: int, enough: int) -> None:
+def test_rows_are_complete_and_name_existing_tests(name, columns, enough):
     page = PAGES[name].read_text()
     assert len(rows(page)) > enough
     for row in rows(page):

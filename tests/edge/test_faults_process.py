@@ -1,13 +1,10 @@
 """Servers that are terminated or killed under load, and full or read-only disks."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import grpc
 import pytest
@@ -19,7 +16,7 @@ from tests.support.commands import answer, fewheads, refusal
 from tests.support.conditions import can_mount
 from tests.support.metrics import wait_until
 from tests.support.models import write_oracle_bundle
-from tests.support.server_processes import Served, served
+from tests.support.server_processes import served
 from tests.support.traffic import INPUTS, traffic
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
@@ -28,11 +25,11 @@ CLIENTS = 4
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
+def repository(tmp_path):
     return write_oracle_bundle(tmp_path / "repository" / "oracle", "oracle", 1).path.parent
 
 
-def test_sigterm_under_load(repository: Path, transport: str) -> None:
+def test_sigterm_under_load(repository, transport):
     with (
         served(repository, f"--transport={transport}", "--drain-seconds=20") as server,
         traffic(f"127.0.0.1:{server.ready.grpc_port}", "oracle", threads=CLIENTS, streams=1) as sent,
@@ -52,7 +49,7 @@ def test_sigterm_under_load(repository: Path, transport: str) -> None:
 
 
 @pytest.mark.slow
-def test_sigkill_under_load(repository: Path, transport: str) -> None:
+def test_sigkill_under_load(repository, transport):
     """Clients get an error at once; the next server on the same port needs no cleanup."""
     before = sorted(path.name for path in repository.rglob("*"))
     with served(repository, f"--transport={transport}") as server:
@@ -69,12 +66,12 @@ def test_sigkill_under_load(repository: Path, transport: str) -> None:
         assert Client(url).infer("oracle", INPUTS)
 
 
-def is_served(server: Served) -> bool:
+def is_served(server):
     with Client(f"127.0.0.1:{server.ready.grpc_port}") as client:
         return bool(client.infer("oracle", INPUTS).outputs["value"] == 2)
 
 
-def test_server_that_can_write_nothing_serves(repository: Path) -> None:
+def test_server_that_can_write_nothing_serves(repository):
     """It can write neither a file nor a line of its debug log."""
     program = "tests.support.conditions no-room -"
     with served(repository, "--model-control=explicit", "--load-model=*", "--log-level=debug", program=program) as one:
@@ -90,7 +87,7 @@ def test_server_that_can_write_nothing_serves(repository: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not can_mount("/tmp"), reason="needs mounts of a user's own")
-def test_read_only_cache_is_used_and_not_written(repository: Path, tmp_path: Path) -> None:
+def test_read_only_cache_is_used_and_not_written(repository, tmp_path):
     cache = tmp_path / "builds"
     cache.mkdir()
     arguments = ["build", str(repository / "oracle"), "--target=onnxruntime", f"--cache={cache}", "--json"]

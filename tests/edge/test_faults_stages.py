@@ -1,10 +1,7 @@
 """Calls that are cancelled, time out or lose their client, at each stage: nothing of them is left."""
 
-from __future__ import annotations
-
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import grpc
@@ -16,7 +13,6 @@ from edge.http2.messages import prefix
 from edge.launch import serving
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
-from edge.server import Ready
 from edge.serving.forms import take_apart
 from tests.support.http2_client import RawClient
 from tests.support.metrics import gauge, gauges, wait_until
@@ -34,30 +30,30 @@ NO_WINDOW = {SettingsFrame.INITIAL_WINDOW_SIZE: 0}
 class Busy:
     """The one model of a server, and its telemetry; ``long`` steps take longer than :data:`DEADLINE`."""
 
-    def __init__(self, ready: Ready, channel: grpc.Channel) -> None:
+    def __init__(self, ready, channel):
         self.ready = ready
         self.stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         self._telemetry = telemetry_pb2_grpc.TelemetryStub(channel)
         self.long = max(int(200 * 0.5 / min(self._seconds() for _ in range(3))), 1)
 
-    def _seconds(self) -> float:
+    def _seconds(self):
         begun = time.perf_counter()
         self.stub.ModelInfer(busy(200))
         return time.perf_counter() - begun
 
-    def reading(self) -> telemetry_pb2.ModelReading:
+    def reading(self):
         (model,) = self._telemetry.Get(telemetry_pb2.GetRequest()).models
         return model
 
-    def dropped(self, place: str) -> int:
+    def dropped(self, place):
         return sum(drop.count for drop in self.reading().drops if drop.place == place)
 
-    def is_at_rest(self) -> bool:
+    def is_at_rest(self):
         return not any(gauges(self.ready, "queue_depth", "queue_bytes", "streams", "stream_requests"))
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory, transport: str) -> Iterator[Busy]:
+def model(tmp_path_factory, transport):
     directory = tmp_path_factory.mktemp("controlled")
     write_busy_bundle(directory / "repository")
     arguments = ["--instances=1", "--model-control=explicit", "--load-model=*", "--no-admission"]
@@ -70,7 +66,7 @@ def model(tmp_path_factory: pytest.TempPathFactory, transport: str) -> Iterator[
 
 
 @asynccontextmanager
-async def at_stage(model: Busy, stage: str, how: str) -> AsyncIterator[RawClient]:
+async def at_stage(model, stage, how):
     """Yield a client whose one call has reached a stage; disconnect at the end."""
     unread = stage in ("answered", "stream not read")
     async with RawClient(model.ready.grpc_port) as client:
@@ -95,7 +91,7 @@ async def at_stage(model: Busy, stage: str, how: str) -> AsyncIterator[RawClient
 
 @pytest.mark.parametrize("how", ["cancel", "hang up", pytest.param("deadline", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stage", STAGES)
-async def test_abandoned_call_leaves_nothing(model: Busy, stage: str, how: str) -> None:
+async def test_abandoned_call_leaves_nothing(model, stage, how):
     place = {"queued": "queued", "running": "running", "streaming": "running"}.get(stage)
     ahead = model.stub.ModelInfer.future(busy(model.long)) if stage == "queued" else None
     before, answered = model.dropped(place or ""), model.reading().success_count

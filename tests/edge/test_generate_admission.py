@@ -1,16 +1,10 @@
 """Predictions for generated text: the run of its prompt by size, steps by rows, and tokens by ``max_tokens``."""
 
-from __future__ import annotations
-
 import asyncio
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from edge.bundles.bundle import Bundle
-from edge.programs.generate import Generate
 from edge.programs.program import Options
 from edge.programs.sampling import Sampling
 from edge.scheduling.admission import Admission
@@ -37,17 +31,17 @@ NOW, STEP_SECONDS, TOKEN_SECONDS = 100.0, 0.01, 0.001
 
 
 @pytest.fixture
-def executor(letters: Generate, letters_bundle: Bundle) -> TextExecutor:
+def executor(letters, letters_bundle):
     return TextExecutor("full", letters, BatchAssembler.of(letters_bundle.manifest), max_rows=MAX_BATCH_SIZE)
 
 
-def job_of(executor: TextExecutor, *prompts: str, max_tokens: int = 12) -> Job:
+def job_of(executor, *prompts, max_tokens=12):
     sampling = Sampling(max_tokens)
     options = Options("full", sampling=sampling)
     return Job(executor, inputs_of(*prompts), len(prompts), options=options)
 
 
-def test_steps_are_learnt_by_rows_and_prompts_by_their_size(executor: TextExecutor) -> None:
+def test_steps_are_learnt_by_rows_and_prompts_by_their_size(executor):
     run = ContinuousRun(executor, Runs(1), 0, lambda: 0.0)
     # The first two share a run, in which three rows have 30 tokens.
     prompts = [[PROMPT * 10], ["a" * 28, "ab"], [PROMPT]]
@@ -60,7 +54,7 @@ def test_steps_are_learnt_by_rows_and_prompts_by_their_size(executor: TextExecut
     assert known == [3, *range(83, 99)]
 
 
-def learnt(executor: TextExecutor) -> None:
+def learnt(executor):
     for _ in range(200):
         for rows in range(1, MAX_BATCH_SIZE + 1):
             executor.latency.observe_step(rows, STEP_SECONDS)
@@ -68,12 +62,12 @@ def learnt(executor: TextExecutor) -> None:
             executor.joins.observe_step(size, TOKEN_SECONDS * size)
 
 
-def test_predicted_finish_has_each_prompt_once(executor: TextExecutor) -> None:
+def test_predicted_finish_has_each_prompt_once(executor):
     learnt(executor)
     queue = JobQueue(100, 10**6)
     admission = Admission(queue, 1, True)
 
-    def finish(job: Job, *runs: Run, first: bool = False) -> float:
+    def finish(job, *runs, first=False):
         return admission.finish_seconds(job, NOW, runs, first=first) - admission.return_seconds
 
     long = job_of(executor, "a" * 64)
@@ -89,7 +83,7 @@ def test_predicted_finish_has_each_prompt_once(executor: TextExecutor) -> None:
     assert [call.call_seconds(0) for call in calls] == pytest.approx([128 * TOKEN_SECONDS, STEP_SECONDS])
 
 
-def test_steps_left_of_a_text_are_one_fewer_than_its_tokens(executor: TextExecutor) -> None:
+def test_steps_left_of_a_text_are_one_fewer_than_its_tokens(executor):
     options = job_of(executor, PROMPT, max_tokens=9).options
     assert [executor.repeats_left(options, done) for done in (0, 3, 8)] == [8, 5, 0]
     for _ in range(200):
@@ -100,10 +94,10 @@ def test_steps_left_of_a_text_are_one_fewer_than_its_tokens(executor: TextExecut
     assert executor.latency.seconds(1) == pytest.approx(3 * STEP_SECONDS)
 
 
-def test_tokens_of_a_text_are_learnt_by_the_most_that_it_may_have(executor: TextExecutor) -> None:
+def test_tokens_of_a_text_are_learnt_by_the_most_that_it_may_have(executor):
     texts = [Options("full", sampling=Sampling(most)) for most in (8, 64, 256)]
 
-    def tokens() -> list[float]:
+    def tokens():
         return [executor.repeats(text, 0.0) + 1 for text in texts]
 
     assert tokens() == [8, 64, 256]
@@ -118,8 +112,8 @@ def test_tokens_of_a_text_are_learnt_by_the_most_that_it_may_have(executor: Text
     assert executor.repeats(texts[1], 2) + 1 == pytest.approx(17 + 2 * 8 / 4)
 
 
-async def test_request_that_a_run_can_meet_is_admitted_whatever_its_prompt(tmp_path: Path) -> None:
-    def write(repository: Path) -> Any:
+async def test_request_that_a_run_can_meet_is_admitted_whatever_its_prompt(tmp_path):
+    def write(repository):
         return write_letters_bundle(repository / NAME)
 
     async with running_service(tmp_path, write, target="simulated:5") as running:

@@ -1,7 +1,5 @@
 """The golden set: its file, the comparison, and the check of a runner."""
 
-from __future__ import annotations
-
 import io
 from contextlib import suppress
 
@@ -12,7 +10,6 @@ from hypothesis import strategies as st
 
 from edge.bundles.golden import Golden, GoldenReport, OutputDiff, check_outputs, check_runner, compare, decode
 from edge.bundles.manifest import Tolerance
-from edge.datatypes import Array
 from edge.errors import BundleError, GoldenError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from tests.support.models import oracle_golden, oracle_manifest, oracle_onnx
@@ -22,7 +19,7 @@ ENCODED = oracle_golden().encode()
 INF, NAN = float("inf"), float("nan")
 
 
-def of(*values: object) -> Golden:
+def of(*values):
     return Golden({"x": np.zeros((len(values), 1))}, {"value": np.array(values)})
 
 
@@ -63,7 +60,7 @@ def test_set_that_differs_from_the_manifest_is_rejected():
 
 @settings(deadline=None)
 @given(st.integers(0, len(ENCODED)), st.integers(0, 40), st.binary(max_size=40))
-def test_mutated_bytes_raise_only_bundle_errors(start: int, length: int, inserted: bytes):
+def test_mutated_bytes_raise_only_bundle_errors(start, length, inserted):
     with suppress(BundleError):
         decode(ENCODED[:start] + inserted + ENCODED[start + length :], oracle_manifest(), "golden")
 
@@ -128,11 +125,11 @@ def test_runner_reproduces_the_set_in_parts_of_any_size():
     runner = OnnxRuntimeRunner(oracle_onnx(), subject="oracle")
     good, sizes, infer = oracle_golden(), [], runner.infer
 
-    def count_rows(feeds: dict[str, Array]) -> dict[str, Array]:
+    def count_rows(feeds):
         sizes.append(len(feeds["x"]))
         return infer(feeds)
 
-    runner.infer = count_rows  # type: ignore[method-assign, assignment]
+    runner.infer = count_rows
     for max_rows, expected in ((0, [8]), (3, [3, 3, 2]), (8, [8]), (64, [8])):
         sizes.clear()
         report = check_runner(runner, good, EXACT, "oracle", max_rows)
@@ -141,6 +138,6 @@ def test_runner_reproduces_the_set_in_parts_of_any_size():
     message = r"oracle output 'value' on 8 golden rows: got a largest difference of 0\.5, expected at most 0\.25\."
     with pytest.raises(GoldenError, match=message):
         check_runner(runner, wrong, Tolerance(atol=0.25, rtol=0), "oracle", 64)
-    runner.infer = lambda feeds: {"value": infer(feeds)["value"] * np.float32(NAN)}  # type: ignore[method-assign]
+    runner.infer = lambda feeds: {"value": infer(feeds)["value"] * np.float32(NAN)}
     with pytest.raises(GoldenError, match=r"got 8 values that are not finite, expected at most 0\.25\."):
         check_runner(runner, good, Tolerance(atol=0.25, rtol=0), "oracle", 64)

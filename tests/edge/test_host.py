@@ -1,12 +1,9 @@
 """The decoder of runners that read the host's memory: rows come, grow, move and go, each as if it were alone."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from edge.programs.generate import Generate
 from edge.runtimes.host import HostDecoder, copying
 from tests.support.decoder_rows import Rows
 
@@ -24,16 +21,14 @@ Actions = st.lists(
 
 
 @pytest.fixture
-def rows(letters: Generate) -> Rows:
+def rows(letters):
     return Rows(letters._runners["full"].decoder(letters.tensors))
 
 
 @settings(max_examples=150, deadline=None)
 @given(Actions, st.booleans())
 @example([[40], [3], 1], False)  # a short row makes the cache of a long one grow
-def test_rows_that_join_and_leave_in_any_order_are_as_if_alone(
-    letters: Generate, actions: list[list[int] | int | frozenset[int]], copies: bool
-) -> None:
+def test_rows_that_join_and_leave_in_any_order_are_as_if_alone(letters, actions, copies):
     runner = letters._runners["full"]
     decoder = runner.decoder(letters.tensors)
     if copies:  # as for runners whose arrays are not on the host
@@ -49,7 +44,7 @@ def test_rows_that_join_and_leave_in_any_order_are_as_if_alone(
                 rows.step()
 
 
-def test_cache_grows_and_shrinks_with_the_rows(rows: Rows) -> None:
+def test_cache_grows_and_shrinks_with_the_rows(rows):
     first = rows.decoder.cache_bytes
     assert first == FEWEST_PLACES * PLACE_BYTES
     rows.join(31)
@@ -67,7 +62,7 @@ def test_cache_grows_and_shrinks_with_the_rows(rows: Rows) -> None:
     rows.step()
 
 
-def test_cache_shrinks_after_a_long_row_while_others_go_on(rows: Rows) -> None:
+def test_cache_shrinks_after_a_long_row_while_others_go_on(rows):
     first = rows.decoder.cache_bytes
     rows.join(5)
     rows.join(90)

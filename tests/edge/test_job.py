@@ -1,7 +1,5 @@
 """Jobs: their sizes, and the end of their tensors and uses."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading
@@ -12,9 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from edge.datatypes import Array
 from edge.scheduling.job import Job, JobResult, UseCount, expired, take_all
-from edge.scheduling.scheduler import Scheduler
 from tests.support.jobs import WAIT, Awaited, executor_of, job_of, occupied, submitted
 from tests.support.metrics import wait_until
 
@@ -22,7 +18,7 @@ ROW_BYTES = 4
 until = partial(wait_until, seconds=10)
 
 
-def test_job_computes_the_sizes_that_are_not_given() -> None:
+def test_job_computes_the_sizes_that_are_not_given():
     joined, alone = executor_of(lambda rows: rows, max_rows=4), executor_of(lambda rows: rows)
     inputs = {"x": np.zeros((3, 1), np.float32)}
     job = Job(joined, inputs, 3)
@@ -36,13 +32,13 @@ def test_job_computes_the_sizes_that_are_not_given() -> None:
         assert Job(alone, inputs, 3, **ending).ended
 
 
-def _fail_with(tensor: np.ndarray) -> None:
+def _fail_with(tensor):
     raise ValueError(f"cannot use {tensor.shape}")
 
 
 @pytest.mark.parametrize("end", ["result", "exception", "cancelled", "expired"])
-def test_no_tensor_outlives_its_job(scheduler: Scheduler, end: str) -> None:
-    def submit() -> tuple[weakref.ref[Array], Awaited]:
+def test_no_tensor_outlives_its_job(scheduler, end):
+    def submit():
         tensor = np.ones((1000, 1), np.float32)
         executor = executor_of(_fail_with if end == "exception" else lambda rows: rows.sum())
         deadline = time.monotonic() + 0.02 if end == "expired" else None
@@ -66,9 +62,9 @@ def test_no_tensor_outlives_its_job(scheduler: Scheduler, end: str) -> None:
         gc.enable()
 
 
-def _cancelled_before_its_run(scheduler: Scheduler, job: Awaited) -> None:
+def _cancelled_before_its_run(scheduler, job):
     go = threading.Event()
-    scheduler._workers[0].inbox.put(lambda: go.wait(WAIT) and None)  # type: ignore[func-returns-value]
+    scheduler._workers[0].inbox.put(lambda: go.wait(WAIT) and None)
     with scheduler._lock:
         scheduler._assign(scheduler._workers[0], [job], time.monotonic())
     assert not scheduler.cancel(job)
@@ -76,10 +72,10 @@ def _cancelled_before_its_run(scheduler: Scheduler, job: Awaited) -> None:
 
 
 @pytest.mark.parametrize("end", ["answered", "failed", "cancelled", "expired", "cancelled before its run"])
-async def test_use_ends_when_its_last_user_leaves(scheduler: Scheduler, end: str) -> None:
-    users: list[int] = []
+async def test_use_ends_when_its_last_user_leaves(scheduler, end):
+    users = []
 
-    def work(rows: Array) -> Array:
+    def work(rows):
         users.append(use.users)
         assert (rows > 0).all()
         return rows
@@ -117,7 +113,7 @@ async def test_use_ends_when_its_last_user_leaves(scheduler: Scheduler, end: str
     await asyncio.wait_for(without_users.wait_unused(), WAIT)
 
 
-def test_all_uses_are_taken_or_none() -> None:
+def test_all_uses_are_taken_or_none():
     model, head = UseCount(), UseCount()
     assert take_all((model, head))
     head.end()

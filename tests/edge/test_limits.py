@@ -1,10 +1,7 @@
 """Limits for one client, overload, and malformed and hostile clients: bytes on sockets, to the whole server."""
 
-from __future__ import annotations
-
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc
@@ -16,16 +13,15 @@ from hyperframe.frame import ContinuationFrame, HeadersFrame, PingFrame
 from edge.grpcio.server import generic_handlers
 from edge.pb import inference_pb2 as pb
 from edge.rpc.limits import Limits
-from edge.server import Ready
 from tests.support.http2_client import RawClient, Subject, serving
 from tests.support.metrics import wait_until
-from tests.support.server_models import Stub, busy
+from tests.support.server_models import busy
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
 
 
 @asynccontextmanager
-async def echo(limits: Limits, transport: str) -> AsyncIterator[int]:
+async def echo(limits, transport):
     if transport == "nghttp2":
         async with serving(Subject(), limits) as port:
             yield port
@@ -41,7 +37,7 @@ async def echo(limits: Limits, transport: str) -> AsyncIterator[int]:
         await server.stop(0)
 
 
-async def test_silent_connection_closes(transport: str) -> None:
+async def test_silent_connection_closes(transport):
     async with echo(Limits(handshake_seconds=0.3), transport) as port:
         started = time.monotonic()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -50,7 +46,7 @@ async def test_silent_connection_closes(transport: str) -> None:
         assert 0.2 < time.monotonic() - started < 2
 
 
-async def test_idle_connection_closes_and_the_client_reconnects(transport: str) -> None:
+async def test_idle_connection_closes_and_the_client_reconnects(transport):
     async with echo(Limits(idle_seconds=0.3), transport) as port:
         async with RawClient(port) as client:
             await client.greet().end()
@@ -60,7 +56,7 @@ async def test_idle_connection_closes_and_the_client_reconnects(transport: str) 
                 await asyncio.sleep(0.6)
 
 
-async def test_number_of_connections_is_limited(transport: str) -> None:
+async def test_number_of_connections_is_limited(transport):
     async with echo(Limits(max_connections=4), transport) as port, AsyncExitStack() as stack:
         clients = []
         for _ in range(6):
@@ -71,7 +67,7 @@ async def test_number_of_connections_is_limited(transport: str) -> None:
         assert [bool(client.frames) for client in clients] == [True] * 4 + [False] * 2
 
 
-async def pinged(port: int, count: int, pause: float = 0.0) -> RawClient:
+async def pinged(port, count, pause=0.0):
     async with RawClient(port) as client:
         client.greet()
         for number in range(count):
@@ -81,14 +77,14 @@ async def pinged(port: int, count: int, pause: float = 0.0) -> RawClient:
         return client
 
 
-async def test_flood_of_pings_ends_the_connection(server: Ready) -> None:
+async def test_flood_of_pings_ends_the_connection(server):
     for count in (100, Limits.max_ping_strikes + 2):
         assert (await pinged(server.grpc_port, count)).closed
     client = await pinged(server.grpc_port, Limits.max_ping_strikes)
     assert (client.closed, client.goaway) == (False, None)
 
 
-async def test_slow_pings_are_answered(transport: str) -> None:
+async def test_slow_pings_are_answered(transport):
     async with echo(Limits(min_ping_seconds=0.05, max_ping_strikes=2), transport) as port:
         client = await pinged(port, 6, pause=0.12)
         assert (client.closed, len(client.pongs)) == (False, 6)
@@ -96,7 +92,7 @@ async def test_slow_pings_are_answered(transport: str) -> None:
 
 
 @pytest.mark.parametrize(("size", "fits"), [(7000, True), (8192, False), (2**20, False)])
-def test_size_of_headers_is_limited(channel: grpc.Channel, size: int, fits: bool, transport: str) -> None:
+def test_size_of_headers_is_limited(channel, size, fits, transport):
     live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
     if fits:
         assert live(b"", metadata=[("x", "y" * size)], timeout=10)
@@ -109,7 +105,7 @@ def test_size_of_headers_is_limited(channel: grpc.Channel, size: int, fits: bool
     assert caught.value.code() is code
 
 
-async def test_calls_above_the_limit_fail_alone(transport: str) -> None:
+async def test_calls_above_the_limit_fail_alone(transport):
     async with (
         echo(Limits(max_concurrent_streams=2), transport) as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
@@ -131,28 +127,28 @@ ALLOWED_GROWTH_BYTES = 16 * 2**20
 
 
 class Watched:
-    def __init__(self, server: Ready) -> None:
+    def __init__(self, server):
         self._process = psutil.Process(server.process_id)
         self._files, self._bytes = self._process.num_fds(), self._process.memory_info().rss
 
-    def grown(self) -> int:
+    def grown(self):
         return int(self._process.memory_info().rss - self._bytes)
 
-    def has_closed_files(self) -> bool:
+    def has_closed_files(self):
         return wait_until(lambda: self._process.num_fds() <= self._files)
 
 
 @pytest.fixture
-def watched(server: Ready, stub: Stub) -> Watched:
+def watched(server, stub):
     stub.ServerLive(pb.ServerLiveRequest())  # so that the connection of this client is open
     return Watched(server)
 
 
-def is_served(stub: Stub) -> bool:
+def is_served(stub):
     return bool(stub.ModelInfer(busy(3), timeout=10).raw_output_contents[0] == np.int64(3).tobytes())
 
 
-async def test_endless_headers_take_no_memory(server: Ready, stub: Stub, watched: Watched, transport: str) -> None:
+async def test_endless_headers_take_no_memory(server, stub, watched, transport):
     """The CONTINUATION flood: 20 MB of headers, none of them the last."""
     async with RawClient(server.grpc_port) as client:
         await client.greet().agreed()

@@ -1,7 +1,5 @@
 """Listening ports: a lack of files, floods of connections, and several addresses."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from contextlib import suppress
@@ -9,17 +7,17 @@ from contextlib import suppress
 import pytest
 
 from edge.connections.listener import Listener
-from edge.connections.quota import Quota, Share
+from edge.connections.quota import Quota
 from edge.errors import UsageError
 
 
-async def test_port_survives_a_lack_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_port_survives_a_lack_of_files(monkeypatch):
     """Accepting fails while the process has no file, and goes on afterwards."""
     import resource
 
-    made: list[Share] = []
+    made = []
 
-    def protocol(share: Share) -> asyncio.Protocol:
+    def protocol(share):
         made.append(share)
         return asyncio.Protocol()
 
@@ -46,9 +44,9 @@ async def test_port_survives_a_lack_of_files(monkeypatch: pytest.MonkeyPatch) ->
     await listener.close()
 
 
-async def test_flood_of_connections_takes_turns_with_the_rest_of_the_server() -> None:
+async def test_flood_of_connections_takes_turns_with_the_rest_of_the_server():
     class Closing(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        def connection_made(self, transport):
             transport.close()
 
     quota = Quota(100, 100, 100)
@@ -67,10 +65,10 @@ async def test_flood_of_connections_takes_turns_with_the_rest_of_the_server() ->
     assert most < 5, turns
 
 
-async def test_all_addresses_of_a_host_have_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_addresses_of_a_host_have_one_port(monkeypatch):
     addresses = ("127.0.0.1", "127.0.0.2", "192.0.2.1")  # the last one is none of this machine
 
-    async def resolve(host: str, port: int, **options: object) -> list[object]:
+    async def resolve(host, port, **options):
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)

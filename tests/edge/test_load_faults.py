@@ -1,23 +1,18 @@
 """Bundles whose load fails in an unexpected way, or never ends: the other bundles are served nevertheless."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
-from edge.bundles.bundle import Bundle
 from edge.errors import BundleError, LoadFailed, RunStuck, UsageError
 from edge.health import health
 from edge.health.health import Health
@@ -26,7 +21,6 @@ from edge.pb import inference_pb2 as pb
 from edge.repository import loader as loaders
 from edge.repository.control import LOAD_THREAD, ModelControl
 from edge.repository.loader import Loader
-from edge.repository.model import Model
 from edge.repository.repository import Directory, Repository
 from edge.runtimes import cache
 from edge.runtimes.onnxruntime import OnnxRuntimeCpu
@@ -42,7 +36,7 @@ FOR_EVER = 10**9
 
 
 @pytest.fixture(autouse=True)
-def _no_least(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_least(monkeypatch):
     monkeypatch.setattr(loaders, "LEAST_LOAD_SECONDS", 0.0)
     monkeypatch.setattr(loaders, "_BYTES_PER_SECOND", math.inf)
 
@@ -52,35 +46,31 @@ class Unexpected(Loader):
 
     broken = "broken"
 
-    def load_model(self, bundle: Bundle, *arguments: Any) -> Model:
+    def load_model(self, bundle, *arguments):
         if bundle.path.name == self.broken:
             raise PermissionError(13, "Permission denied", "/root/.cache")
         return super().load_model(bundle, *arguments)
 
 
 @contextmanager
-def controlled(
-    directory: Path, mode: str, seconds: float = 60.0, loader: type[Loader] = Loader
-) -> Iterator[tuple[Repository, ModelControl, Health]]:
+def controlled(directory, mode, seconds=60.0, loader=Loader):
     device = Scheduler(8, device_bound=False)
     repository = Repository(directory, loader(device, "onnxruntime", directory.parent / "cache"))
     yield repository, ModelControl(repository, mode, seconds), Health(repository, device.runs)
     device.close()
 
 
-def states(repository: Repository) -> dict[str, str]:
+def states(repository):
     return {entry.name: entry.state for entry in repository}
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def until(condition):
     while not condition():
         await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("mode", ["none", "poll", "explicit"])
-async def test_unexpected_error_is_the_reason_of_its_bundle_alone(
-    tmp_path: Path, mode: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_unexpected_error_is_the_reason_of_its_bundle_alone(tmp_path, mode, caplog):
     for name in ("broken", "sound"):
         write_oracle_bundle(tmp_path / "repository" / name, name, 1)
     with controlled(tmp_path / "repository", mode, loader=Unexpected) as (repository, control, health):
@@ -106,7 +96,7 @@ async def test_unexpected_error_is_the_reason_of_its_bundle_alone(
             await polling
 
 
-def test_directories_that_cannot_be_read_have_errors_of_their_own(tmp_path: Path) -> None:
+def test_directories_that_cannot_be_read_have_errors_of_their_own(tmp_path):
     # A name that is too long fails for every user, as a directory without permission does for all but root.
     assert isinstance(Directory.read(tmp_path / ("x" * 300), "a"), BundleError)
     (tmp_path / "file").touch()
@@ -114,7 +104,7 @@ def test_directories_that_cannot_be_read_have_errors_of_their_own(tmp_path: Path
         Directory(tmp_path / "file").bundles()
 
 
-def test_cache_that_cannot_be_looked_into_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_that_cannot_be_looked_into_is_empty(tmp_path, monkeypatch):
     unreadable = tmp_path / ("x" * 300)
     assert cache.find(cache.entry(unreadable, {}), {}) is None
     assert cache.nearest(unreadable, dict.fromkeys(("onnx", "runtime", "tier", "role"), "")) is None
@@ -127,11 +117,11 @@ def test_cache_that_cannot_be_looked_into_is_empty(tmp_path: Path, monkeypatch: 
     assert cache.cache_directory(None) == Path("/.cache/fewheads")
 
 
-def number_of_loads() -> int:
+def number_of_loads():
     return [thread.name for thread in threading.enumerate()].count(LOAD_THREAD)
 
 
-async def test_load_that_takes_too_long_delays_nobody(tmp_path: Path) -> None:
+async def test_load_that_takes_too_long_delays_nobody(tmp_path):
     directory = tmp_path / "repository"
     write_busy_bundle(directory, steps=2500)  # four runs of half a second or more
     write_oracle_bundle(directory / "oracle", "oracle", 1)
@@ -153,7 +143,7 @@ async def test_load_that_takes_too_long_delays_nobody(tmp_path: Path) -> None:
         assert states(repository)["busy"] == "UNAVAILABLE"
 
 
-def test_load_that_occupies_the_device_ends_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_that_occupies_the_device_ends_the_server(tmp_path, monkeypatch):
     bundle = write_busy_bundle(tmp_path, steps=1500)
     monkeypatch.setattr(OnnxRuntimeCpu, "thread_bound", True)
     device = Scheduler(8)
@@ -169,7 +159,7 @@ def test_load_that_occupies_the_device_ends_the_server(tmp_path: Path, monkeypat
     device.close()
 
 
-async def test_late_load_serves_when_it_ends(tmp_path: Path) -> None:
+async def test_late_load_serves_when_it_ends(tmp_path):
     write_busy_bundle(tmp_path / "repository", steps=800)  # the load ends after the first look at it
     with controlled(tmp_path / "repository", "poll", 0.0) as (repository, control, health):
         await control.start()
@@ -181,7 +171,7 @@ async def test_late_load_serves_when_it_ends(tmp_path: Path) -> None:
         await control.close()
 
 
-def test_load_that_never_ends_delays_no_shutdown(tmp_path: Path) -> None:
+def test_load_that_never_ends_delays_no_shutdown(tmp_path):
     directory = tmp_path / "repository"
     write_busy_bundle(directory, steps=FOR_EVER)
     write_oracle_bundle(directory / "oracle", "oracle", 1)
@@ -196,7 +186,7 @@ def test_load_that_never_ends_delays_no_shutdown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["none", "explicit"])
-def test_directory_whose_name_is_not_utf_8_harms_nobody(tmp_path: Path, mode: str) -> None:
+def test_directory_whose_name_is_not_utf_8_harms_nobody(tmp_path, mode):
     directory = tmp_path / "repository"
     write_oracle_bundle(directory / "oracle", "oracle", 1)
     os.mkdir(os.fsencode(directory) + b"/bad\xff")
@@ -214,7 +204,7 @@ def test_directory_whose_name_is_not_utf_8_harms_nobody(tmp_path: Path, mode: st
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_long_name_fits_into_the_status_and_the_log(tmp_path: Path, transport: str) -> None:
+def test_long_name_fits_into_the_status_and_the_log(tmp_path, transport):
     write_oracle_bundle(tmp_path / "repository" / "oracle", "oracle", 1)
     long = "\N{GRINNING FACE}\x1b[2J" * 7000  # 56 KB
     arguments = ("--model-control=explicit", "--load-model=*", "--log-level=debug", f"--transport={transport}")

@@ -1,12 +1,7 @@
 """Log-probabilities of the tokens of generated text: values, padding, heads, streams, OpenAI's fields."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +17,7 @@ from edge.serving.call import MESSAGE
 from edge.serving.metadata import Metadata
 from edge.serving.wire import from_raw
 from tests.support.http_requests import ask
-from tests.support.in_process import Running, running_service
+from tests.support.in_process import running_service
 from tests.support.letters_model import (
     GAIN,
     LETTERS,
@@ -43,8 +38,8 @@ HEAD = "plus-one"
 
 
 @pytest_asyncio.fixture
-async def running(tmp_path: Path) -> AsyncIterator[Running]:
-    def write(repository: Path) -> None:
+async def running(tmp_path):
+    def write(repository):
         base = write_letters_bundle(repository / NAME, failing="")
         write_letters_head(repository / HEAD, base, HEAD, 1)
         write_halving_bundle(repository / LOOP)
@@ -53,14 +48,14 @@ async def running(tmp_path: Path) -> AsyncIterator[Running]:
         yield running
 
 
-def arrays(response: pb.ModelInferResponse) -> dict[str, np.ndarray]:
+def arrays(response):
     return {
         tensor.name: from_raw(raw, tensor.datatype, tuple(tensor.shape), tensor.name)
         for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True)
     }
 
 
-def expected(prompt: str, tokens: list[int], alpha: float = 0.0) -> list[float]:
+def expected(prompt, tokens, alpha=0.0):
     """Return the log-probabilities of tokens after a prompt; the head with an alpha favours the next letter but one."""
     ids, found = [LETTERS.index(letter) for letter in prompt], []
     for token in tokens:
@@ -72,7 +67,7 @@ def expected(prompt: str, tokens: list[int], alpha: float = 0.0) -> list[float]:
     return found
 
 
-async def test_values_and_padding(running: Running) -> None:
+async def test_values_and_padding(running):
     for parameters in (
         {"max_tokens": 9},
         {"max_tokens": 9, "temperature": 1.5, "seed": 1, "top_k": 5},
@@ -94,8 +89,8 @@ async def test_values_and_padding(running: Running) -> None:
             assert found["text"][row, 0].decode() == "".join(LETTERS[token] for token in tokens if token)
 
 
-async def test_requests_get_them_only_if_they_ask(running: Running) -> None:
-    def named(*names: str, **parameters: Any) -> pb.ModelInferRequest:
+async def test_requests_get_them_only_if_they_ask(running):
+    def named(*names, **parameters):
         request = text_request(PROMPT, **parameters)
         for name in names:
             request.outputs.add(name=name)
@@ -127,14 +122,14 @@ async def test_requests_get_them_only_if_they_ask(running: Running) -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-async def test_responses_of_a_stream_have_their_own_tokens(running: Running, late: bool) -> None:
+async def test_responses_of_a_stream_have_their_own_tokens(running, late):
     """The reader of a ``late`` stream begins after the end."""
     parameters = {"max_tokens": 40, "logprobs": True, "stop": "zz"}
     whole = arrays(await running.infer(text_request("yb", PROMPT, **parameters)))
-    end: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    parts: list[dict[str, np.ndarray]] = []
+    end = asyncio.get_running_loop().create_future()
+    parts = []
 
-    def take() -> None:
+    def take():
         while call and (part := running.service.partial(call)):
             parts.append(arrays(part))
 
@@ -152,7 +147,7 @@ async def test_responses_of_a_stream_have_their_own_tokens(running: Running, lat
         assert not logprobs[ids < 0].any()
 
 
-def test_logprobs_of_completions(writer: Any) -> None:
+def test_logprobs_of_completions(writer):
     address = f"127.0.0.1:{writer.http_port}"
     body = completion(prompt=["yb", PROMPT], max_tokens=6, logprobs=0)
     first, second = (choice["logprobs"] for choice in ask(address, "/v1/completions", body).json["choices"])

@@ -1,10 +1,7 @@
 """Partial answers over ModelStreamInfer, with stock clients on every transport."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from queue import Queue
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import grpc
 import pytest
@@ -15,7 +12,6 @@ from edge.errors import UsageError
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
-from edge.server import Ready
 from tests.support.loop_model import ENDLESS, MOST_LOOPS, NAME, array_of, loop_request, prompt, write_halving_bundle
 from tests.support.metrics import is_at_rest, wait_until
 from tests.support.models import ORACLE_BUNDLE
@@ -29,7 +25,7 @@ MANY = 6_000
 
 
 @pytest.fixture(scope="module")
-def loops(tmp_path_factory: pytest.TempPathFactory, transport: str) -> Iterator[Ready]:
+def loops(tmp_path_factory, transport):
     bundle = write_halving_bundle(tmp_path_factory.mktemp("loop") / NAME)
     arguments = [f"--transport={transport}", "--instances=1", "--allow-shared-memory"]
     with running_server([bundle.path, ORACLE_BUNDLE], arguments=arguments) as ready:
@@ -37,7 +33,7 @@ def loops(tmp_path_factory: pytest.TempPathFactory, transport: str) -> Iterator[
 
 
 @pytest.fixture
-def channel(loops: Ready) -> Iterator[grpc.Channel]:
+def channel(loops):
     #: A client that grants the server little more than what it reads.
     window = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64 * 1024))
     with grpc.insecure_channel(f"127.0.0.1:{loops.grpc_port}", window) as channel:
@@ -51,22 +47,22 @@ class Part(NamedTuple):
     stopped: str
 
 
-def part_of(message: pb.ModelStreamInferResponse) -> Part:
+def part_of(message):
     assert not message.error_message
     return read(message.infer_response)
 
 
-def read(response: Any) -> Part:
+def read(response):
     final, stopped = (response.parameters[name] for name in ("triton_final_response", "stopped"))
     return Part(response.id, array_of(response, "loops").tolist(), final.bool_param, stopped.string_param)
 
 
-def streamed(*values: float, **parameters: Any) -> pb.ModelInferRequest:
+def streamed(*values, **parameters):
     return loop_request(*values, stream_partial=True, **parameters)
 
 
-def test_stock_client_gets_the_prediction_after_each_loop(loops: Ready) -> None:
-    answers: Queue[tuple[Any, Any]] = Queue()
+def test_stock_client_gets_the_prediction_after_each_loop(loops):
+    answers = Queue()
     limits = {"stream_partial": True, "max_loops": 6, "tolerance": 1 / 16}
     with triton.InferenceServerClient(f"127.0.0.1:{loops.grpc_port}") as client:
         client.start_stream(lambda result, error: answers.put((result, error)))
@@ -85,7 +81,7 @@ def test_stock_client_gets_the_prediction_after_each_loop(loops: Ready) -> None:
     assert [(part.id, part.final, part.stopped) for part in parts] == [("7", False, "")] * 5 + [("7", True, "budget")]
 
 
-def test_slow_client_misses_partial_answers_and_delays_nobody(loops: Ready, channel: grpc.Channel) -> None:
+def test_slow_client_misses_partial_answers_and_delays_nobody(loops, channel):
     sender, stub = Sender(), Stub(channel)
     stream, before = stub.ModelStreamInfer(iter(sender)), answered(stub)
     sender.queue.put(streamed(ENDLESS, max_loops=MANY))
@@ -102,14 +98,14 @@ def test_slow_client_misses_partial_answers_and_delays_nobody(loops: Ready, chan
     assert parts[-2] > MANY - 20  # the latest ones are kept, not the first
 
 
-def answered(stub: Stub) -> int:
+def answered(stub):
     """Return how many requests the model has answered, while those of another model are answered, too."""
     assert stub.ModelInfer(expression(b"1 + 2"), timeout=20).raw_output_contents
     (statistics,) = stub.ModelStatistics(pb.ModelStatisticsRequest(name=NAME)).model_stats
     return int(statistics.inference_stats.success.count)
 
 
-def test_requests_of_one_stream_answer_as_they_go(loops: Ready, channel: grpc.Channel) -> None:
+def test_requests_of_one_stream_answer_as_they_go(loops, channel):
     sender = Sender()
     stream = Stub(channel).ModelStreamInfer(iter(sender))
     requests = {
@@ -121,7 +117,7 @@ def test_requests_of_one_stream_answer_as_they_go(loops: Ready, channel: grpc.Ch
     for name, request in requests.items():
         request.id = name
         sender.queue.put(request)
-    finals: list[str] = []
+    finals = []
     while len(finals) < 3:
         part = part_of(next(stream))
         finals += [part.id] if part.final else []
@@ -132,7 +128,7 @@ def test_requests_of_one_stream_answer_as_they_go(loops: Ready, channel: grpc.Ch
     assert wait_until(lambda: is_at_rest(loops))
 
 
-def test_our_client_gets_partial_answers(loops: Ready) -> None:
+def test_our_client_gets_partial_answers(loops):
     inputs = {"xs": prompt(1)}
     requests = [
         InferRequest(NAME, inputs, request_id="whole"),
@@ -151,7 +147,7 @@ def test_our_client_gets_partial_answers(loops: Ready) -> None:
     assert all(answer.round_trip_ns > 0 for answer in answers)
 
 
-def test_stream_ends_in_time_with_the_latest_prediction(channel: grpc.Channel) -> None:
+def test_stream_ends_in_time_with_the_latest_prediction(channel):
     request = streamed(ENDLESS, max_loops=MOST_LOOPS, policy="deadline", timeout=500_000)
     *parts, last = [part_of(message) for message in Stub(channel).ModelStreamInfer(iter([request]))]
     assert (last.final, last.stopped) == (True, "deadline")
@@ -160,7 +156,7 @@ def test_stream_ends_in_time_with_the_latest_prediction(channel: grpc.Channel) -
 
 
 @pytest.mark.parametrize("reads", [False, True])
-def test_cancelled_stream_frees_its_rows_at_once(loops: Ready, channel: grpc.Channel, reads: bool) -> None:
+def test_cancelled_stream_frees_its_rows_at_once(loops, channel, reads):
     stub, sender = Stub(channel), Sender()
     beside = stub.ModelInfer.future(loop_request(ENDLESS, max_loops=MANY))
     stream = stub.ModelStreamInfer(iter(sender))
@@ -178,7 +174,7 @@ def test_cancelled_stream_frees_its_rows_at_once(loops: Ready, channel: grpc.Cha
     assert wait_until(lambda: is_at_rest(loops))
 
 
-def test_what_cannot_be_streamed_is_an_invalid_argument(loops: Ready, channel: grpc.Channel) -> None:
+def test_what_cannot_be_streamed_is_an_invalid_argument(loops, channel):
     stub = Stub(channel)
     with pytest.raises(grpc.RpcError) as caught:
         stub.ModelInfer(streamed(1))
@@ -193,11 +189,11 @@ def test_what_cannot_be_streamed_is_an_invalid_argument(loops: Ready, channel: g
     assert is_at_rest(loops)
 
 
-def test_a_failing_request_of_a_stream_fails_alone(loops: Ready, channel: grpc.Channel) -> None:
+def test_a_failing_request_of_a_stream_fails_alone(loops, channel):
     requests = [streamed(1, max_loops=3), streamed(float("nan")), streamed(6.0), streamed(2, max_loops=2)]
     for number, request in enumerate(requests):
         request.id = str(number)
-    finals: dict[str, Any] = {}
+    finals = {}
     for message in Stub(channel).ModelStreamInfer(iter(requests)):
         if message.infer_response.parameters["triton_final_response"].bool_param:
             finals[message.infer_response.id] = message

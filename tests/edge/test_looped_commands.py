@@ -1,19 +1,13 @@
 """Commands on looped models: requests with limits, measurements with loops, files by role."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
 from edge.bundles import rules
-from edge.bundles.bundle import Bundle
 from edge.errors import BundleError, InvalidRequest
 from edge.launch import running_server
 from edge.programs.tier_program import load_tier
@@ -25,21 +19,21 @@ from tests.support.models import ORACLE_BUNDLE
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def bundle(tmp_path_factory):
     return write_halving_bundle(tmp_path_factory.mktemp("loop") / NAME)
 
 
 @pytest.fixture(scope="module")
-def looped_url(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def looped_url(bundle, tmp_path_factory):
     with running_server([bundle.path], cache=tmp_path_factory.mktemp("cache")) as ready:
         yield f"127.0.0.1:{ready.grpc_port}"
 
 
-def found(*arguments: object) -> Any:
+def found(*arguments):
     return json.loads(shown(*arguments, "--json"))
 
 
-def test_infer_sends_a_file_with_limits_or_says_what_is_wrong_with_it(looped_url: str, tmp_path: Path) -> None:
+def test_infer_sends_a_file_with_limits_or_says_what_is_wrong_with_it(looped_url, tmp_path):
     file, archive, wrong = tmp_path / "prompts.json", tmp_path / "prompts.npz", tmp_path / "prompt.json"
     file.write_text(json.dumps({"xs": prompt(1, 2, ENDLESS).tolist()}))
     wrong.write_text('{"xy": [[[1]]]}')
@@ -61,7 +55,7 @@ def test_infer_sends_a_file_with_limits_or_says_what_is_wrong_with_it(looped_url
         assert message in mistake(*infer, "--input", tensor)
 
 
-def test_bench_measures_the_loops_of_its_limits(bundle: Bundle, looped_url: str) -> None:
+def test_bench_measures_the_loops_of_its_limits(bundle, looped_url):
     bench = ("bench", bundle.path, "--url", looped_url, "--requests", 20)
     for options, loops in (((), 4), (("--max-loops", 3), 3), (("--tolerance", 0.5, "--rows", 2), 1)):
         (report,) = found(*bench, *options)
@@ -69,7 +63,7 @@ def test_bench_measures_the_loops_of_its_limits(bundle: Bundle, looped_url: str)
     assert "expected one value for all requests" in mistake(*bench, "--tolerance", "0.5,0.1")
 
 
-def test_load_mixes_limits(bundle: Bundle, looped_url: str) -> None:
+def test_load_mixes_limits(bundle, looped_url):
     report = found(
         *("bench", bundle.path, "--url", looped_url, "--rate", 100, "--arrivals", "constant", "--seconds", 0.6),
         *("--warm-up", 0, "--tolerance", "0.5=1,0.25=1", "--max-loops", 9),
@@ -84,7 +78,7 @@ def test_load_mixes_limits(bundle: Bundle, looped_url: str) -> None:
     assert "--max-loops: got bundles without a loop, expected a looped model" in line
 
 
-def test_profile_times_files_and_loops(bundle: Bundle, tmp_path: Path) -> None:
+def test_profile_times_files_and_loops(bundle, tmp_path):
     out = tmp_path / "times.json"
     times = found("profile", bundle.path, "--calls", 3, "--target", "onnxruntime", "--cache", tmp_path, "--out", out)
     assert json.loads(out.read_bytes()) == times
@@ -100,7 +94,7 @@ def test_profile_times_files_and_loops(bundle: Bundle, tmp_path: Path) -> None:
     assert "--out: expected a file for the table" in mistake("profile", tmp_path)
 
 
-def test_profile_times_one_loop_of_those_that_are_computed_at_once(tmp_path: Path) -> None:
+def test_profile_times_one_loop_of_those_that_are_computed_at_once(tmp_path):
     grouped = write_halving_bundle(tmp_path / NAME, check_every=16)
     times = found("profile", grouped.path, "--calls", 21, "--target", "onnxruntime", "--cache", tmp_path)
     steps = [file["milliseconds"] for file in times["files"] if file["role"] == "step"]
@@ -108,7 +102,7 @@ def test_profile_times_one_loop_of_those_that_are_computed_at_once(tmp_path: Pat
         assert step / 10 < loop["milliseconds"] < 4 * step  # a group of 16 is none, or 16 times as long
 
 
-def test_on_device_measures_loops(bundle: Bundle, tmp_path: Path) -> None:
+def test_on_device_measures_loops(bundle, tmp_path):
     quick = ("--requests=10", "--rounds=2", "--idle-gaps=0.01", "--idle-requests=1", "--target=onnxruntime")
     record = found("bench", "--on-device", bundle.path, *quick, "--cache", tmp_path)
     assert {(one["rows"], one["where"], one["loops"]) for one in record["series"]} == {
@@ -116,7 +110,7 @@ def test_on_device_measures_loops(bundle: Bundle, tmp_path: Path) -> None:
     }
 
 
-def test_info_build_and_doctor_name_the_roles(bundle: Bundle, tmp_path: Path) -> None:
+def test_info_build_and_doctor_name_the_roles(bundle, tmp_path):
     text = shown("info", bundle.path)
     assert "step until residual is at most 0.1 (tolerance) or 20 loops are done (max_loops)" in text
     text = shown("build", bundle.path, "--target", "onnxruntime", "--cache", tmp_path)
@@ -131,7 +125,7 @@ def test_info_build_and_doctor_name_the_roles(bundle: Bundle, tmp_path: Path) ->
     assert (check["status"], "step.onnx" in check["found"]) == ("failed", True)
 
 
-def test_a_prompt_has_one_point_more_than_values(bundle: Bundle, tmp_path: Path) -> None:
+def test_a_prompt_has_one_point_more_than_values(bundle, tmp_path):
     manifest = bundle.manifest
     for points, values in (("xs", None), ("xs", "zz"), ("xs", "xs")):
         program = msgspec.structs.replace(manifest.program, points=points, values=values)

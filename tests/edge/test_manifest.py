@@ -1,13 +1,9 @@
 """Manifests: both versions, the rules that span fields, and bytes that are not a manifest."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -29,7 +25,6 @@ from tests.support.models import DATA, oracle_manifest
 VERSION_1 = DATA / "version_1"
 ROUTER = (VERSION_1 / "bundles" / "sentiment-1" / "manifest.json").read_bytes()
 LATENCIES = Good().with_field("tiers.0.latencies", [MEASURED, PREDICTION])["manifest.json"]
-assert isinstance(LATENCIES, bytes)
 #: A router in version 1, the same as the program of version 2, an artifact with tensors of its own, and latencies.
 GOOD = [ROUTER, manifest_file.encode(manifest_file.decode(ROUTER, "r")), Good().with_artifacts(HEAD)["manifest.json"]]
 GOOD += [LATENCIES]
@@ -41,7 +36,7 @@ SNIPPETS += sorted({word for words in WORDS for word in words})
 Change = Callable[[Manifest], Manifest]
 
 
-def with_files(manifest: Manifest) -> Manifest:
+def with_files(manifest):
     """Return a manifest with a record of every file that it names, so that its other rules can be checked."""
     names = [artifact.file for tier in manifest.tiers for artifact in tier.artifacts]
     names += [manifest.golden, *(tier.golden for tier in manifest.tiers if tier.golden)]
@@ -52,10 +47,10 @@ def with_files(manifest: Manifest) -> Manifest:
 ORACLE, TEXT, PAIR = map(with_files, (oracle_manifest(), text_model.manifest(), text_pair_model.manifest()))
 
 
-def fields(**changes: Any) -> Change:
+def fields(**changes):
     """Return a change of fields of a manifest; a dict changes fields of the struct in its place."""
 
-    def change(m: Manifest) -> Manifest:
+    def change(m):
         for name, value in changes.items():
             nested = isinstance(getattr(m, name), msgspec.Struct) and isinstance(value, dict)
             value = msgspec.structs.replace(getattr(m, name), **value) if nested else value
@@ -65,11 +60,11 @@ def fields(**changes: Any) -> Change:
     return change
 
 
-def logits(datatype: str, *shape: int, name: str = "logits") -> tuple[TensorSpec, ...]:
+def logits(datatype, *shape, name="logits"):
     return (TensorSpec(name, datatype, shape),)
 
 
-def profile(least: tuple[int, ...], usual: tuple[int, ...], most: tuple[int, ...]) -> Change:
+def profile(least, usual, most):
     return fields(profile={"x": Profile(min=least, opt=usual, max=most)})
 
 
@@ -78,7 +73,7 @@ auto_tier = fields(tiers=(TEXT.tiers[0], msgspec.structs.replace(TEXT.tiers[1], 
 ONCE, NEW = "expected each name once", "expected a name that no tensor of the graph has"
 LABELS = "expected an FP32 output of shape [-1, {}], a column for each label"
 #: Changes of a manifest, and a part of the message.
-BROKEN: list[tuple[Manifest, Change, str]] = [
+BROKEN = [
     (ORACLE, own_record, "m files: got 'manifest.json', expected every other file, because a manifest cannot hash"),
     (ORACLE, fields(golden="model.onnx"), f"file of an artifact or of the golden set: got 'model.onnx', {ONCE}"),
     (ORACLE, profile((9, 15), (8, 15), (64, 15)), "got ((9, 15), (8, 15), (64, 15)), expected min <= opt <= max in ev"),
@@ -119,7 +114,7 @@ BROKEN: list[tuple[Manifest, Change, str]] = [
 
 
 @pytest.mark.parametrize(("good", "change", "message"), BROKEN)
-def test_broken_rule_names_field_and_values(good: Manifest, change: Change, message: str):
+def test_broken_rule_names_field_and_values(good, change, message):
     with pytest.raises(BundleError) as caught:
         rules.check(change(good), "m")
     assert message in str(caught.value)
@@ -148,7 +143,7 @@ def test_latencies_are_kept_by_a_round_trip_and_bound_their_own_band():
     assert decoded.tiers[0].latencies[0].milliseconds == 0.5
 
 
-def test_version_1_is_upgraded_in_memory(tmp_path: Path):
+def test_version_1_is_upgraded_in_memory(tmp_path):
     for name, expected, encoded_sha256 in (
         ("calculator-oracle-1", oracle_manifest(), "afffd95ccaecafdfe7aaa63283365d2ce3032867547ceb1df0cd5d837d4f0e83"),
         ("sentiment-1", text_model.manifest(), "3c1228620201ca3262fa03fa3158d2da561c61ddc867546096bcc3cb3daae7fc"),
@@ -173,7 +168,7 @@ def test_version_1_obeys_the_rules_of_its_program():
 
 @settings(deadline=None, max_examples=300)
 @given(st.integers(0, len(GOOD) - 1), st.data(), st.binary(max_size=60))
-def test_mutated_manifests_raise_only_bundle_errors(index: int, data: st.DataObject, inserted: bytes):
+def test_mutated_manifests_raise_only_bundle_errors(index, data, inserted):
     good, words = GOOD[index], WORDS[index]
     assert manifest_file.decode(good, "manifest").tiers
     position, length = data.draw(st.integers(0, len(good))), data.draw(st.integers(0, 60))

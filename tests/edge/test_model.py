@@ -1,16 +1,10 @@
 """Validation and preprocessing of requests by a loaded model, before anything is computed."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.expression import TOKENS, tokenize
-from edge.datatypes import Array
 from edge.errors import InvalidRequest
 from edge.repository.model import Model
 from edge.runtimes.build import load_runner
@@ -22,13 +16,13 @@ from tests.support.server_models import ECHO_MAX, echo_input, echo_output, write
 ECHO = echo_input("FP32")
 
 
-def loaded(bundle: Bundle, cache: Path) -> Model:
+def loaded(bundle, cache):
     tier = bundle.manifest.tiers[0].name
     return Model(bundle, {(tier, "model"): load_runner(bundle, "onnxruntime", cache)})
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Model]]:
+def models(tmp_path_factory):
     """The oracle, and a model without a batch dimension and without preprocessing."""
     cache = tmp_path_factory.mktemp("cache")
     bundles = (Bundle.open(ORACLE_BUNDLE), write_echo_bundle(tmp_path_factory.mktemp("echo"), "FP32"))
@@ -38,11 +32,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Model
         model.runner.close()
 
 
-def tokens(rows: int) -> Array:
+def tokens(rows):
     return np.repeat(tokenize(["3 - -4 + 2"]), rows, axis=0)
 
 
-def test_model_has_the_tensors_of_its_graph_and_of_its_preprocessing(models: dict[str, Model]) -> None:
+def test_model_has_the_tensors_of_its_graph_and_of_its_preprocessing(models):
     oracle, echo = models["oracle"], models["echo"]
     assert (oracle.name, oracle.version) == ("calculator-oracle", "1")
     assert (list(oracle.inputs), oracle.optional) == (["expression", "x"], {"expression", "x"})
@@ -50,7 +44,7 @@ def test_model_has_the_tensors_of_its_graph_and_of_its_preprocessing(models: dic
     assert (list(echo.inputs), list(echo.outputs), echo.optional) == ([ECHO], [echo_output("FP32")], set())
 
 
-def test_tensors_pass_through_and_texts_are_preprocessed(models: dict[str, Model]) -> None:
+def test_tensors_pass_through_and_texts_are_preprocessed(models):
     array = tokens(MAX_BATCH_SIZE)
     rows, inputs = prepared(models["oracle"], {"x": array})
     assert (rows, list(inputs), inputs["x"] is array) == (MAX_BATCH_SIZE, ["x"], True)
@@ -66,7 +60,7 @@ def test_tensors_pass_through_and_texts_are_preprocessed(models: dict[str, Model
 OVERSIZE = f"got {MAX_BATCH_SIZE + 1} rows, expected at most {MAX_BATCH_SIZE}. Split the request."
 
 
-def at_row_2(value: float) -> Array:
+def at_row_2(value):
     array = tokens(3)
     array[1, 4] = value
     return array
@@ -76,7 +70,7 @@ RANGE = "input 'x' row 2 column 5 of 'calculator-oracle': got {}, expected a num
 NUMBERS = ((np.nan, "nan"), (-np.inf, "-inf"), (3e38, "3e+38"), (1025, "1025"))
 
 
-def test_invalid_requests_are_rejected(models: dict[str, Model]) -> None:
+def test_invalid_requests_are_rejected(models):
     for name, arrays, text in (
         ("oracle", {}, "got only [], expected 'x' (or 'expression'). Add it."),
         ("echo", {}, f"got only [], expected {ECHO!r}. Add it."),

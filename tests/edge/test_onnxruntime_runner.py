@@ -1,20 +1,14 @@
 """Runner for ONNX Runtime: specs, outputs, tensors that stay on the device, and errors."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edge.datatypes import TensorSpec
 from edge.errors import BundleError, InvalidRequest, RunnerError
-from edge.runner import Tensor
 from edge.runtimes.onnxruntime_runner import CPU, CUDA, OnnxRuntimeRunner
 from tests.data.make_broken_bundles import changed_onnx, external_data
 from tests.support.models import oracle_onnx, serialized
@@ -22,7 +16,7 @@ from tests.support.server_models import table_graph, write_echo_bundle
 
 
 @pytest.fixture
-def runner() -> OnnxRuntimeRunner:
+def runner():
     return OnnxRuntimeRunner(oracle_onnx(), subject="oracle")
 
 
@@ -35,7 +29,7 @@ def test_runner_releases_the_bytes_of_the_file():
 
 
 def test_external_weights_are_found_in_subgraphs():
-    def with_external_branch(model: onnx.ModelProto) -> None:
+    def with_external_branch(model):
         external_data(model)
         branch = helper.make_graph(
             [helper.make_node("Identity", ["second"], ["chosen"])],
@@ -61,7 +55,7 @@ def test_specs_of_half_precision_and_fixed_shapes():
 WIDTH = 6
 
 
-def recurrent_onnx() -> bytes:
+def recurrent_onnx():
     """One step: x and state [batch, 6] to next = tanh(x @ wx + state @ ws) [batch, 6] and y = next @ wy [batch, 2]."""
     random = np.random.default_rng(0)
     weights = {"wx": (WIDTH, WIDTH), "ws": (WIDTH, WIDTH), "wy": (WIDTH, 2)}
@@ -75,18 +69,18 @@ def recurrent_onnx() -> bytes:
 
 
 @pytest.fixture
-def recurrent() -> OnnxRuntimeRunner:
+def recurrent():
     return OnnxRuntimeRunner(recurrent_onnx(), subject="recurrent")
 
 
 @pytest.mark.parametrize("cuda", [False, pytest.param(True, marks=pytest.mark.gpu)])
-def test_loop_with_handles_equals_one_with_arrays(cuda: bool):
+def test_loop_with_handles_equals_one_with_arrays(cuda):
     if cuda and CUDA[0][0] not in onnxruntime.get_available_providers():
         pytest.skip("needs onnxruntime-gpu")
     runner = OnnxRuntimeRunner(recurrent_onnx(), subject="recurrent", providers=CUDA if cuda else CPU)
     steps = np.random.default_rng(1).normal(size=(50, 3, WIDTH)).astype(np.float32)
     start = np.ones((3, WIDTH), np.float32)
-    handle: Any = runner.upload(start)
+    handle = runner.upload(start)
     state, first = start.copy(), handle
     start[:] = 7  # the handle has a copy
     kept, expected = [], []
@@ -113,7 +107,7 @@ class Stranger:
 ROW = np.zeros((1, WIDTH), np.float32)
 
 
-def test_invalid_tensors_are_rejected(recurrent: OnnxRuntimeRunner):
+def test_invalid_tensors_are_rejected(recurrent):
     for state, keep, message in (
         (ROW[:, :2], "next", "input 'state' of recurrent: got FP32 [1, 2], expected FP32 [-1, 6]. Feed an output that"),
         (ROW.astype(np.float64), "next", "input 'state' of recurrent: got FP64 [1, 6], expected FP32 [-1, 6]."),
@@ -122,14 +116,14 @@ def test_invalid_tensors_are_rejected(recurrent: OnnxRuntimeRunner):
         (Stranger(), "next", "input 'state' of recurrent: got a handle of Stranger, expected numbers in an array"),
     ):
         uploaded = recurrent.upload(state) if isinstance(state, np.ndarray) else state
-        feeds: dict[str, Tensor] = {"x": ROW} | ({} if uploaded is None else {"state": uploaded})  # type: ignore[dict-item]
+        feeds = {"x": ROW} | ({} if uploaded is None else {"state": uploaded})
         with pytest.raises(InvalidRequest) as caught:
             recurrent.run(feeds, [keep])
         assert str(caught.value).startswith(message)
         assert recurrent.run({"x": ROW, "state": ROW}, ["next"])["next"].shape == (1, WIDTH)
 
 
-def test_text_cannot_be_kept_on_the_device(recurrent: OnnxRuntimeRunner, tmp_path: Path):
+def test_text_cannot_be_kept_on_the_device(recurrent, tmp_path):
     text = np.array([b"a"], object)
     with pytest.raises(InvalidRequest, match="upload to recurrent: got BYTES, expected numbers"):
         recurrent.upload(text)
@@ -139,7 +133,7 @@ def test_text_cannot_be_kept_on_the_device(recurrent: OnnxRuntimeRunner, tmp_pat
 
 
 @pytest.mark.parametrize("call", ["infer", "run"])
-def test_error_of_the_runtime_is_only_in_the_log(caplog: pytest.LogCaptureFixture, call: str):
+def test_error_of_the_runtime_is_only_in_the_log(caplog, call):
     nodes = [helper.make_node("MatMul", ["a", "b"], ["y"])]
     infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["m", "n"]) for name in "aby"]
     runner = OnnxRuntimeRunner(serialized(helper.make_graph(nodes, "product", infos[:2], infos[2:])), subject="product")
@@ -152,7 +146,7 @@ def test_error_of_the_runtime_is_only_in_the_log(caplog: pytest.LogCaptureFixtur
         getattr(runner, call)({"a": np.zeros((2, 3), np.float32), "b": np.zeros((3, 2), np.float32)})
 
 
-def test_index_outside_its_table_is_refused(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]):
+def test_index_outside_its_table_is_refused(caplog, capfd):
     runner = OnnxRuntimeRunner(serialized(table_graph(100)), subject="table")
     for call in (runner.infer, runner.run):
         for index in (100, -101):

@@ -1,19 +1,14 @@
 """Overlap: while a run is on the device, the scheduler prepares the next one and starts it behind."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import pytest
 
-from edge.datatypes import Array
 from edge.programs.program import Computed, Program
 from edge.scheduling.batching import BatchAssembler
-from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import TierExecutor
-from tests.support.jobs import VALUES, WAIT, Awaited, job_of, occupied, output, submitted
+from tests.support.jobs import VALUES, WAIT, job_of, occupied, output, submitted
 
 
 @dataclass
@@ -29,10 +24,10 @@ class Accelerator(Program):
     pending: list[list[float]] = field(default_factory=list)
     free_at: float = 0.0
 
-    def compute(self, inputs: Mapping[str, Array], tier: str) -> Computed:
+    def compute(self, inputs, tier):
         raise AssertionError("a run that can be started is started")
 
-    def start(self, inputs: Mapping[str, Array], tier: str) -> Callable[[], Computed]:
+    def start(self, inputs, tier):
         rows = inputs["x"]
         values = rows[:, 0].tolist()
         self._check(rows, "start")
@@ -42,7 +37,7 @@ class Accelerator(Program):
         self.most = max(self.most, len(self.pending))
         self.events.append(("start", values))
 
-        def result() -> Computed:
+        def result():
             assert self.pending.pop(0) == values, "results are taken in the order of the starts"
             time.sleep(max(end - time.monotonic(), 0))
             self.events.append(("end", values))
@@ -51,21 +46,21 @@ class Accelerator(Program):
 
         return result
 
-    def _check(self, rows: Array, where: str) -> None:
+    def _check(self, rows, where):
         if self.fails_at == where and (rows < 0).any():
             raise RuntimeError(self.error)
 
 
-def executor_of(accelerator: Accelerator, max_rows: int = 0) -> TierExecutor:
+def executor_of(accelerator, max_rows=0):
     return TierExecutor("full", accelerator, BatchAssembler(VALUES, {}), max_rows=max_rows, on_gpu=True)
 
 
-def queued(scheduler: Scheduler, executor: TierExecutor, values: list[float]) -> list[Awaited]:
+def queued(scheduler, executor, values):
     with occupied(scheduler):
         return [submitted(scheduler, job_of(executor, value)) for value in values]
 
 
-def test_next_run_starts_before_the_last_one_ends(scheduler: Scheduler) -> None:
+def test_next_run_starts_before_the_last_one_ends(scheduler):
     accelerator, numbers = Accelerator(), [float(number) for number in range(10)]
     begun = time.perf_counter()
     jobs = queued(scheduler, executor_of(accelerator), numbers)
@@ -79,7 +74,7 @@ def test_next_run_starts_before_the_last_one_ends(scheduler: Scheduler) -> None:
     assert 0.1 < sum(job.timings.compute_infer_ns for job in jobs) / 1e9 <= seconds
 
 
-def test_requests_may_join_a_run_until_shortly_before_it_starts(scheduler: Scheduler) -> None:
+def test_requests_may_join_a_run_until_shortly_before_it_starts(scheduler):
     accelerator = Accelerator(run_seconds=0.2)
     executor = executor_of(accelerator, max_rows=2)
     for _ in range(20):
@@ -91,14 +86,13 @@ def test_requests_may_join_a_run_until_shortly_before_it_starts(scheduler: Sched
     assert ("start", [4.0, 5.0]) in accelerator.events
 
 
-def test_next_run_is_taken_late_in_the_current_one(scheduler: Scheduler) -> None:
+def test_next_run_is_taken_late_in_the_current_one(scheduler):
     worker, executor = scheduler._workers[0], executor_of(Accelerator(start_seconds=0.04))
     executor.latency.observe(1, 0.2)
     starts, takes = [], []
     for _ in range(3):  # the shortest counts, because a neighbour may take the processor
         worker.start_seconds = 0.008
         flight = scheduler._start([job_of(executor, 1)], worker)
-        assert flight
         starts.append(worker.start_seconds)
         worker.start_seconds = 0.03
         waiting = job_of(executor, 1)
@@ -107,14 +101,13 @@ def test_next_run_is_taken_late_in_the_current_one(scheduler: Scheduler) -> None
         scheduler.runs.free_ns[0] = begun_ns + 50_000_000  # the previous run ended 50 ms later
         assert scheduler._take_late(flight._replace(begun_ns=begun_ns), worker) == [waiting]
         takes.append((time.perf_counter_ns() - begun_ns) / 1e9)
-        assert worker.run
         assert worker.run[:3] == (pytest.approx(now + 0.05 + 0.2, abs=0.02), executor, 1)
     assert 0.008 + 0.032 / 8 <= min(starts) < 0.008 + 0.036 / 8
     expected = 0.05 + 0.75 * 0.2 - 2 * 0.03
     assert expected <= min(takes) < expected + 0.025
 
 
-def test_sleep_before_a_run_does_not_lengthen_its_prediction(scheduler: Scheduler) -> None:
+def test_sleep_before_a_run_does_not_lengthen_its_prediction(scheduler):
     executor = executor_of(Accelerator(run_seconds=0.005))
     for _ in range(2):
         for job in queued(scheduler, executor, [float(number) for number in range(50)]):
@@ -123,7 +116,7 @@ def test_sleep_before_a_run_does_not_lengthen_its_prediction(scheduler: Schedule
 
 
 @pytest.mark.parametrize("fails_at", ["start", "end"])
-def test_failed_run_harms_no_other(scheduler: Scheduler, fails_at: str) -> None:
+def test_failed_run_harms_no_other(scheduler, fails_at):
     executor = executor_of(Accelerator(fails_at), max_rows=2)
     values = [0.0, 1.0, 2.0, 3.0, 4.0, -5.0, 6.0, 7.0, 8.0, -9.0]
     for value, job in zip(values, queued(scheduler, executor, values), strict=True):
@@ -134,7 +127,7 @@ def test_failed_run_harms_no_other(scheduler: Scheduler, fails_at: str) -> None:
     assert executor.failures.count == 1  # the last one; a success in between has reset the count
 
 
-def test_own_work_waits_for_no_more_than_two_runs(scheduler: Scheduler) -> None:
+def test_own_work_waits_for_no_more_than_two_runs(scheduler):
     accelerator = Accelerator()
     jobs = queued(scheduler, executor_of(accelerator), [float(number) for number in range(20)])
     output(jobs[3])
@@ -145,7 +138,7 @@ def test_own_work_waits_for_no_more_than_two_runs(scheduler: Scheduler) -> None:
         output(job)
 
 
-def test_loss_of_the_device_ends_the_runs_on_it(scheduler: Scheduler) -> None:
+def test_loss_of_the_device_ends_the_runs_on_it(scheduler):
     dying = Accelerator(error="cuStreamSynchronize failed: an illegal memory access was encountered")
     failed = [job.exception(WAIT) for job in queued(scheduler, executor_of(dying), [0.0, 1.0, 2.0, -3.0, 4.0, 5.0])]
     assert failed[:3] == [None] * 3

@@ -1,9 +1,6 @@
 """Text to the inputs of a graph, and logits to labels and scores, as manifests describe them."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 from typing import get_args
 
 import msgspec
@@ -15,7 +12,7 @@ from edge.bundles import text
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.preprocess import STEPS, TokenizerPreprocessor, postprocessors, preprocessor
-from edge.bundles.steps import ExpressionPreprocess, Preprocess, TokenizerPreprocess
+from edge.bundles.steps import ExpressionPreprocess, Preprocess
 from edge.datatypes import TensorSpec
 from edge.errors import BundleError, InvalidRequest
 from tests.support import text_model, text_pair_model
@@ -27,14 +24,13 @@ STEP = STEPS[ExpressionPreprocess](
 )
 
 
-def test_every_step_of_the_manifest_has_an_implementation() -> None:
+def test_every_step_of_the_manifest_has_an_implementation():
     assert set(STEPS) == set(get_args(Preprocess)), "add the step to STEPS in edge/bundles/preprocess.py"
 
 
-def test_bundle_gives_the_step_that_its_manifest_describes() -> None:
+def test_bundle_gives_the_step_that_its_manifest_describes():
     bundle = Bundle.open(ORACLE_BUNDLE)
     step = preprocessor(bundle)
-    assert step is not None
     assert (step.inputs, step.graph_inputs) == ((TensorSpec("expression", "BYTES", (-1, 1)),), ("x",))
     made = step(bundle.golden.raw["expression"])["x"]
     assert np.array_equal(made, bundle.golden.inputs["x"])
@@ -43,7 +39,7 @@ def test_bundle_gives_the_step_that_its_manifest_describes() -> None:
     assert preprocessor(Bundle(bundle.path, plain, bundle.goldens)) is None
 
 
-def test_bad_expression_is_rejected_in_any_row() -> None:
+def test_bad_expression_is_rejected_in_any_row():
     for bad, message in (
         (
             b"1 + \xff",
@@ -62,19 +58,18 @@ def test_bad_expression_is_rejected_in_any_row() -> None:
             assert str(caught.value).startswith(message.format(**place))
 
 
-def test_text_keeps_its_shape() -> None:
+def test_text_keeps_its_shape():
     texts = np.array([["a", "é", ""], ["b", "\u202e", "long"]], np.object_)
     elements = text.encode(texts)
     assert elements.tolist() == [[each.encode() for each in row] for row in texts]
     assert text.decode(elements, "x").tolist() == texts.tolist()
 
 
-def tokenizer(config: object, definition: bytes) -> TokenizerPreprocessor:
-    assert isinstance(config, TokenizerPreprocess)
+def tokenizer(config, definition):
     return TokenizerPreprocessor(config, definition, "tokenizer")
 
 
-def test_tokenizer_pads_and_cuts_as_the_manifest_says_and_not_as_its_file() -> None:
+def test_tokenizer_pads_and_cuts_as_the_manifest_says_and_not_as_its_file():
     definition = Tokenizer.from_str(text_model.tokenizer_json().decode())
     definition.enable_padding(length=50)
     definition.enable_truncation(1)
@@ -85,14 +80,14 @@ def test_tokenizer_pads_and_cuts_as_the_manifest_says_and_not_as_its_file() -> N
     assert {array.dtype for array in made.values()} == {np.dtype(np.int64)}
 
 
-def test_length_of_text_in_bytes_is_limited() -> None:
+def test_length_of_text_in_bytes_is_limited():
     step = tokenizer(text_model.manifest().preprocess, text_model.tokenizer_json())
     assert step(column("x" * 200))
     with pytest.raises(InvalidRequest, match="text in input 'text': got 201 bytes, expected at most 200"):
         step(column("x", "é" * 99 + "xyz"))
 
 
-def test_long_texts_have_the_tokens_of_short_ones() -> None:
+def test_long_texts_have_the_tokens_of_short_ones():
     rows = ["good bad fine", "poor " * 30, "é good", "bad"]
     step = tokenizer(text_model.manifest().preprocess, text_model.tokenizer_json())
     short, long = step(column(*rows)), step(column(*rows * 40))
@@ -108,7 +103,7 @@ def test_long_texts_have_the_tokens_of_short_ones() -> None:
         np.testing.assert_array_equal(long[name][0, : array.shape[1]], array[0])
 
 
-def test_client_that_left_ends_the_reading_of_its_texts() -> None:
+def test_client_that_left_ends_the_reading_of_its_texts():
     rows = iter(range(3))
     step = tokenizer(text_model.manifest().preprocess, text_model.tokenizer_json())
     with pytest.raises(StopIteration):
@@ -116,25 +111,25 @@ def test_client_that_left_ends_the_reading_of_its_texts() -> None:
     assert next(rows, None) is None
 
 
-def of_pairs(**changed: object) -> TokenizerPreprocessor:
+def of_pairs(**changed):
     config = msgspec.structs.replace(text_pair_model.manifest().preprocess, **changed)
     return tokenizer(config, text_pair_model.tokenizer_json())
 
 
-def test_pair_has_room_for_text_beside_the_special_tokens() -> None:
+def test_pair_has_room_for_text_beside_the_special_tokens():
     assert of_pairs(max_length=4)(column("good " * 5), column("bad " * 5))["input_ids"].shape == (1, 4)
     with pytest.raises(BundleError, match="max_length: got 3, expected more tokens than the 3 that the tokenizer"):
         of_pairs(max_length=3)
 
 
-def test_segments_are_optional() -> None:
+def test_segments_are_optional():
     made = {name: array.tolist() for name, array in of_pairs()(column("good"), column("bad")).items()}
     both = {"input_ids": [[2, 4, 3, 5, 3]], "attention_mask": [[1, 1, 1, 1, 1]]}
     assert made == {**both, "token_type_ids": [[0, 0, 0, 1, 1]]}
     assert list(of_pairs(segments=None)(column("good"), column("bad"))) == list(both)
 
 
-def test_golden_text_must_give_the_golden_inputs(tmp_path: Path) -> None:
+def test_golden_text_must_give_the_golden_inputs(tmp_path):
     good, files = text_pair_model.golden(), text_pair_model.files()
     both = "bundle .* golden raw 'text', 'text_pair': got"
     for number, (changed, message) in enumerate(
@@ -155,7 +150,7 @@ def test_golden_text_must_give_the_golden_inputs(tmp_path: Path) -> None:
         write_bundle(tmp_path / "missing", text_pair_model.manifest(), {**files, "golden.npz": encoded})
 
 
-def test_broken_tokenizer_is_rejected(tmp_path: Path) -> None:
+def test_broken_tokenizer_is_rejected(tmp_path):
     files = {**text_pair_model.files(), "tokenizer.json": b"{}"}
     bundle = write_bundle(tmp_path / "b", text_pair_model.manifest(), files)
     message = f"file {tmp_path}/b/tokenizer.json: got "
@@ -163,7 +158,7 @@ def test_broken_tokenizer_is_rejected(tmp_path: Path) -> None:
         preprocessor(bundle)
 
 
-def test_labels_probabilities_and_scores_are_made_from_logits() -> None:
+def test_labels_probabilities_and_scores_are_made_from_logits():
     logits = np.array([[0, 1], [3, 2], [5, 5], [1000, 0]], np.float32)
     label, probabilities = postprocessors(text_model.manifest())
     assert (label.output, label.reads) == (TensorSpec("label", "BYTES", (-1, 1)), "logits")
@@ -179,7 +174,7 @@ def test_labels_probabilities_and_scores_are_made_from_logits() -> None:
     assert postprocessors(msgspec.structs.replace(text_model.manifest(), postprocess=None)) == ()
 
 
-def test_probabilities_of_the_graph_itself_are_kept() -> None:
+def test_probabilities_of_the_graph_itself_are_kept():
     good = text_model.manifest()
     own = (*good.outputs, TensorSpec("probabilities", "FP32", (-1, 2)))
     (label,) = postprocessors(msgspec.structs.replace(good, outputs=own))

@@ -1,16 +1,12 @@
 """The rules of a program that generates text: each has an example that breaks it."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable
 
 import msgspec
 import pytest
 
 from edge.bundles import rules
-from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import Artifact, Manifest, Profile
+from edge.bundles.manifest import Manifest, Profile
 from edge.bundles.programs import CacheTensor, GenerateProgram
 from edge.datatypes import TensorSpec
 from edge.errors import BundleError
@@ -21,45 +17,43 @@ FILE = "generate files of tier 'full'"
 CACHE = "expected FP32 or FP16 [-1, heads, -1, width], as 'new_key'"
 
 
-def changed(of: Any, **fields: Any) -> Any:
+def changed(of, **fields):
     return msgspec.structs.replace(of, **fields)
 
 
-def program(**fields: Any) -> Change:
+def program(**fields):
     return lambda manifest: changed(manifest, program=changed(manifest.program, **fields))
 
 
-def preprocess(**fields: Any) -> Change:
+def preprocess(**fields):
     return lambda manifest: changed(manifest, preprocess=changed(manifest.preprocess, **fields))
 
 
-def artifact(change: Callable[[Artifact], Artifact]) -> Change:
-    def apply(manifest: Manifest) -> Manifest:
+def artifact(change):
+    def apply(manifest):
         (tier,) = manifest.tiers
         return changed(manifest, tiers=(changed(tier, artifacts=(change(tier.artifacts[0]),)),))
 
     return apply
 
 
-def tensors(specs: Mapping[str, tuple[str, tuple[int, ...]]]) -> Change:
+def tensors(specs):
     """Give tensors of the file another datatype and shape."""
 
-    def apply(found: Artifact) -> Artifact:
-        def replaced(of: tuple[TensorSpec, ...] | None) -> tuple[TensorSpec, ...]:
+    def apply(found):
+        def replaced(of):
             return tuple(TensorSpec(one.name, *specs.get(one.name, (one.datatype, one.shape))) for one in of or ())
 
         profile = dict(found.profile)
         for name in specs.keys() & profile.keys():
             least = tuple(max(size, 1) for size in specs[name][1])
             profile[name] = Profile(min=least, opt=least, max=(MAX_BATCH_SIZE, *least[1:]))
-        return cast(
-            "Artifact", changed(found, inputs=replaced(found.inputs), outputs=replaced(found.outputs), profile=profile)
-        )
+        return changed(found, inputs=replaced(found.inputs), outputs=replaced(found.outputs), profile=profile)
 
     return artifact(apply)
 
 
-def cache(datatype: str, *shape: int) -> Change:
+def cache(datatype, *shape):
     return tensors({"past_key": (datatype, shape), "new_key": (datatype, shape)})
 
 
@@ -89,7 +83,7 @@ def cache(datatype: str, *shape: int) -> Change:
             "generate cache: got ['new_key', 'new_key', 'past_key', 'past_key'], expected each name once",
         ),
         (
-            artifact(lambda one: cast("Artifact", changed(one, golden=None))),
+            artifact(lambda one: changed(one, golden=None)),
             "golden of artifact 'decoder.onnx': got none, expected a golden set for its own tensors",
         ),
         (program(last="zz"), f"{FILE}: got ['last', 'lengths', 'past_key', 'past_value', 'tokens'], expected"),
@@ -106,20 +100,20 @@ def cache(datatype: str, *shape: int) -> Change:
         (tensors({"new_key": ("FP32", (-1, 2, -1, 1))}), "input 'past_key': got ('FP32', (-1, 1, -1, 1)), expected"),
     ],
 )  # fmt: skip
-def test_each_rule_names_the_field(letters_bundle: Bundle, change: Change, message: str) -> None:
+def test_each_rule_names_the_field(letters_bundle, change, message):
     rules.check(letters_bundle.manifest, "m")
     with pytest.raises(BundleError) as caught:
         rules.check(change(letters_bundle.manifest), "m")
     assert message in str(caught.value)
 
 
-def test_text_needs_a_model_with_batches(letters_bundle: Bundle) -> None:
+def test_text_needs_a_model_with_batches(letters_bundle):
     manifest = changed(letters_bundle.manifest, max_batch_size=0)
     with pytest.raises(BundleError, match="generate max_batch_size: got 0, expected a model with batches"):
         rules.check(manifest, "m")
 
 
-def test_numbers_of_a_program_have_limits(letters_bundle: Bundle) -> None:
+def test_numbers_of_a_program_have_limits(letters_bundle):
     found = msgspec.to_builtins(letters_bundle.manifest.program)
     for field, value in (
         ("positions", 0), ("max_tokens", 0), ("end_tokens", [-1]), ("end_tokens", list(range(65))),

@@ -1,11 +1,5 @@
 """Limits of a request's own parts: what is refused before a parser, a name or a parameter costs anything."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import grpc
 import pytest
 from hypothesis import given, settings
@@ -22,32 +16,32 @@ from tests.support.sample_requests import changed, good
 MOST_PARTS, MOST_NUMBERS = 16 * 1024, 8 * 2**20
 
 
-def with_inputs(count: int) -> pb.ModelInferRequest:
+def with_inputs(count):
     request = pb.ModelInferRequest()
     for _ in range(count):
         request.inputs.add()
     return request
 
 
-def with_texts(count: int, size: int = 0) -> pb.ModelInferRequest:
+def with_texts(count, size=0):
     request = pb.ModelInferRequest()
     request.inputs.add(name="n").contents.bytes_contents.extend([b"t" * size] * count)
     return request
 
 
-def with_dimensions(count: int) -> pb.ModelInferRequest:
+def with_dimensions(count):
     request = pb.ModelInferRequest()
     request.inputs.add().shape.extend([1] * count)
     return request
 
 
-def with_contents(**values: list[int]) -> pb.ModelInferRequest:
+def with_contents(**values):
     request = pb.ModelInferRequest()
     request.inputs.add(contents=pb.InferTensorContents(**values))
     return request
 
 
-def raw_contents(count: int) -> pb.ModelInferRequest:
+def raw_contents(count):
     return pb.ModelInferRequest(raw_input_contents=[b""] * count)
 
 
@@ -76,16 +70,14 @@ FIELDS = "request message: got more than 16384 fields, expected at most 16384. S
     ],
     ids=["inputs", "raw contents", "texts", "long texts", "dimensions", "integers", "integers of two fields"],
 )
-def test_parts_of_a_message_are_limited(
-    most: Callable[[], pb.ModelInferRequest], more: Callable[[], pb.ModelInferRequest], message: str
-) -> None:
+def test_parts_of_a_message_are_limited(most, more, message):
     check_message(most().SerializeToString())
     with pytest.raises(InvalidRequest) as caught:
         check_message(more().SerializeToString())
     assert message in str(caught.value)
 
 
-def test_nothing_hides_the_parts_behind_it() -> None:
+def test_nothing_hides_the_parts_behind_it():
     inputs = with_inputs(MOST_PARTS + 1).SerializeToString()
     group = bytes([15 << 3 | 3, 15 << 3 | 4])
     numbers = bytes([15 << 3 | 1]) + bytes(8) + bytes([15 << 3 | 5]) + bytes(4) + bytes([15 << 3]) + b"\xff" * 9 + b"\1"
@@ -98,13 +90,13 @@ def test_nothing_hides_the_parts_behind_it() -> None:
 
 @given(st.binary(max_size=200), st.integers(0, 200))
 @settings(deadline=None, max_examples=300)
-def test_what_is_no_message_is_left_to_the_parser(data: bytes, cut: int) -> None:
+def test_what_is_no_message_is_left_to_the_parser(data, cut):
     check_message(data)
     check_message(good().SerializeToString()[:cut] + data)
 
 
 LONG = "x" * 1025
-NAMES: list[tuple[Callable[[pb.ModelInferRequest], Any], str]] = [
+NAMES = [
     (lambda r: setattr(r, "id", LONG), "id of the request: got 1025 characters, expected at most 1024. Send a shorter"),
     (
         lambda r: setattr(r, "model_name", LONG),
@@ -140,7 +132,7 @@ NAMES: list[tuple[Callable[[pb.ModelInferRequest], Any], str]] = [
 ]
 
 
-async def test_names_and_numbers_are_limited(tmp_path: Path) -> None:
+async def test_names_and_numbers_are_limited(tmp_path):
     async with running_service(tmp_path) as running:
         for change, message in NAMES:
             with pytest.raises(InvalidRequest) as caught:
@@ -153,7 +145,7 @@ async def test_names_and_numbers_are_limited(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_refused_messages_have_the_status_of_other_bad_requests(tmp_path: Path, transport: str) -> None:
+async def test_refused_messages_have_the_status_of_other_bad_requests(tmp_path, transport):
     async with serving_here(tmp_path, transport) as channel:
         data = with_texts(MOST_PARTS, 4).SerializeToString()
         for call in (

@@ -1,28 +1,24 @@
 """The HTTP port: start, limits, tokens, clients that disconnect, drain."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import signal
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from pathlib import Path
 
 import pytest
 
 from edge.launch import running_server
-from edge.pb import telemetry_pb2, telemetry_pb2_grpc
+from edge.pb import telemetry_pb2
 from tests.support.http_requests import INFER, ask, busy, good
 from tests.support.metrics import wait_until
 from tests.support.models import ORACLE, ORACLE_BUNDLE
 from tests.support.secured_servers import Authority, tokens_file
-from tests.support.server_models import Stub, failures
 from tests.support.server_models import busy as busy_message
+from tests.support.server_models import failures
 
 BUSY = "/v2/models/busy/infer"
 GOOD = good()
@@ -30,13 +26,13 @@ LIMIT = 2000
 
 
 @pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def tokens(tmp_path_factory):
     path = tmp_path_factory.mktemp("tokens") / "tokens"
     return {"file": str(path), **tokens_file(path, asker=["infer"], keeper=["control"])}
 
 
 @pytest.fixture(scope="module")
-def strict(bundles: list[Path], tokens: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def strict(bundles, tokens, tmp_path_factory):
     """A server with low limits and tokens."""
     only = [bundle for bundle in bundles if bundle.name in ("oracle", "busy-1")]
     arguments = ["--instances=1", "--max-queue-size=1", "--http-port=0"]
@@ -45,26 +41,26 @@ def strict(bundles: list[Path], tokens: dict[str, str], tmp_path_factory: pytest
         yield f"127.0.0.1:{ready.http_port}"
 
 
-def bearer(token: str) -> dict[str, str]:
+def bearer(token):
     return {"Authorization": f"Bearer {token}"}
 
 
-def head(length: int | str, *headers: str, path: str = INFER) -> bytes:
+def head(length, *headers, path=INFER):
     return "\r\n".join([f"POST {path} HTTP/1.1", "Host: a", f"Content-Length: {length}", *headers, "", ""]).encode()
 
 
-def connect(url: str) -> socket.socket:
+def connect(url):
     host, _, port = url.partition(":")
     return socket.create_connection((host, int(port)), timeout=10)
 
 
-def refuses(url: str) -> bool:
+def refuses(url):
     with suppress(ConnectionError), connect(url):
         return False
     return True
 
 
-def send(url: str, *parts: bytes) -> tuple[int, bytes]:
+def send(url, *parts):
     with connect(url) as connection:
         for part in parts:
             connection.sendall(part)
@@ -73,7 +69,7 @@ def send(url: str, *parts: bytes) -> tuple[int, bytes]:
             return response.status, response.read()
 
 
-def test_too_large_body_is_refused_unread(strict: str, tokens: dict[str, str]) -> None:
+def test_too_large_body_is_refused_unread(strict, tokens):
     own = f"Authorization: Bearer {tokens['asker']}"
     # Not a byte of it is sent.
     for length in (LIMIT + 1, 10**12, 10**19):
@@ -85,7 +81,7 @@ def test_too_large_body_is_refused_unread(strict: str, tokens: dict[str, str]) -
     assert ask(strict, INFER, GOOD, headers=bearer(tokens["asker"])).status == 200
 
 
-def test_body_of_unknown_length_is_read_up_to_the_limit(strict: str, tokens: dict[str, str]) -> None:
+def test_body_of_unknown_length_is_read_up_to_the_limit(strict, tokens):
     start = head(0, "Transfer-Encoding: chunked", f"Authorization: Bearer {tokens['asker']}")
     start = start.replace(b"Content-Length: 0\r\n", b"")
     chunk = b"400\r\n" + b" " * 0x400 + b"\r\n"
@@ -93,9 +89,7 @@ def test_body_of_unknown_length_is_read_up_to_the_limit(strict: str, tokens: dic
     assert (status, b"got more" in body) == (413, True)
 
 
-def test_connection_stays_usable_after_a_refusal_but_not_before_the_body_is_read(
-    strict: str, tokens: dict[str, str]
-) -> None:
+def test_connection_stays_usable_after_a_refusal_but_not_before_the_body_is_read(strict, tokens):
     with closing(http.client.HTTPConnection(strict, timeout=10)) as connection:
         for body, status in ((b" " * (LIMIT + 1), 413), (b"{", 400), (None, 405)):
             connection.request("POST" if body else "GET", INFER, body, bearer(tokens["asker"]))
@@ -113,7 +107,7 @@ def test_connection_stays_usable_after_a_refusal_but_not_before_the_body_is_read
     assert min(times[-10:]) < 0.03  # TCP would wait 0.04 s for acknowledgements
 
 
-def test_tokens(strict: str, tokens: dict[str, str]) -> None:
+def test_tokens(strict, tokens):
     for path in ("/v2/health/live", "/v2/health/ready"):
         assert ask(strict, path).status == 200  # orchestrators have none
     nobody = ask(strict, INFER, GOOD)
@@ -129,10 +123,8 @@ def test_tokens(strict: str, tokens: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("place", ["running", "queued"])
-def test_disconnecting_cancels_the_request(
-    http_url: str, stub: Stub, telemetry: telemetry_pb2_grpc.TelemetryStub, take: Callable[[float], int], place: str
-) -> None:
-    def dropped() -> int:
+def test_disconnecting_cancels_the_request(http_url, stub, telemetry, take, place):
+    def dropped():
         models = telemetry.Get(telemetry_pb2.GetRequest()).models
         drops = next(model.drops for model in models if model.name == "busy")
         return sum(drop.count for drop in drops if (drop.reason, drop.place) == ("Cancelled", place))
@@ -152,14 +144,14 @@ def test_disconnecting_cancels_the_request(
     assert ask(http_url, BUSY, busy(3)).json["outputs"][0]["data"] == [3]
 
 
-def test_disconnecting_within_the_body_counts_nothing(http_url: str, stub: Stub) -> None:
+def test_disconnecting_within_the_body_counts_nothing(http_url, stub):
     before = failures(stub)
     with connect(http_url) as connection:
         connection.sendall(head(1000, path=BUSY) + b"{")
     assert (ask(http_url, BUSY, busy(3)).status, failures(stub)) == (200, before)
 
 
-def test_signal_drains(bundles: list[Path], tmp_path: Path, take: Callable[[float], int]) -> None:
+def test_signal_drains(bundles, tmp_path, take):
     only = [bundle for bundle in bundles if bundle.name == "busy-1"]
     with running_server(only, cache=tmp_path, arguments=["--http-port=0"]) as ready, ThreadPoolExecutor(1) as pool:
         url = f"127.0.0.1:{ready.http_port}"
@@ -178,7 +170,7 @@ def test_signal_drains(bundles: list[Path], tmp_path: Path, take: Callable[[floa
     # running_server fails unless the exit code is 0.
 
 
-def test_drain_ends_in_time(tmp_path: Path) -> None:
+def test_drain_ends_in_time(tmp_path):
     with running_server([ORACLE_BUNDLE], cache=tmp_path, arguments=["--http-port=0", "--drain-seconds=0.2"]) as ready:
         slow = connect(f"127.0.0.1:{ready.http_port}")
         slow.sendall(head(1000))
@@ -188,14 +180,14 @@ def test_drain_ends_in_time(tmp_path: Path) -> None:
     slow.close()
 
 
-def test_tls(tmp_path: Path) -> None:
+def test_tls(tmp_path):
     authority = Authority(tmp_path)
     certificate, key = authority.issue("first")
     arguments = ["--http-port=0", f"--tls-certificate={certificate}", f"--tls-key={key}"]
     with running_server([ORACLE_BUNDLE], cache=tmp_path, arguments=arguments) as ready:
         context = ssl.create_default_context(cafile=str(authority.file))
 
-        def shown() -> str:
+        def shown():
             with closing(http.client.HTTPSConnection("127.0.0.1", ready.http_port, timeout=10, context=context)) as tls:
                 tls.request("GET", "/v2/health/live")
                 assert tls.getresponse().read() == b'{"live":true}'

@@ -1,11 +1,6 @@
 """The stock HTTP clients of Triton, unmodified, against our server: every call, with the same results as over gRPC."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,20 +15,20 @@ from tests.support.sample_requests import TEXTS, TRUTH, column, triton_input
 
 
 @pytest.fixture
-def client(http_url: str) -> Iterator[Any]:
+def client(http_url):
     with triton.InferenceServerClient(http_url) as client:
         yield client
 
 
-def text_input(module: Any = triton, **how: bool) -> Any:
+def text_input(module=triton, **how):
     return triton_input("expression", column(*TEXTS), module, **how)
 
 
-def token_input(module: Any = triton, **how: bool) -> Any:
+def token_input(module=triton, **how):
     return triton_input("x", tokenize(TEXTS), module, **how)
 
 
-def test_server_and_models(client: Any) -> None:
+def test_server_and_models(client):
     assert client.is_server_live()
     assert not client.is_server_ready()  # one bundle of the repository is broken, and readiness is strict
     assert client.get_server_metadata()["name"] == "fewheads"
@@ -45,7 +40,7 @@ def test_server_and_models(client: Any) -> None:
 
 
 @pytest.mark.parametrize("call", ["get_model_metadata", "get_model_config", "get_inference_statistics"])
-def test_descriptions_equal_those_of_grpc(client: Any, url: str, call: str) -> None:
+def test_descriptions_equal_those_of_grpc(client, url, call):
     with triton_grpc.InferenceServerClient(url) as other:
         over_grpc = getattr(other, call)(VERSIONED, "3", as_json=True)
     over_http = getattr(client, call)(VERSIONED, "3")
@@ -54,7 +49,7 @@ def test_descriptions_equal_those_of_grpc(client: Any, url: str, call: str) -> N
     assert _plain(over_http) == _plain(over_grpc.get("config", over_grpc))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value):
     if isinstance(value, dict):
         return {name: kept for name, kept in ((name, _plain(item)) for name, item in value.items()) if kept}
     if isinstance(value, list):
@@ -65,7 +60,7 @@ def _plain(value: Any) -> Any:
 @pytest.mark.parametrize("tensor", [text_input, token_input])
 @pytest.mark.parametrize("binary_in", [True, False])
 @pytest.mark.parametrize("binary_out", [True, False])
-def test_infer(client: Any, tensor: Any, binary_in: bool, binary_out: bool) -> None:
+def test_infer(client, tensor, binary_in, binary_out):
     wanted = [triton.InferRequestedOutput("value", binary_data=binary_out)]
     result = client.infer(ORACLE, [tensor(binary_data=binary_in)], request_id="abc", outputs=wanted)
     np.testing.assert_array_equal(result.as_numpy("value"), TRUTH)
@@ -74,14 +69,14 @@ def test_infer(client: Any, tensor: Any, binary_in: bool, binary_out: bool) -> N
     assert ("data" in response["outputs"][0]) is not binary_out
 
 
-def test_versions_and_parameters(client: Any) -> None:
+def test_versions_and_parameters(client):
     assert client.infer(VERSIONED, [token_input()]).get_response()["model_version"] == "3"
     timed = client.infer(VERSIONED, [token_input()], model_version="1", parameters={"timings": True}, priority=1)
     assert timed.get_response()["model_version"] == "1"
     assert timed.get_response()["parameters"]["request_ns"] > 0
 
 
-def test_settings(client: Any) -> None:
+def test_settings(client):
     assert client.get_log_settings()["log_info"] is True
     for wanted in (False, True):
         assert client.update_log_settings({"log_info": wanted, "log_format": "default"})["log_info"] is wanted
@@ -89,7 +84,7 @@ def test_settings(client: Any) -> None:
     assert client.update_trace_settings(model_name=ORACLE, settings={"trace_level": None})["trace_rate"] == "1000"
 
 
-def test_shared_memory(tmp_path: Path) -> None:
+def test_shared_memory(tmp_path):
     arguments = ["--allow-shared-memory", "--http-port=0"]
     tokens, key = tokenize(TEXTS), f"/fewheads-rest-{tmp_path.name}"
     size = tokens.nbytes
@@ -122,7 +117,7 @@ def test_shared_memory(tmp_path: Path) -> None:
         shared_memory.destroy_shared_memory_region(region)
 
 
-def test_load_and_unload(tmp_path: Path) -> None:
+def test_load_and_unload(tmp_path):
     shutil.copytree(ORACLE_BUNDLE, tmp_path / "repository" / "oracle")
     arguments = ["--model-control=explicit", "--http-port=0"]
     with (

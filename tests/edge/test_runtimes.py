@@ -1,13 +1,9 @@
 """The table of runtimes: choosing one, adding one, and the simulated accelerator."""
 
-from __future__ import annotations
-
 import sys
 import time
 from importlib.util import find_spec
-from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -53,8 +49,8 @@ def test_auto_chooses_the_first_suitable_runtime_and_gives_the_reason():
 
 
 @without_tensorrt
-def test_auto_skips_tensorrt_without_pycuda(monkeypatch: pytest.MonkeyPatch):
-    tensorrt: Any = ModuleType("tensorrt")
+def test_auto_skips_tensorrt_without_pycuda(monkeypatch):
+    tensorrt = ModuleType("tensorrt")
     tensorrt.__version__ = "10.3.0"
     monkeypatch.setitem(sys.modules, "tensorrt", tensorrt)
     monkeypatch.setitem(sys.modules, "pycuda.driver", None)
@@ -71,7 +67,7 @@ def test_auto_skips_tensorrt_without_pycuda(monkeypatch: pytest.MonkeyPatch):
         pytest.param("tensorrt-rtx:SM86", "SM86", "tensorrt", False, marks=with_rtx),
     ],
 )
-def test_named_targets(target: str, device: str, artifact_runtime: str, thread_bound: bool):
+def test_named_targets(target, device, artifact_runtime, thread_bound):
     runtime = choose(target)
     assert runtime.name == target.partition(":")[0]
     assert (runtime.device, runtime.artifact_runtime, runtime.thread_bound) == (device, artifact_runtime, thread_bound)
@@ -86,13 +82,13 @@ def test_named_targets(target: str, device: str, artifact_runtime: str, thread_b
         pytest.param("onnxruntime-cuda", "CUDA{} got .*Install the extra 'cuda'", marks=without_cuda),
     ],
 )
-def test_error_of_a_missing_package_or_provider(target: str, message: str):
+def test_error_of_a_missing_package_or_provider(target, message):
     with pytest.raises(BackendError, match=message.format("ExecutionProvider:")):
         choose(target)
 
 
 @pytest.mark.parametrize("target", ["", "TENSORRT", "onnxruntime:SM86", "auto:"])
-def test_unknown_target(target: str):
+def test_unknown_target(target):
     with pytest.raises(UsageError, match=f"--target: got '{target}', expected {targets()}. Take auto"):
         choose(target)
 
@@ -112,10 +108,10 @@ def test_auto_prefers_tensorrt_then_its_provider_then_cuda_then_the_cpu():
     assert (on_cuda.device, on_cuda.thread_bound) == ("GPU", True)
 
 
-def test_cuda_uses_no_file_with_dynamic_int8(tmp_path: Path):
+def test_cuda_uses_no_file_with_dynamic_int8(tmp_path):
     runtime = RUNTIMES["onnxruntime-cuda"]()
 
-    def bundle_of(*files: tuple[str, str]) -> Bundle:
+    def bundle_of(*files):
         rest = {"opset": 17, "tolerance": Tolerance(atol=1, rtol=0)}
         artifacts = [Artifact(file=f"{of}.{size}.onnx", runtime=of, precision=size, **rest) for of, size in files]
         tiers = (Tier(name="full", artifacts=tuple(artifacts)),)
@@ -144,17 +140,17 @@ def test_gpu_rejects_dynamic_int8_in_a_file_for_any_runtime():
 
 @with_rtx
 @pytest.mark.parametrize(("device", "given"), [("SM87", "'SM87'"), ("CURRENT", "'CURRENT'"), ("", "no compute")])
-def test_unsupported_compute_capability(device: str, given: str):
+def test_unsupported_compute_capability(device, given):
     with pytest.raises(UsageError, match=rf"got {given}.*expected :SM75 :SM80 :SM86.*a Jetson Orin .SM87. is none"):
         choose(f"tensorrt-rtx:{device}")
 
 
-def test_a_simulated_run_lasts_its_time_without_the_processor(tmp_path: Path):
+def test_a_simulated_run_lasts_its_time_without_the_processor(tmp_path):
     loaded = load_runner(Bundle.open(ORACLE_BUNDLE), "simulated:50", tmp_path)
     golden = oracle_golden()
     for call in (loaded.runner.infer, loaded.runner.run):
         started, worked = time.perf_counter(), time.thread_time()
-        outputs: Any = call(golden.inputs)
+        outputs = call(golden.inputs)
         assert time.perf_counter() - started >= 0.05
         assert time.thread_time() - worked < 0.025
         np.testing.assert_array_equal(outputs["value"], golden.outputs["value"])
@@ -163,17 +159,17 @@ def test_a_simulated_run_lasts_its_time_without_the_processor(tmp_path: Path):
 
 
 @pytest.mark.parametrize("duration", ["", "0", "-1", "nan", "inf", "60001", "1ms"])
-def test_a_simulated_run_needs_a_duration(duration: str):
+def test_a_simulated_run_needs_a_duration(duration):
     with pytest.raises(UsageError, match=r"--target simulated: got .*, expected the milliseconds .* Write simulated:1"):
         choose(f"simulated:{duration}")
 
 
-def test_a_simulated_accelerator_takes_one_instance(tmp_path: Path):
+def test_a_simulated_accelerator_takes_one_instance(tmp_path):
     arguments = ["serve", str(tmp_path), "--target=simulated:1", "--instances=2", "--grpc-port=0", "--metrics-port=0"]
     assert "--instances: got 2, expected 1 on a GPU" in refusal(fewheads(*arguments), 2)
 
 
-def test_cache_key_of_the_tensorrt_provider_contains_gpu_and_versions(monkeypatch: pytest.MonkeyPatch):
+def test_cache_key_of_the_tensorrt_provider_contains_gpu_and_versions(monkeypatch):
     monkeypatch.setattr(OnnxRuntimeTensorRt, "version", classmethod(lambda _: "1.23"))
     keys = []
     for board in (("Orin", "8.7", "12.6"), ("Orin", "8.7", "13.0"), ("Thor", "11.0", "13.0")):
@@ -185,7 +181,7 @@ def test_cache_key_of_the_tensorrt_provider_contains_gpu_and_versions(monkeypatc
     assert (keys[0]["device_name"], keys[0]["cuda"], keys[0]["tensorrt"]) == ("Orin", "12.6", "10.3.0")
 
 
-def test_options_of_the_tensorrt_provider(tmp_path: Path):
+def test_options_of_the_tensorrt_provider(tmp_path):
     runtime = OnnxRuntimeTensorRt()
     options = BuildOptions(workspace_bytes=2**20, timing_cache=tmp_path / "timing" / "x.bin")
     (name, given), (second, _) = runtime.providers(Source.of(Bundle.open(ORACLE_BUNDLE), runtime), options)
@@ -202,7 +198,7 @@ def test_options_of_the_tensorrt_provider(tmp_path: Path):
     }
 
 
-def test_the_tensorrt_provider_gets_one_profile_around_several(tmp_path: Path):
+def test_the_tensorrt_provider_gets_one_profile_around_several(tmp_path):
     bundle = write_letters_bundle(tmp_path / "letters")
     (tier,) = bundle.manifest.tiers
     (artifact,) = tier.artifacts

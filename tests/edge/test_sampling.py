@@ -1,29 +1,24 @@
 """The choice of tokens from logits, and the parameters that control it."""
 
-from __future__ import annotations
-
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.bundles.bundle import Bundle
-from edge.bundles.programs import GenerateProgram
 from edge.errors import InvalidRequest
 from edge.pb import inference_pb2 as pb
 from edge.programs.sampling import Sampler, Sampling, sampling_of
 from edge.serving.parameters import Parameters, _similar, parse
-from edge.serving.request import Values, request_of
+from edge.serving.request import request_of
 from tests.support.letters_model import MAX_TOKENS, NAME, POSITIONS, text_request
 
 #: Different probabilities, as whole numbers, in any order.
 Weights = st.lists(st.integers(1, 40), min_size=2, max_size=6, unique=True)
 
 
-def drawn(weights: list[int] | np.ndarray, times: int, **how: Any) -> list[int]:
+def drawn(weights, times, **how):
     """Return tokens drawn from logits whose probabilities are proportional to the weights at temperature 1."""
     with np.errstate(divide="ignore"):
         logits = np.log(np.array(weights)).astype(np.float32)
@@ -32,7 +27,7 @@ def drawn(weights: list[int] | np.ndarray, times: int, **how: Any) -> list[int]:
 
 
 @given(Weights)
-def test_without_temperature_the_likeliest_token_is_taken(weights: list[int]) -> None:
+def test_without_temperature_the_likeliest_token_is_taken(weights):
     best = weights.index(max(weights))
     assert drawn(weights, 3, temperature=0) == drawn(weights, 3, top_k=1) == drawn(weights, 3, top_p=1e-9) == [best] * 3
     assert drawn(weights, 3, temperature=1e-300) == [best] * 3
@@ -41,7 +36,7 @@ def test_without_temperature_the_likeliest_token_is_taken(weights: list[int]) ->
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(Weights, st.integers(0, 7), st.integers(0, 10_000))
-def test_exactly_the_likeliest_tokens_are_drawn(weights: list[int], top_k: int, place: int) -> None:
+def test_exactly_the_likeliest_tokens_are_drawn(weights, top_k, place):
     ordered = sorted(weights, reverse=True)[: top_k or None]
     goal = place % sum(ordered)
     count = 1 + sum(total <= goal for total in accumulate(ordered))  # the fewest whose sum exceeds the goal
@@ -49,14 +44,14 @@ def test_exactly_the_likeliest_tokens_are_drawn(weights: list[int], top_k: int, 
     assert {weights[token] for token in tokens} == set(ordered[:count])
 
 
-def test_temperature_makes_probabilities_more_or_less_equal() -> None:
+def test_temperature_makes_probabilities_more_or_less_equal():
     weights = [1, 16]
     for temperature, share in ((0.5, 1 / 257), (1.0, 1 / 17), (2.0, 1 / 5), (100.0, 0.493)):
         assert drawn(weights, 4_000, temperature=temperature).count(0) / 4_000 == pytest.approx(share, abs=0.02)
     assert set(drawn([0, 5, 0, 5], 200, temperature=100)) == {1, 3}  # a logit of -infinity
 
 
-def test_seeds_reproduce_tokens() -> None:
+def test_seeds_reproduce_tokens():
     weights = list(range(1, 30))
     sampling = Sampling(max_tokens=20, temperature=1.0, seed=5)
     logits = np.log(np.array(weights, np.float32))
@@ -67,13 +62,12 @@ def test_seeds_reproduce_tokens() -> None:
     assert drawn(weights, 20, seed=None) != drawn(weights, 20, seed=None)
 
 
-def sampling(bundle: Bundle, **parameters: Any) -> Sampling:
-    assert isinstance(bundle.manifest.program, GenerateProgram)
+def sampling(bundle, **parameters):
     values = request_of(text_request("a", **parameters)).parameters
     return sampling_of(bundle.manifest.program, NAME, parse(values).text)
 
 
-def test_parameters_of_a_request(letters_bundle: Bundle) -> None:
+def test_parameters_of_a_request(letters_bundle):
     assert sampling(letters_bundle) == Sampling(MAX_TOKENS)
     every = {
         "max_tokens": 99,
@@ -111,15 +105,15 @@ def test_parameters_of_a_request(letters_bundle: Bundle) -> None:
         ("stop", str(["x"] * 5).replace("'", '"'), "got 5 texts, expected at most 4"),
     ],
 )
-def test_values_out_of_range_are_refused(letters_bundle: Bundle, name: str, value: Any, message: str) -> None:
+def test_values_out_of_range_are_refused(letters_bundle, name, value, message):
     with pytest.raises(InvalidRequest) as caught:
         sampling(letters_bundle, **{name: value})
     assert f"parameter {name!r} of {NAME!r}: {message}" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "min_tokens", "temperature", "top_k", "top_p", "seed", "stop"])
-def test_parameters_of_another_kind_are_refused(name: str) -> None:
-    wrong: list[Any] = [True, 5 if name == "stop" else "5"]
+def test_parameters_of_another_kind_are_refused(name):
+    wrong = [True, 5 if name == "stop" else "5"]
     if name not in ("temperature", "top_p"):
         wrong.append(0.5)
     for value in wrong:
@@ -130,12 +124,12 @@ def test_parameters_of_another_kind_are_refused(name: str) -> None:
         parse(request_of(text_request("a", **{misspelt: 1})).parameters)
 
 
-def request(**parameters: dict[str, Any]) -> Values:
+def request(**parameters):
     given = {name: pb.InferParameter(**value) for name, value in parameters.items()}
     return request_of(pb.ModelInferRequest(parameters=given)).parameters
 
 
-def test_values() -> None:
+def test_values():
     named = {"tier": {"string_param": "lean"}, "policy": {"string_param": "load"}}
     for parameters, expected in (
         ({}, Parameters(None, False, None, None, 5)),
@@ -150,14 +144,14 @@ def test_values() -> None:
         assert parse(request(**parameters)) == expected
 
 
-def test_own_names_are_compared_once() -> None:
+def test_own_names_are_compared_once():
     misses = _similar.cache_info().misses
     for _ in range(3):
         parse(request(**{f"own-name-{number}": {"bool_param": True} for number in range(64)}))
     assert _similar.cache_info().misses - misses == 64
 
 
-def test_errors() -> None:
+def test_errors():
     for name, value, message in (
         ("timeout", {"string_param": "1"}, "'timeout': got 'string_param', expected int64_param or uint64_param"),
         ("timeout", {"int64_param": -1}, "parameter 'timeout': got -1, expected 0 or more. 0 is the default."),

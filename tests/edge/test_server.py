@@ -1,7 +1,5 @@
 """Start, readiness, health, reflection, metrics, telemetry and drain of a server."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -9,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import grpc
 import numpy as np
@@ -22,7 +19,6 @@ from edge.errors import ServerError
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
-from edge.server import Ready
 from tests.support.models import ORACLE, ORACLE_BUNDLE
 from tests.support.sample_requests import (
     SERVICES,
@@ -35,19 +31,19 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def health_of(ready: Ready, *names: str) -> list[int]:
+def health_of(ready, *names):
     with grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
         return [check(health_pb2.HealthCheckRequest(service=name)).status for name in names]
 
 
-def test_announcement_and_health(server: Ready, transport: str) -> None:
+def test_announcement_and_health(server, transport):
     assert (server.transport, set(server.unavailable), f"{ORACLE}:1" in server.ready) == (transport, {"broken"}, True)
     assert "model.onnx" in server.unavailable["broken"]
     assert health_of(server, "", "broken", ORACLE) == [NOT_SERVING, NOT_SERVING, SERVING]
 
 
-def test_two_bundles_of_one_name_and_lenient_readiness(tmp_path: Path, transport: str) -> None:
+def test_two_bundles_of_one_name_and_lenient_readiness(tmp_path, transport):
     for name in ("one", "two"):
         shutil.copytree(ORACLE_BUNDLE, tmp_path / name)
     arguments = ["--no-strict-readiness", f"--transport={transport}"]
@@ -63,7 +59,7 @@ def test_two_bundles_of_one_name_and_lenient_readiness(tmp_path: Path, transport
             assert group.count == len(os.sched_getaffinity(0))
 
 
-def test_reflection_lists_and_describes_the_services(channel: grpc.Channel) -> None:
+def test_reflection_lists_and_describes_the_services(channel):
     database = ProtoReflectionDescriptorDatabase(channel)
     assert set(database.get_services()) == set(SERVICES)
     for service in SERVICES:
@@ -71,7 +67,7 @@ def test_reflection_lists_and_describes_the_services(channel: grpc.Channel) -> N
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_drains_and_exits_with_0(bundles: list[Path], number: signal.Signals, transport: str) -> None:
+def test_signal_drains_and_exits_with_0(bundles, number, transport):
     only = [bundle for bundle in bundles if bundle.name == "busy-1"]
     draining = running_server(only, arguments=[f"--transport={transport}"])
     with draining as ready, grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
@@ -85,7 +81,7 @@ def test_signal_drains_and_exits_with_0(bundles: list[Path], number: signal.Sign
     # running_server fails unless the exit code is 0.
 
 
-def test_empty_repository_is_served(tmp_path: Path) -> None:
+def test_empty_repository_is_served(tmp_path):
     with running_server([]) as ready:
         assert (ready.ready, ready.http_port) == ((), None)
         with Client(f"127.0.0.1:{ready.grpc_port}") as client:
@@ -94,7 +90,7 @@ def test_empty_repository_is_served(tmp_path: Path) -> None:
                 client.infer("zz", {"x": np.zeros((1, 15), np.float32)})
 
 
-def test_taken_port_is_reported(bundles: list[Path], transport: str) -> None:
+def test_taken_port_is_reported(bundles, transport):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -105,10 +101,9 @@ def test_taken_port_is_reported(bundles: list[Path], transport: str) -> None:
                 pass
 
 
-def test_sigterm_while_loading_exits_with_0(bundles: list[Path], tmp_path: Path) -> None:
+def test_sigterm_while_loading_exits_with_0(bundles, tmp_path):
     command = [sys.executable, "-m", "edge", "serve", str(bundles[0].parent), "--grpc-port=0", "--metrics-port=0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
     process.stderr.readline()  # the first bundle is being loaded
     process.send_signal(signal.SIGTERM)
     _, log = process.communicate(timeout=30)

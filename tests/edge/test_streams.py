@@ -1,13 +1,9 @@
 """Streams with the stock client, their limits, and clients that leave; tests/conformance has order and errors."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 import numpy as np
@@ -16,7 +12,6 @@ import pytest
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
-from edge.server import Ready
 from edge.serving.streams import MAX_IN_FLIGHT
 from tests.support.metrics import gauge, is_at_rest, wait_until
 from tests.support.sample_requests import Sender, expression
@@ -27,13 +22,13 @@ ON_EVERY_TRANSPORT = True  # it tests the protocol
 Stub = inference_pb2_grpc.GRPCInferenceServiceStub
 
 
-def numbered(number: int) -> pb.ModelInferRequest:
+def numbered(number):
     request = expression(f"{number} - 1".encode())
     request.id = f"request {number}"
     return request
 
 
-def value_of(response: pb.ModelStreamInferResponse) -> float:
+def value_of(response):
     assert not response.error_message
     return float(np.frombuffer(response.infer_response.raw_output_contents[0], np.float32)[0])
 
@@ -42,12 +37,12 @@ def value_of(response: pb.ModelStreamInferResponse) -> float:
 FIXED_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64 * 1024))
 
 
-def test_client_that_does_not_read_stops_the_stream(server: Ready, url: str) -> None:
+def test_client_that_does_not_read_stops_the_stream(server, url):
     data = np.zeros(ECHO_MAX).tobytes()  # 32 KiB
-    sent: list[int] = []
+    sent = []
     bounded = threading.Event()
 
-    def requests() -> Iterator[pb.ModelInferRequest]:
+    def requests():
         # Endless, because the size of the transport's buffers differs from machine to machine.
         while not bounded.is_set():
             request = pb.ModelInferRequest(model_name="echo-fp64", id=str(len(sent)), raw_input_contents=[data])
@@ -75,7 +70,7 @@ def test_client_that_does_not_read_stops_the_stream(server: Ready, url: str) -> 
     assert wait_until(lambda: is_at_rest(server))
 
 
-def test_shutdown_answers_the_requests_so_far(bundles: list[Path], transport: str) -> None:
+def test_shutdown_answers_the_requests_so_far(bundles, transport):
     only = [bundle for bundle in bundles if bundle.name in ("oracle", "busy-1")]
     sender = Sender()
     begun = 0.0

@@ -1,7 +1,5 @@
 """Notifications as systemd receives them, and the unit file as systemd checks it."""
 
-from __future__ import annotations
-
 import os
 import re
 import secrets
@@ -9,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,14 +24,14 @@ UNIT = Path(__file__).parents[2] / "deploy" / "fewheads.service"
 
 
 class Listener:
-    def __init__(self, address: str) -> None:
+    def __init__(self, address):
         self.address = address
-        self.messages: list[str] = []
+        self.messages = []
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind(address.replace("@", "\0", 1) if address.startswith("@") else address)
         self.socket.setblocking(False)
 
-    def read(self) -> list[str]:
+    def read(self):
         with suppress(BlockingIOError):
             while True:
                 self.messages.append(self.socket.recv(65536).decode())
@@ -42,13 +39,13 @@ class Listener:
 
 
 @pytest.fixture
-def listener() -> Iterator[Listener]:
+def listener():
     listener = Listener(f"@fewheads-{secrets.token_hex(8)}")
     yield listener
     listener.socket.close()
 
 
-def test_message_is_one_datagram_of_lines(listener: Listener, tmp_path: Path) -> None:
+def test_message_is_one_datagram_of_lines(listener, tmp_path):
     at_path = Listener(str(tmp_path / "notify"))
     for each in (listener, at_path):
         Notifier({"NOTIFY_SOCKET": each.address}).notify(READY=1, STATUS="two\nlines, é")
@@ -56,9 +53,7 @@ def test_message_is_one_datagram_of_lines(listener: Listener, tmp_path: Path) ->
     at_path.socket.close()
 
 
-def test_nothing_is_sent_without_a_supervisor_and_a_missing_socket_is_logged_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nothing_is_sent_without_a_supervisor_and_a_missing_socket_is_logged_once(tmp_path, caplog):
     for variables, warnings in (({}, 0), ({"NOTIFY_SOCKET": str(tmp_path / "none")}, 1)):
         notifier = Notifier(variables)
         for _ in range(3):
@@ -66,14 +61,14 @@ def test_nothing_is_sent_without_a_supervisor_and_a_missing_socket_is_logged_onc
         assert len(caplog.records) == warnings
 
 
-def test_full_socket_does_not_block(listener: Listener) -> None:
+def test_full_socket_does_not_block(listener):
     notifier = Notifier({"NOTIFY_SOCKET": listener.address})
     for _ in range(2000):
         notifier.notify(STATUS="x")
     assert 0 < len(listener.read()) < 2000
 
 
-def test_watchdog_interval_comes_from_the_environment() -> None:
+def test_watchdog_interval_comes_from_the_environment():
     for variables, seconds in (
         ({"WATCHDOG_USEC": "1500000", "WATCHDOG_PID": str(os.getpid())}, 1.5),
         ({"WATCHDOG_USEC": "1500000", "WATCHDOG_PID": "1"}, None),
@@ -85,7 +80,7 @@ def test_watchdog_interval_comes_from_the_environment() -> None:
         assert Notifier({"NOTIFY_SOCKET": "@x", **variables}).watchdog_seconds == seconds
 
 
-def test_server_notifies_from_start_to_stop(listener: Listener, tmp_path: Path) -> None:
+def test_server_notifies_from_start_to_stop(listener, tmp_path):
     repository = write_oracle_bundle(tmp_path / "repository" / "oracle", "oracle", 1).path.parent
     write_busy_bundle(repository)
     given = {"NOTIFY_SOCKET": listener.address, "WATCHDOG_USEC": "600000"}
@@ -103,16 +98,16 @@ def test_server_notifies_from_start_to_stop(listener: Listener, tmp_path: Path) 
     assert messages.index("READY=1") < stuck < messages.index("STOPPING=1")
 
 
-def unit() -> dict[str, str]:
+def unit():
     return dict(re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.MULTILINE))
 
 
-def seconds(time: str) -> int:
-    number, of = re.fullmatch(r"(\d+)(s|min)", time).groups()  # type: ignore[union-attr]
+def seconds(time):
+    number, of = re.fullmatch(r"(\d+)(s|min)", time).groups()
     return int(number) * (60 if of == "min" else 1)
 
 
-def test_unit_agrees_with_the_server() -> None:
+def test_unit_agrees_with_the_server():
     command = unit()["ExecStart"].split()
     given = {word for word in command if word.startswith("--")}
     assert given <= {name for parameter in serve.params for name in parameter.opts}
@@ -121,7 +116,7 @@ def test_unit_agrees_with_the_server() -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
-def test_systemd_accepts_the_unit_and_rates_it_hardened(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit_and_rates_it_hardened(tmp_path):
     installed = tmp_path / UNIT.name
     installed.write_text(UNIT.read_text().replace("/opt/fewheads/bin/fewheads", shutil.which("true") or ""))
     verified = subprocess.run(["systemd-analyze", "verify", installed], capture_output=True, text=True)

@@ -1,16 +1,12 @@
 """The builder with TensorRT-RTX, which compiles without a GPU: engines, fused attention, and errors."""
 
-from __future__ import annotations
-
 import signal
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from edge.bundles.manifest import Profile
 from edge.errors import BackendError, BundleError
-from edge.runtimes.runtime import BuildProgress, Product
 from edge.runtimes.tensorrt.build import compile_onnx
 from tests.data.make_broken_bundles import changed_onnx, custom_operator
 from tests.support.marks import with_rtx
@@ -21,7 +17,7 @@ pytestmark = with_rtx
 ORACLE_PROFILE = oracle_manifest().profile
 
 
-def compiled(model: bytes, profile: dict[str, Profile] = ORACLE_PROFILE, device: str = "SM86", **more: Any) -> Product:
+def compiled(model, profile=ORACLE_PROFILE, device="SM86", **more):
     return compile_onnx(model, profile, flavor="tensorrt_rtx", compute_capability=device, subject="model", **more)
 
 
@@ -50,7 +46,7 @@ def test_attention_is_fused_or_the_report_says_why_not():
 
 
 def test_progress():
-    reported: list[BuildProgress] = []
+    reported = []
     compiled(oracle_onnx(), progress=reported.append)
     assert reported[0].phase == "Building engine"
     fractions = [progress.fraction for progress in reported]
@@ -58,9 +54,9 @@ def test_progress():
 
 
 def test_interrupt_cancels_the_build():
-    reported: list[BuildProgress] = []
+    reported = []
 
-    def interrupted_once(position: BuildProgress) -> None:
+    def interrupted_once(position):
         if not reported:
             signal.raise_signal(signal.SIGINT)
         reported.append(position)
@@ -76,7 +72,7 @@ def test_error_of_the_progress_callback_is_raised():
         compiled(oracle_onnx(), progress=Mock(side_effect=BrokenPipeError))
 
 
-def test_profile_of_an_unknown_input_is_rejected(caplog: pytest.LogCaptureFixture):
+def test_profile_of_an_unknown_input_is_rejected(caplog):
     with pytest.raises(BackendError, match=r"expected a model that tensorrt_rtx .* builds"):
         compiled(oracle_onnx(), {"other": ORACLE_PROFILE["x"]})
     assert "tensorrt_rtx: " in caplog.text

@@ -1,7 +1,5 @@
 """Rules for builds that need no TensorRT: optimization profiles, warnings, memory and progress."""
 
-from __future__ import annotations
-
 from edge.bundles.manifest import Profile
 from edge.runtimes.runtime import BuildProgress
 from edge.runtimes.tensorrt.build import memory_needed
@@ -12,7 +10,7 @@ from edge.runtimes.tensorrt.profiles import buckets, described, optimization_pro
 MIB = 1024**2
 
 
-def text(shortest: int, longest: int, rows: int = 8) -> dict[str, Profile]:
+def text(shortest, longest, rows=8):
     shapes = Profile(min=(1, shortest), opt=(1, min(64, longest)), max=(rows, longest))
     return {"input_ids": shapes, "attention_mask": shapes}
 

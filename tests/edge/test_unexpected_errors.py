@@ -1,17 +1,11 @@
 """Unexpected errors: they leak nothing to clients, leave no memory behind, and loops and threads go on."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import inspect
 import sys
 import weakref
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any
 
 import grpc
 import numpy as np
@@ -33,7 +27,6 @@ from edge.rpc.servicers import TelemetryServicer
 from edge.scheduling.scheduler import Scheduler
 from edge.serving.call import Call
 from edge.serving.inference import InferenceService
-from edge.serving.streams import Streams
 from edge.settings import TRANSPORTS
 from edge.telemetry import telemetry
 from edge.telemetry.telemetry import Sources
@@ -43,14 +36,12 @@ from tests.support.loop_model import NAME, prompt, write_halving_bundle
 from tests.support.sample_requests import REQUESTS, good, methods
 
 
-def test_health_that_could_not_be_published_is_published_later(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_health_that_could_not_be_published_is_published_later(tmp_path, caplog, monkeypatch):
     device = Scheduler(1)
     repository = Repository(tmp_path, Loader(device))
     health, errors = Health(repository, device.runs), [OSError("no file is left")]
 
-    def models_ready() -> bool:
+    def models_ready():
         if errors:
             raise errors.pop()
         return True
@@ -66,14 +57,12 @@ def test_health_that_could_not_be_published_is_published_later(
     device.close()
 
 
-async def test_samples_go_on_and_their_error_is_logged_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_samples_go_on_and_their_error_is_logged_once(tmp_path, monkeypatch, caplog):
     sampled = asyncio.Event()
     errors = [OSError("no file is left")] * 3
 
     class Failing(MemorySampler):
-        def observe(self) -> None:
+        def observe(self):
             if errors:
                 raise errors.pop()
             sampled.set()
@@ -81,7 +70,7 @@ async def test_samples_go_on_and_their_error_is_logged_once(
     device = Scheduler(1)
     repository = Repository(tmp_path, Loader(device))
     health = Health(repository, device.runs)
-    streams: Streams = None  # type: ignore[assignment] # samples need none
+    streams = None  # samples need none
     sources = Sources(device, repository, health, Failing(), Sensors(), streams, Quota(1, 1))
     monkeypatch.setattr(telemetry, "_SAMPLE_SECONDS", 0.01)
     watching = asyncio.create_task(telemetry.Telemetry(sources).watch())
@@ -91,7 +80,7 @@ async def test_samples_go_on_and_their_error_is_logged_once(
     device.close()
 
 
-def test_shutdown_ends_although_the_health_cannot_be_read() -> None:
+def test_shutdown_ends_although_the_health_cannot_be_read():
     done = python(
         """
 import time
@@ -113,11 +102,11 @@ OURS = [rpc for rpc in methods() if rpc.split("/")[1] in (INFERENCE, TELEMETRY)]
 
 
 @contextmanager
-def failing(code: CodeType) -> Iterator[None]:
+def failing(code):
     """Raise an error in the first frame that enters ``code``, as if it had failed by itself."""
     failed = []
 
-    def look(frame: FrameType, event: str, argument: Any) -> None:
+    def look(frame, event, argument):
         if frame.f_code is code and event == "call" and not failed:
             failed.append(True)
             raise RuntimeError(SECRET)
@@ -130,16 +119,15 @@ def failing(code: CodeType) -> Iterator[None]:
     assert failed
 
 
-def code_of(rpc: str, transport: str) -> CodeType:
+def code_of(rpc, transport):
     _, service, method = rpc.split("/")
     if (method, transport) == ("ModelInfer", "nghttp2"):  # it has a function of its own
         method = "start_model_infer"
     servicer = InferenceServicer if service == INFERENCE else TelemetryServicer
-    found: CodeType = inspect.unwrap(getattr(servicer, method)).__code__
-    return found
+    return inspect.unwrap(getattr(servicer, method)).__code__
 
 
-async def end(channel: grpc.aio.Channel, rpc: str) -> tuple[grpc.StatusCode, str]:
+async def end(channel, rpc):
     request = REQUESTS.get(rpc.rpartition("/")[2])
     answers = 0
     try:
@@ -155,7 +143,7 @@ async def end(channel: grpc.aio.Channel, rpc: str) -> tuple[grpc.StatusCode, str
     return grpc.StatusCode.OK, ""
 
 
-async def stream_errors(channel: grpc.aio.Channel, *requests: pb.ModelInferRequest) -> list[str]:
+async def stream_errors(channel, *requests):
     method, parse = f"/{INFERENCE}/ModelStreamInfer", pb.ModelStreamInferResponse.FromString
     stream = channel.stream_stream(method, response_deserializer=parse)
     messages = iter([request.SerializeToString() for request in requests])
@@ -163,7 +151,7 @@ async def stream_errors(channel: grpc.aio.Channel, *requests: pb.ModelInferReque
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_failing_rpc_hides_its_error(tmp_path: Path, caplog: pytest.LogCaptureFixture, transport: str) -> None:
+async def test_failing_rpc_hides_its_error(tmp_path, caplog, transport):
     async with serving_here(tmp_path, transport) as channel:
         for rpc in OURS:
             caplog.clear()
@@ -176,12 +164,10 @@ async def test_failing_rpc_hides_its_error(tmp_path: Path, caplog: pytest.LogCap
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("place", ["wire.Sent.decode", "call.ResponseBuilder.build"])
-async def test_failed_request_leaves_no_cycle_with_its_tensors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str, place: str
-) -> None:
-    held: list[weakref.ref[Any]] = []
+async def test_failed_request_leaves_no_cycle_with_its_tensors(tmp_path, monkeypatch, transport, place):
+    held = []
 
-    def fail(*arguments: Any, **options: Any) -> None:
+    def fail(*arguments, **options):
         tensor = np.ones(3)
         held.append(weakref.ref(tensor))
         raise InvalidRequest("x", given=tensor.size, expected="2", fix="Send 2.")
@@ -200,14 +186,14 @@ async def test_failed_request_leaves_no_cycle_with_its_tensors(
             gc.enable()
 
 
-async def test_failing_stream_request_hides_its_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_failing_stream_request_hides_its_error(tmp_path, caplog):
     async with serving_here(tmp_path) as channel:
         with failing(InferenceService._call.__code__):
             assert await stream_errors(channel, *[good()] * 3) == [INTERNAL, "", ""]
         assert SECRET in caplog.text
 
 
-async def test_error_after_a_run_is_answered(tmp_path: Path) -> None:
+async def test_error_after_a_run_is_answered(tmp_path):
     request = pb.ModelInferRequest(model_name=NAME)
     request.inputs.add(name="xs", datatype="FP32", shape=[1, *prompt(1).shape[1:]])
     request.raw_input_contents.append(prompt(1).tobytes())

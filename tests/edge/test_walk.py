@@ -1,13 +1,9 @@
 """Number of files that one ModelInfer enters on its way: few enough to be read in one sitting."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import threading
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 
@@ -23,13 +19,11 @@ MOST_FILES = {"grpcio": (14, 21), "nghttp2": (23, 33)}
 
 @pytest.mark.parametrize("transport", MOST_FILES)
 @pytest.mark.parametrize("known", [True, False])
-async def test_batched_request_enters_few_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str, known: bool
-) -> None:
-    files: set[str] = set()
+async def test_batched_request_enters_few_files(tmp_path, monkeypatch, transport, known):
+    files = set()
     recording = threading.Event()
 
-    def walk(frame: FrameType, event: str, argument: Any) -> None:
+    def walk(frame, event, argument):
         name = frame.f_code.co_filename
         if event == "call" and name.startswith(EDGE) and recording.is_set():
             files.add(name[len(EDGE) + 1 :])
@@ -52,7 +46,7 @@ async def test_batched_request_enters_few_files(
             recording.clear()
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
     files -= {"runtimes/simulated.py"}  # around ONNX Runtime, as if it were a GPU
     assert len(files) <= MOST_FILES[transport][0 if known else 1], " ".join(sorted(files))
     assert {"serving/inference.py", "scheduling/runs.py", "scheduling/batching.py"} <= files  # it was joined

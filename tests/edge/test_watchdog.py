@@ -1,13 +1,9 @@
 """Runs that do not end, and shutdowns that would wait for them, on servers of their own."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 import numpy as np
@@ -20,7 +16,7 @@ from tests.support import server_processes
 from tests.support.metrics import gauge, wait_until
 from tests.support.models import write_oracle_bundle
 from tests.support.server_models import busy, write_busy_bundle
-from tests.support.server_processes import NOT_SERVING, SERVING, Served, is_ready, model_states, problems, served
+from tests.support.server_processes import NOT_SERVING, SERVING, is_ready, model_states, problems, served
 
 #: Between 0.8 s and 4 s; nothing longer may come before, since the usual time of a tier raises its limit.
 LONG = 4000
@@ -29,15 +25,15 @@ FOR_EVER = 10**9
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
+def repository(tmp_path):
     directory = tmp_path / "repository"
     write_busy_bundle(directory)
     write_oracle_bundle(directory / "oracle", "oracle", 1)
     return directory
 
 
-def test_long_run_makes_the_server_unready_until_it_ends(repository: Path) -> None:
-    def healths(server: Served) -> set[object]:
+def test_long_run_makes_the_server_unready_until_it_ends(repository):
+    def healths(server):
         return {server_processes.health(server, name) for name in ("", "busy", "oracle")}
 
     with served(repository, "--watchdog-seconds=0.3", "--instances=1") as server:
@@ -57,7 +53,7 @@ def test_long_run_makes_the_server_unready_until_it_ends(repository: Path) -> No
         assert wait_until(lambda: healths(server) == {SERVING}, 2)
 
 
-def test_only_the_stuck_model_is_unready_while_a_worker_is_left(repository: Path) -> None:
+def test_only_the_stuck_model_is_unready_while_a_worker_is_left(repository):
     with served(repository, "--watchdog-seconds=0.3", "--instances=2", "--stuck-exit-seconds=inf") as server:
         call = server.stub.ModelInfer.future(busy(FOR_EVER))
         assert wait_until(lambda: not is_ready(server), 10)
@@ -66,7 +62,7 @@ def test_only_the_stuck_model_is_unready_while_a_worker_is_left(repository: Path
         assert not call.done()
 
 
-def test_run_that_never_ends_ends_the_process(repository: Path) -> None:
+def test_run_that_never_ends_ends_the_process(repository):
     with served(repository, "--watchdog-seconds=0.2", "--stuck-exit-seconds=0.2") as server:
         call = server.stub.ModelInfer.future(busy(FOR_EVER))
         code, log = server.end()
@@ -78,7 +74,7 @@ def test_run_that_never_ends_ends_the_process(repository: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sigterm_ends_a_run_that_never_ends(repository: Path) -> None:
+def test_sigterm_ends_a_run_that_never_ends(repository):
     with served(repository, "--drain-seconds=0.2") as server:
         call = server.stub.ModelInfer.future(busy(FOR_EVER))
         time.sleep(0.5)
@@ -92,7 +88,7 @@ def test_sigterm_ends_a_run_that_never_ends(repository: Path) -> None:
         assert call.code() is not grpc.StatusCode.OK
 
 
-def test_watchers_neither_delay_a_shutdown_nor_harm_each_other(repository: Path) -> None:
+def test_watchers_neither_delay_a_shutdown_nor_harm_each_other(repository):
     with served(repository, "--drain-seconds=30", "--model-control=explicit") as server:
         stub = health_pb2_grpc.HealthStub(server.channel)
         leaving, staying = (stub.Watch(health_pb2.HealthCheckRequest(service="oracle")) for _ in range(2))
@@ -105,7 +101,7 @@ def test_watchers_neither_delay_a_shutdown_nor_harm_each_other(repository: Path)
         with pytest.raises(grpc.RpcError) as caught:
             stub.Check(health_pb2.HealthCheckRequest(service="zz"))
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-        watching: list[Iterator[object]] = [
+        watching = [
             telemetry_pb2_grpc.TelemetryStub(server.channel).Watch(telemetry_pb2.WatchRequest(interval_ms=20_000)),
             stub.Watch(health_pb2.HealthCheckRequest(service="")),
         ]
@@ -114,7 +110,7 @@ def test_watchers_neither_delay_a_shutdown_nor_harm_each_other(repository: Path)
         os.kill(server.ready.process_id, signal.SIGTERM)
         with pytest.raises(grpc.RpcError, match="going down"):
             next(watching[0])
-        assert next(watching[1]).status == NOT_SERVING  # type: ignore[attr-defined]
+        assert next(watching[1]).status == NOT_SERVING
         with pytest.raises(grpc.RpcError, match="going down"):
             next(watching[1])
         assert server.end()[0] == 0
