@@ -71,11 +71,7 @@ def test_curl(http_url, page):
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_completions(writer):
     page = (ROOT / "edge" / "README.md").read_text()
-    for ours, theirs in (
-        ("127.0.0.1:8000", f"127.0.0.1:{writer.http_port}"),
-        ("writer", NAME),
-        ("Once upon", PROMPT),
-    ):
+    for ours, theirs in (("127.0.0.1:8000", f"127.0.0.1:{writer.http_port}"), ("writer", NAME), ("Once upon", PROMPT)):
         page = page.replace(ours, theirs)
     (command,) = re.findall(r"^curl [^' ]+/v1/[^']+'[^']+'$", page, re.MULTILINE)
     done = run("sh", "-c", f"{command} --silent --fail-with-body")

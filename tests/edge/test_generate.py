@@ -209,10 +209,7 @@ def test_a_part_of_a_stop_text_is_shown_at_the_end(letters):
     session = letters.session(options())
     session.add([Joining("", inputs_of(GOES_ON), options(stop=("flz",)))])
     session.step()
-    assert [texts(session.partial("", stopped)) for stopped in ("", "deadline")] == [
-        [""],
-        ["fl"],
-    ]
+    assert [texts(session.partial("", stopped)) for stopped in ("", "deadline")] == [[""], ["fl"]]
 
 
 @pytest.fixture(scope="module")

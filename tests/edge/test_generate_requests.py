@@ -173,10 +173,7 @@ async def test_bad_input_is_refused(running):
         (text_request(*"a" * (MAX_BATCH_SIZE + 1)), "batch of 'letters': got 5 rows, expected at most 4. Split"),
         (text_request("a", temprature=1.0), "parameter name: got 'temprature', expected 'temperature'"),
         (text_request("a", max_loops=3), "'max_loops' of 'letters': got 3, expected none: the model is not a loop"),
-        (
-            text_request("a", stream_partial=True),
-            "parameter 'stream_partial': expected a request in a stream",
-        ),
+        (text_request("a", stream_partial=True), "parameter 'stream_partial': expected a request in a stream"),
         (ids_request([[1, 2], [3, 0]], [[1, 1], [0, 0]]), mask),  # in a form that is known
         (ids_request([[1, 2, 3]], [[1, 0, 1]]), mask),
         (ids_request([[1, 2, 3]], [[1, 2, 0]]), mask),

@@ -213,10 +213,7 @@ def test_heads_of_completions(server):
 
 def test_heads_of_the_command(server):
     command = ["infer", "--url", f"127.0.0.1:{server.grpc_port}", NAME, PROMPT]
-    for options, expected in (
-        (["--head", ONE], MOVED),
-        (["--head", ONE, "--alpha", "-0.001"], continued(PROMPT)),
-    ):
+    for options, expected in ((["--head", ONE], MOVED), (["--head", ONE, "--alpha", "-0.001"], continued(PROMPT))):
         assert json.loads(shown(*command, *options, "--json"))["outputs"]["text"] == [[expected]]
         streamed = CliRunner().invoke(cli, [*command, *options, "--stream"], catch_exceptions=False)
         assert streamed.stdout == f"{expected}\n"

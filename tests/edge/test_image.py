@@ -215,10 +215,7 @@ def with_profile(entries):
         (lambda: png_header(1, 199_999), "got 32 x 6399968 pixels after the resize, expected at most 200000 pixels"),
         (lambda: png_header(40, 40, bits=16), "got 16 bits in a channel, expected at most 8. Convert"),
         (lambda: encoded(transparent()), "got transparent pixels, expected an opaque image. Put it on a background"),
-        (
-            lambda: with_scans(101),
-            "got .* 101 of them scans, expected .* and 100 scans. Save it again as a usual",
-        ),
+        (lambda: with_scans(101), "got .* 101 of them scans, expected .* and 100 scans. Save it again as a usual"),
         (lambda: WHOLE[:2] + b"\xff\xfe\0\2" * 2001 + WHOLE[2:], "got 2001 segments or more, 0 of .* 2000 segments"),
         (lambda: with_resources(10_001), "got more resources of Photoshop, expected at most 10000. Save it again"),
         (lambda: with_chunks(b"iCCP", 256), "got 257 chunks or more, 257 of them .* and 256 without pixels"),

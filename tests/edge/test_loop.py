@@ -173,10 +173,7 @@ async def test_limits_of_a_request_are_checked(running):
         (loop_request(1, tolerance="1"), "parameter 'tolerance': got 'string_param', expected double_param or int64"),
         (loop_request(float("nan")), xs),
         (loop_request(float("inf")), xs),
-        (
-            loop_request(1, tokens=6),
-            "input 'xs' shape of 'halving': got [1, 6, 1], expected between [1, 1, 1] and",
-        ),
+        (loop_request(1, tokens=6), "input 'xs' shape of 'halving': got [1, 6, 1], expected between [1, 1, 1] and"),
     ):
         with pytest.raises(InvalidRequest) as caught:
             await running.infer(message)
@@ -224,10 +221,7 @@ def test_broken_programs_name_the_field(loop_bundle):
         (program(last="zz"), "files of tier 'full': got ['last', 'prompt', 'state'], expected the inputs ['prompt', "),
         (program(next_state="zz"), "got ['next_state', 'prediction', 'residual'], expected the outputs ['prediction'"),
         (files(embed), "roles of the artifacts: got ['embed'], expected 'step' among them"),
-        (
-            files(msgspec.structs.replace(embed, outputs=other), step),
-            "expected 'state' and 'prompt', as the step",
-        ),
+        (files(msgspec.structs.replace(embed, outputs=other), step), "expected 'state' and 'prompt', as the step"),
         (files(msgspec.structs.replace(embed, golden=None), step), "golden of artifact 'embed.onnx': got none, expect"),
     ):
         with pytest.raises(BundleError) as caught:

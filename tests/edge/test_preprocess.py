@@ -41,15 +41,9 @@ def test_bundle_gives_the_step_that_its_manifest_describes():
 
 def test_bad_expression_is_rejected_in_any_row():
     for bad, message in (
-        (
-            b"1 + \xff",
-            r"text in input 'text'{element}: got b'1 + \xff', expected UTF-8. Encode it as UTF-8; byte 5 ",
-        ),
+        (b"1 + \xff", r"text in input 'text'{element}: got b'1 + \xff', expected UTF-8. Encode it as UTF-8; byte 5 "),
         (b"1,5", "expression{row}: got '1,5', expected + or - at character 2. Write operands joined by + or -"),
-        (
-            b"1025",
-            "expression{row}: got '1025', expected operands between -1024 and 1024. Replace 1025 at char",
-        ),
+        (b"1025", "expression{row}: got '1025', expected operands between -1024 and 1024. Replace 1025 at char"),
     ):
         for rows, row in (([bad], 0), ([bad, "2", "3"], 1), (["1", "2", bad], 3)):
             with pytest.raises(InvalidRequest) as caught:

@@ -20,9 +20,7 @@ from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
 from tests.support.models import ORACLE, ORACLE_BUNDLE
-from tests.support.sample_requests import (
-    SERVICES,
-)
+from tests.support.sample_requests import SERVICES
 from tests.support.server_models import busy
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol

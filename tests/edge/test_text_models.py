@@ -133,10 +133,7 @@ def test_bad_requests(client):
     for inputs, message in (
         ([triton_input("text_pair", column("good"))], "inputs of 'better': got only 'text_pair', expected 'text' and "),
         ([text("a", "b"), triton_input("text_pair", column("a", "b", "c"))], "got {'text': 2, 'text_pair': 3}, "),
-        (
-            pairs(("good", b"\xff")),
-            r"text in input 'text_pair': got b'\xff', expected UTF-8. Encode it as UTF-8; byte",
-        ),
+        (pairs(("good", b"\xff")), r"text in input 'text_pair': got b'\xff', expected UTF-8. Encode it as UTF-8; byte"),
         ([*pairs(("good", "bad")), *tokens(ONES, "token_type_ids")], "'text' stands for 'token_type_ids'."),
         (tokens(ONES, "input_ids", "attention_mask"), "expected 'token_type_ids' (or 'text' and 'text_pair'). Add it."),
         (tokens(np.ones((1, 13), np.int64), *INPUTS), "got [1, 13], expected between [1, 1] and [8, 12]."),

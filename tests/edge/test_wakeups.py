@@ -295,9 +295,7 @@ SUBMIT_PLAIN, SUBMIT_DELAYED = ((Server.submit, kind, 1) for kind in (PLAIN, DEL
 # What is left of a group is of a preferred size: one is cancelled, expires, or joins a session.
 @example(2, False, [SUBMIT_PLAIN, *[(Server.submit, PREFERRED, rows) for rows in (1, 4)], (Server.cancel, 1)])
 @example(
-    2,
-    False,
-    [SUBMIT_PLAIN, (Server.submit, PREFERRED, 1, 0.5), (Server.submit, PREFERRED, 4), (Server.advance, 0.5)],
+    2, False, [SUBMIT_PLAIN, (Server.submit, PREFERRED, 1, 0.5), (Server.submit, PREFERRED, 4), (Server.advance, 0.5)]
 )
 @example(2, False, [*[(Server.submit, DELAYED_STEPS, rows) for rows in (3, 1, 2)], (Server.end, 0)])
 def test_no_request_that_may_run_waits_beside_an_idle_worker(instances, device_bound, actions):
