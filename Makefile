@@ -51,7 +51,7 @@ coverage-report:
 # `make test-jetpack6 SERVERS6=tests/edge` runs all others.
 QUICKER := --numprocesses=2 --dist=loadfile --ignore-glob 'tests/edge/test_*fuzz*' --ignore tests/edge/test_faults.py -k 'not grpcio or test_layers'
 COMPATIBILITY := tests/compatibility/test_edge.py
-SERVERS6 ?= $(addprefix tests/edge/test_,server.py cli.py infer.py bench.py control.py rest_client.py) $(COMPATIBILITY)
+SERVERS6 ?= $(addprefix tests/edge/test_,server.py cli.py infer.py bench.py control.py rest.py) $(COMPATIBILITY)
 SERVERS7 ?= tests/edge/test_server.py $(COMPATIBILITY)
 
 test-jetpack6 test-jetpack7: test-jetpack%:

@@ -1,21 +1,25 @@
-"""Calls without a transport: deadlines, cancellation, timings and counts, alone and with other calls in a run."""
+"""Calls without a transport: deadlines, cancellation, timings and counts; and the files that one enters on its way."""
 
 import asyncio
 import re
+import sys
 import threading
 import time
 from functools import partial
+from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+import edge
 from edge.errors import DeadlineExceeded, InvalidRequest
 from edge.pb import inference_pb2 as pb
 from edge.programs.program import Program
+from edge.protocol import INFERENCE
 from edge.repository.loader import ServingOptions
 from edge.serving import inference
-from tests.support.in_process import running_service
+from tests.support.in_process import running_service, serving_here
 from tests.support.jobs import WAIT, occupied
 from tests.support.sample_requests import good, parameter, shaped, text
 from tests.support.text_model import write_sentiment_bundle
@@ -299,3 +303,43 @@ async def test_deadline_policy_uses_the_time_left(tmp_path, clock):
             clock.now = deadline - left_seconds
             answer = await running.infer(text("good"), deadline)
             assert answer.parameters["tier_reason"].string_param == reason
+
+
+EDGE = str(Path(edge.__file__).parent)
+#: Limit for a batched request, by transport: of a known form, and of a new one. CONTRIBUTING.md names the files.
+MOST_FILES = {"grpcio": (14, 21), "nghttp2": (23, 33)}
+
+
+@pytest.mark.parametrize("transport", MOST_FILES)
+@pytest.mark.parametrize("known", [True, False])
+async def test_batched_request_enters_few_files(tmp_path, monkeypatch, transport, known):
+    files = set()
+    recording = threading.Event()
+
+    def walk(frame, event, argument):
+        name = frame.f_code.co_filename
+        if event == "call" and name.startswith(EDGE) and recording.is_set():
+            files.add(name[len(EDGE) + 1 :])
+
+    for module in ("supervisor", "watchdog"):  # which look at the server from time to time
+        monkeypatch.setattr(f"edge.health.{module}._LOOK_SECONDS", 60)
+    threading.setprofile(walk)
+    sys.setprofile(walk)
+    try:
+        async with serving_here(tmp_path, transport, target="simulated:20") as channel:
+            call = channel.unary_unary(f"/{INFERENCE}/ModelInfer")
+            message = good().SerializeToString()
+            if known:
+                await call(message)
+            else:
+                await channel.unary_unary(f"/{INFERENCE}/ServerLive")(b"")  # connects
+            await asyncio.sleep(0.2)
+            recording.set()
+            await asyncio.gather(*(call(message) for _ in range(3)))
+            recording.clear()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    files -= {"runtimes/simulated.py"}  # around ONNX Runtime, as if it were a GPU
+    assert len(files) <= MOST_FILES[transport][0 if known else 1], " ".join(sorted(files))
+    assert {"serving/inference.py", "scheduling/runs.py", "scheduling/batching.py"} <= files  # it was joined

@@ -175,9 +175,8 @@ async def test_limits_of_a_request_are_checked(running):
         (loop_request(float("inf")), xs),
         (loop_request(1, tokens=6), "input 'xs' shape of 'halving': got [1, 6, 1], expected between [1, 1, 1] and"),
     ):
-        with pytest.raises(InvalidRequest) as caught:
+        with pytest.raises(InvalidRequest, match=re.escape(expected)):
             await running.infer(message)
-        assert expected in str(caught.value)
     assert array_of(await running.infer(loop_request(1, tolerance=1)), "loops").tolist() == [1]
     await running.infer(loop_request(1))
     with pytest.raises(InvalidRequest, match=re.escape(xs)):  # also in a form that is known
@@ -224,9 +223,8 @@ def test_broken_programs_name_the_field(loop_bundle):
         (files(msgspec.structs.replace(embed, outputs=other), step), "expected 'state' and 'prompt', as the step"),
         (files(msgspec.structs.replace(embed, golden=None), step), "golden of artifact 'embed.onnx': got none, expect"),
     ):
-        with pytest.raises(BundleError) as caught:
+        with pytest.raises(BundleError, match=re.escape(message)):
             rules.check(broken, "m")
-        assert message in str(caught.value)
 
 
 def end_of(response):

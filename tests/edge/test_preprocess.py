@@ -252,6 +252,5 @@ def test_invalid_requests_are_rejected(models):
         ("oracle", {"expression": texts(b"1 +")}, "expression: got '1 +'"),
         *(("oracle", {"x": at_row_2(value)}, RANGE.format(shown)) for value, shown in NUMBERS),
     ):
-        with pytest.raises(InvalidRequest) as caught:
+        with pytest.raises(InvalidRequest, match=re.escape(message)):
             prepared(models[name], arrays)
-        assert message in str(caught.value)
