@@ -4,6 +4,7 @@ import shutil
 import time
 
 import grpc
+import hypothesis
 import pytest
 
 from edge.datatypes import NUMPY_TYPES
@@ -16,6 +17,10 @@ from tests.support.letters_model import open_letters, write_letters_bundle
 from tests.support.loop_model import NAME, open_loop, write_halving_bundle
 from tests.support.models import ORACLE_BUNDLE, VERSIONED, write_oracle_bundle
 from tests.support.server_models import busy, write_busy_bundle, write_echo_bundle
+
+#: Their first example may wait for a model.
+hypothesis.settings.register_profile("edge", deadline=None)
+hypothesis.settings.load_profile("edge")
 
 
 @pytest.fixture(autouse=True)

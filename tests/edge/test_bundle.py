@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
@@ -312,7 +312,6 @@ def test_set_that_differs_from_the_manifest_is_rejected():
             decode(buffer.getvalue(), oracle_manifest(), "golden")
 
 
-@settings(deadline=None)
 @given(st.integers(0, len(ENCODED)), st.integers(0, 40), st.binary(max_size=40))
 def test_mutated_bytes_raise_only_bundle_errors(start, length, inserted):
     with suppress(BundleError):

@@ -1,17 +1,15 @@
 """The live page in a real browser: under load, with hostile names, without sensors, and after the server ends."""
 
-import base64
 import json
-import math
 import os
-import random
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -78,9 +76,6 @@ class Browser:
             assert time.monotonic() < limit, f"{expression}: {self.evaluate('document.body.innerText')}"
             time.sleep(0.1)
 
-    def screenshot(self, path):
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
-
     def _read(self):
         message = bytearray()
         while not message.endswith(b"\0"):
@@ -119,44 +114,26 @@ def browser():
             process.wait(_SECONDS)
 
 
-#: The queue chooses tiers, and is short enough to refuse some requests.
-ARGUMENTS = ("--policy=load", "--max-queue-size=16")
-_THREADS = 26
-_WAVE_SECONDS = 45.0
-
-
 @contextmanager
 def load(url):
-    """Send requests in waves to the oracle and the model with tiers during the block."""
+    """Send requests to the oracle and to the model with tiers during the block."""
     done = threading.Event()
 
-    def work(number):
-        x = np.zeros((1, WIDTH), np.float32)
+    def work(tier):
         with Client(url, retries=ONCE) as client:
-            while not done.is_set():
-                busy = 0.5 - 0.5 * math.cos(2 * math.pi * time.monotonic() / _WAVE_SECONDS)
-                try:
-                    if number == 0:
-                        client.infer(ORACLE, {"expression": text(["1 + 2"])})
-                        done.wait(0.02)
-                    elif number > 3 + busy * _THREADS:
-                        done.wait(0.5)
-                    else:
-                        # Every fifth client requests the full tier.
-                        client.infer("tiered", {"x": x}, tier="" if number % 5 else "full")
-                        done.wait(random.random() * 0.2)
-                except ServerError:
-                    done.wait(0.2)
+            while not done.wait(0.02):
+                with suppress(ServerError):
+                    client.infer(ORACLE, {"expression": text(["1 + 2"])})
+                    client.infer("tiered", {"x": np.zeros((1, WIDTH), np.float32)}, tier=tier)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(_THREADS)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(4):
+            pool.submit(work, "")
+            pool.submit(work, "full")
+        try:
+            yield
+        finally:
+            done.set()
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
@@ -186,7 +163,7 @@ def charts(tab):
 
 def test_page_follows_the_load_and_reports_a_missing_server(tab, tmp_path):
     bundles = [write_tiered_bundle(tmp_path / "tiered").path, ORACLE_BUNDLE]
-    with running_server(bundles, arguments=ARGUMENTS) as ready:
+    with running_server(bundles, arguments=["--policy=load", "--max-queue-size=16"]) as ready:
         page = f"http://127.0.0.1:{ready.metrics_port}/"
         tab.open(page)
         tab.wait(f"{STATUS} === 'live'")

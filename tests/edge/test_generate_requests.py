@@ -9,7 +9,6 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-import pytest_asyncio
 
 from edge.errors import InvalidRequest, ModelNotReady, Overloaded, RunnerError
 from edge.instruments.metrics import ModelNow
@@ -47,7 +46,7 @@ from tests.support.sample_requests import expression
 SPELT, LONGER = "spelt", "longer"
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def running(tmp_path):
     def write(repository):
         write_letters_bundle(repository / NAME)

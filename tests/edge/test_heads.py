@@ -6,7 +6,6 @@ import json
 
 import numpy as np
 import pytest
-import pytest_asyncio
 from click.testing import CliRunner
 
 from edge.__main__ import cli
@@ -37,7 +36,7 @@ ONE, TWO, STALE, OTHER, WEAK = "plus-one", "plus-two", "stale", "other-letters",
 MOVED = continued(PROMPT, shift=1)
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def running(tmp_path):
     def write(repository):
         base = write_letters_bundle(repository / NAME, failing="")

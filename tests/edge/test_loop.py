@@ -9,7 +9,6 @@ import weakref
 import msgspec
 import numpy as np
 import pytest
-import pytest_asyncio
 
 from edge.bundles import rules
 from edge.bundles.manifest import TensorSpec
@@ -100,7 +99,7 @@ def test_an_embedding_of_other_rows_is_refused(loop, monkeypatch):
 # In the scheduler.
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def running(tmp_path):
     def write(repository):
         write_halving_bundle(repository / NAME)

@@ -7,7 +7,6 @@ from itertools import accumulate
 
 import numpy as np
 import pytest
-import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -203,7 +202,7 @@ def test_errors():
 HEAD = "plus-one"
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def running(tmp_path):
     def write(repository):
         base = write_letters_bundle(repository / NAME, failing="")

@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as triton
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
 
@@ -165,7 +165,6 @@ def test_names_have_1_to_255_bytes(registry):
 
 
 @given(offset=st.integers(0, 2**64 - 1) | st.integers(0, 110), size=st.integers(0, 2**64 - 1) | st.integers(0, 110))
-@settings(deadline=None)
 def test_region_must_be_inside_its_object(tmp_path_factory, offset, size):
     directory = tmp_path_factory.mktemp("shm")
     (directory / "object").write_bytes(bytes(100))
@@ -182,7 +181,6 @@ INT64 = st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 70)
 
 
 @given(offset=INT64, size=INT64)
-@settings(deadline=None)
 def test_window_must_be_inside_its_region(tmp_path_factory, offset, size):
     directory = tmp_path_factory.mktemp("shm")
     content = bytes(range(100))

@@ -150,7 +150,6 @@ def test_fp16_travels_raw_only():
 
 
 @given(st.sampled_from(NUMERIC), SHAPES, st.integers(-64, 64).filter(bool))
-@settings(deadline=None)
 def test_raw_numbers_of_another_size_are_refused(datatype, shape, surplus):
     wanted = byte_size(datatype, shape)
     with pytest.raises(InvalidRequest, match=f"expected {wanted} for {datatype}"):
@@ -158,7 +157,6 @@ def test_raw_numbers_of_another_size_are_refused(datatype, shape, surplus):
 
 
 @given(bytes_arrays(), st.data())
-@settings(deadline=None)
 def test_raw_bytes_that_are_cut_or_longer_are_refused(array, data):
     raw = to_raw(array, "BYTES")
     cut = data.draw(st.integers(0, len(raw) - 1))
@@ -181,7 +179,6 @@ def test_any_bytes_are_a_tensor_or_refused(datatype, data, shape):
 
 
 @given(st.lists(ARRAYS, min_size=1, max_size=4), st.randoms(use_true_random=False))
-@settings(deadline=None)
 def test_outputs_have_one_raw_entry_each(values, random):
     outputs = {f"o{index}": value for index, value in enumerate([*values, np.empty((0, 3)), np.empty(0, np.object_)])}
     names = random.sample(list(outputs), random.randint(1, len(outputs)))
@@ -211,7 +208,6 @@ def test_shared_memory_is_not_allowed_by_default():
 
 
 @given(bytes_arrays())
-@settings(deadline=None)
 def test_bytes_are_as_triton_writes_and_reads_them(array):
     raw = to_raw(array, "BYTES")
     assert raw == serialize_byte_tensor(array).item()
@@ -219,7 +215,6 @@ def test_bytes_are_as_triton_writes_and_reads_them(array):
 
 
 @given(arrays.arrays("U5", SHAPES, elements=st.text(st.characters(codec="utf-8", min_codepoint=1), max_size=5)))
-@settings(deadline=None)
 def test_text_is_sent_as_utf8_as_triton_writes_it(array):
     for texts in (array, array.astype(np.object_)):
         assert to_raw(texts, "BYTES") == serialize_byte_tensor(array.astype(np.object_)).item()
