@@ -279,16 +279,6 @@ def test_first_partial_answer_of_a_loop_follows_a_step(loop):
     assert isinstance(job.error, DeadlineExceeded)
 
 
-def test_prompts_of_different_lengths_are_computed_together(run, caplog):
-    jobs = [job_of(run, "ab"), job_of(run, GOES_ON, "ababc"), job_of(run, "abciabc")]
-    run.admit(jobs)
-    while run.jobs:
-        run.step()
-    assert not caplog.records  # such as one that they could not join together
-    expected = [["ab"], [GOES_ON, "ababc"], ["abciabc"]]
-    assert [answer_of(job)[0] for job in jobs] == [[continued(one) for one in own] for own in expected]
-
-
 def test_failing_text_fails_alone(run, caplog):
     good, late = job_of(run, GOES_ON), job_of(run, FAILS_LATER)
     assert run.admit([good, late, bad := job_of(run, FAILING)]) == [bad]

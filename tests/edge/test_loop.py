@@ -74,15 +74,6 @@ def test_requests_of_different_lengths_join_and_leave_between_steps(loop):
     assert session.rows == 0
 
 
-def test_a_request_that_cannot_be_embedded_leaves_the_session_as_it_is(loop):
-    session = loop.session(FULL)
-    session.add([Joining("good", {"xs": prompt(1)}, FULL)])
-    with pytest.raises(RunnerError):
-        session.add([Joining("bad", {"xs": np.zeros((1, 3, 2), np.float32)}, FULL)])
-    assert session.rows == 1
-    assert [one.key for _ in range(4) for one in session.step()] == ["good"]
-
-
 def test_an_embedding_of_other_rows_is_refused(loop, monkeypatch):
     session, embed = loop.session(FULL), loop._runners["full"].embed
     session.add([Joining("good", {"xs": prompt(1)}, FULL)])

@@ -311,18 +311,6 @@ def test_no_more_is_computed_at_once_than_there_are_instances():
     assert (most, places._value) == ([2], 2)
 
 
-def test_close_finishes_the_jobs_that_wait():
-    scheduler = Scheduler(max_queue_size=8)
-    with ThreadPoolExecutor(1) as pool:
-        with occupied(scheduler):
-            waiting = [run(scheduler, lambda number=number: number) for number in range(7)]
-            late = run(scheduler, lambda: 7, deadline=time.monotonic() + 0.02)
-            closing = pool.submit(scheduler.close)
-            assert isinstance(late.exception(WAIT), DeadlineExceeded)  # while it closes, too
-        closing.result(WAIT)
-    assert [output(job) for job in waiting] == list(range(7))
-
-
 def test_end_of_a_thread_ends_the_requests_and_rejects_further_ones(scheduler):
     class Repeats(float):
         def __sub__(self, other):
