@@ -56,16 +56,6 @@ class Accelerator(Program):
         return lambda: Computed({"y": inputs["x"]})
 
 
-def test_loops_behind_a_run_on_the_device_keep_their_own_limits(scheduler, executor):
-    accelerated = TierExecutor("full", Accelerator(), BatchAssembler(VALUES, {}), on_gpu=True)
-    with occupied(scheduler):
-        submitted(scheduler, run_of(accelerated, 1))
-        loops = [submitted(scheduler, job_of(executor, ENDLESS, max_loops=loops)) for loops in (3, 7)]
-        last = submitted(scheduler, run_of(accelerated, 2))
-    assert [job.result().outputs["loops"].tolist() for job in loops] == [[[3]], [[7]]]
-    assert last.result().outputs["y"].tolist() == [[2]]
-
-
 def test_runs_on_the_device_and_steps_of_a_loop_take_turns(scheduler, executor):
     accelerated = TierExecutor("full", Accelerator(), BatchAssembler(VALUES, {}), on_gpu=True)
     with occupied(scheduler):

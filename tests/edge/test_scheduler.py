@@ -83,20 +83,6 @@ def test_own_work_is_never_rejected_and_goes_first(scheduler):
     assert done[0] == "own"
 
 
-@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
-def test_exception_reaches_its_own_job_only(scheduler, kind):
-    error = kind("mine")
-    fail = partial(_raise, error)
-    with occupied(scheduler):
-        before, failing, after = run(scheduler, lambda: 1), run(scheduler, fail), run(scheduler, lambda: 2)
-    assert output(before) == 1
-    assert failing.exception(WAIT) is error
-    assert output(after) == 2
-    with pytest.raises(kind, match="mine"):
-        scheduler.call(fail)
-    assert scheduler.call(lambda: 3) == 3
-
-
 class Returning(Program):
     """A program that returns a given result for negative rows, and the rows for others."""
 
