@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 import subprocess
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 
 import msgspec
 import pytest
@@ -16,15 +16,19 @@ import pytest
 from deploy import demo, device_table, push
 from edge import __version__
 from edge.__main__ import GROUPS, grouped
+from export.estimate import document
 from export.estimate.measurements import published
 from export.estimate.roofline import ERRORS
 from export.models.transformer import LayerShape
 from export.papers import predicted
 from export.papers.backward import tables as backward_tables
-from export.papers.experiment import report_experiment
-from export.papers.frontier.boards import BoardPlans, table_of
-from export.reduce import tables
+from export.papers.calculator import tables as calculator_tables
+from export.papers.frontier import boards
+from export.papers.looped import tables as looped_tables
+from export.reduce import tables as reduce_tables
 from export.reduce.plan import amdahl_bound, macs_per_token
+from export.report.table import Table, with_tables
+from export.training.intervals import Difference
 from tests.support.imports import EXPORT_ORDER, ORDER
 
 ROOT = Path(__file__).parent.parent
@@ -178,9 +182,8 @@ def test_the_measured_table_of_the_readme_is_that_of_the_report() -> None:
 
 
 def test_the_speeds_on_an_orin_are_those_of_the_record() -> None:
-    place = ROOT / "export/papers/frontier/boards/orin-nano-super-15W.json"
-    plans = msgspec.json.decode(place.read_bytes(), type=BoardPlans)
-    assert place.with_suffix(".md").read_text() == table_of(plans)
+    record = ROOT / "export/papers/frontier/boards/orin-nano-super-15W.json"
+    plans = msgspec.json.decode(record.read_bytes(), type=boards.BoardPlans)
     speeds = {row.name: {(point.tokens, point.batch): point.speedup for point in row.points} for row in plans.rows}
     tiers = ("half", "third", "quarter")
     published = [speeds[tier][32, 1] for tier in tiers]
@@ -208,36 +211,43 @@ def test_the_errors_of_predictions_are_those_of_the_fit() -> None:
     assert bands in " ".join((REDUCTION / "LIMITS.md").read_text().split())
 
 
-def test_the_tables_of_predictions_are_made_from_their_record() -> None:
+def test_the_predictions_of_layers_are_those_of_today() -> None:
     record = msgspec.json.decode(predicted.RECORD.read_bytes(), type=predicted.Record)
-    assert record.tables.keys() == predicted.PAGES.keys()
-    for table, page in predicted.PAGES.items():
-        assert predicted.page_of(record, table) == page.read_text(), table
     assert record.tables["layers"] == predicted.layers(), "python -m export.papers.predicted writes them anew"
 
 
-def test_the_tables_of_backward_attention_are_made_from_their_records(tmp_path: Path) -> None:
-    assert backward_tables.page() == backward_tables.PAGE.read_text(), "python -m export.papers.backward.tables"
-    results = shutil.copytree(backward_tables.RESULTS, tmp_path / "results")
-    comparison, mismatched = backward_tables.experiments(results)
-    report_experiment(comparison, results / "compare", plots=False)
-    report_experiment(mismatched, results / "mismatch", plots=False)
-    for name in ("compare", "mismatch"):
-        published = backward_tables.RESULTS / name / "report.md"
-        assert (results / name / "report.md").read_text() == published.read_text()
+#: The commands that write documents from committed records; that of ``fewheads frontier`` takes half a minute, see
+#: tests/export/test_papers_frontier.py.
+WRITERS = (document, reduce_tables, predicted, backward_tables, calculator_tables, looped_tables, boards)
 
 
-def test_the_tables_of_the_limits_are_made_from_their_records() -> None:
-    page = tables.PAGE.read_text()
-    assert tables.page_of(page) == page, "python -m export.reduce.tables"
+@pytest.mark.parametrize("module", WRITERS, ids=lambda module: module.__name__)
+def test_the_documents_are_what_their_commands_make_of_the_records(module: ModuleType) -> None:
+    for path, page in module.pages().items():
+        assert page == path.read_text(), f"python -m {module.__name__} writes {path.name} anew"
+
+
+def test_a_table_is_written_behind_its_marker_and_the_text_around_it_stays() -> None:
+    marker = "<!-- table: records.json#b by make it -->"
+    page = f"Text.\n\n{marker}\n\n{{}}| a | b |\n| --- | ---: |\n| {{}} |\n\nMore text.\n\n| a |\n| --- |\n"
+    table = Table("", ("a", "b"), [("x", 2.0), ("y", Difference(1, (-1, 2)))], note="A note.")
+    anew = with_tables(page.format("Another note.\n\n", "old | 1"), "make it", {"records.json#b": table})
+    assert anew == page.format("A note.\n\n", "x | 2 |\n| y | +1 (-1 … +2)")
+    assert with_tables(anew, "make it", {"records.json#b": table._replace(note="")}).startswith(
+        f"Text.\n\n{marker}\n\n| a"
+    )
+    for other in (page.replace("#b", ""), 2 * page):
+        with pytest.raises(
+            ValueError, match=r"the document has [02] tables behind <!-- table: records.json#b by make it"
+        ):
+            with_tables(other, "make it", {"records.json#b": table})
 
 
 _PAPERS = (
     *("adaptive/RESULTS.md", "backward/RESULTS.md", "calculator/RESULTS.md", "calculator/VARIATIONS.md"),
     *("calculator/stack/RESULTS.md", "looped/RESULTS.md"),
 )
-#: Pages whose tables of figures each name a record and the command that recomputes them, or are made by a module of a
-#: paper, whose test compares them with its records.
+#: Pages whose tables of figures each name a record and the command that recomputes them.
 RECORDED = (
     *("README.md", "export/reduce/LIMITS.md", "export/estimate/README.md"),
     *("export/bundle/fewest_kernels/KERNELS.md", "export/bundle/pack/README.md"),
@@ -245,18 +255,13 @@ RECORDED = (
     *(f"export/papers/{name}" for name in _PAPERS),
 )
 _MARKER = re.compile(r"^<!-- table: (.+) by (.+) -->$", re.MULTILINE)
-_MADE = re.compile(
-    r"^<!-- (.+): made by python -m (export\.papers\.[\w.]+) -->$.*?^<!-- end of \1 -->$", re.MULTILINE | re.DOTALL
-)
 _FIGURE = re.compile(r"\| *[*+~±<≤≈-]*\d")
 
 
 def unmarked_tables(page: str) -> Iterator[tuple[str, re.Match[str] | None]]:
     """Yield the first line of each table of figures, and the marker between the previous table and it."""
     above = 0
-    made = {block[2] for block in _MADE.finditer(page)}
-    assert all((ROOT / f"{module.replace('.', '/')}.py").is_file() for module in made), made
-    page = _MADE.sub("", page).partition("\n## The tables\n")[0]  # which tests/test_peers.py compares with its record
+    page = page.partition("\n## The tables\n")[0]  # which tests/test_peers.py compares with its record
     for table in re.finditer(r"^\|.*\n\|[ :|-]+\n(?:\|.*(?:\n|$))+", page, re.MULTILINE):
         if any(_FIGURE.search(row) for row in table[0].splitlines()[2:]):
             yield table[0].splitlines()[0], next(_MARKER.finditer(page, above, table.start()), None)
@@ -270,7 +275,7 @@ def test_each_table_of_figures_names_its_record_and_command(name: str) -> None:
     )
     for head, marker in unmarked_tables((ROOT / name).read_text()):
         assert marker, f"{name}: no record is named between the table before and {head}"
-        for record in marker[1].split(", "):
+        for record in marker[1].partition("#")[0].split(", "):
             assert record in tracked or any(file.startswith(f"{record}/") for file in tracked), (head, record)
         program, *arguments = shlex.split(marker[2])
         if program == "fewheads":

@@ -23,7 +23,7 @@ from export.finetune.options import (
     rate_option,
 )
 from export.finetune.recipe import MAX_LENGTH, Recipe
-from export.report.measures import print_measures
+from export.report.table import print_measures
 from export.training.loading import loading_torch
 from export.training.options import (
     DIRECTORY,

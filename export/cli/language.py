@@ -17,7 +17,7 @@ from export.generate.files import check_language_model
 from export.generate.formats import read_source, source_of
 from export.generate.options import RATE, data_option, files_of, language_seed_option, limit_option
 from export.papers.backward.run import compare, export_head, head, mismatch
-from export.report.measures import print_measures
+from export.report.table import print_measures
 from export.training.loading import loading_torch
 from export.training.options import (
     DIRECTORY,

@@ -13,7 +13,7 @@ from edge.files import write_result
 from export.bundle.outputs import check_file
 from export.finetune import data_inputs, labelled_data
 from export.report.drawing import new_figure
-from export.report.measures import print_measures
+from export.report.table import print_measures
 from export.training.loading import loading_torch
 from export.training.options import DIRECTORY, replace_option, run_data_dir_option
 from export.training.runs import REPORT, recorded

@@ -16,7 +16,7 @@ from export.papers.calculator.specs import DEFAULT_NAMES, NAMES, SPECS
 from export.papers.calculator.stack import NAMES as STACK_NAMES
 from export.papers.looped import NAMES as LOOPED
 from export.papers.looped.options import LoopedOptions, looped_options, train_looped
-from export.report.measures import print_measures
+from export.report.table import print_measures
 from export.training.loading import loading_torch
 from export.training.options import (
     device_option,

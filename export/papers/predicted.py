@@ -16,7 +16,6 @@ import msgspec
 import torch
 
 from edge.bench.layer_latencies import PREDICTION, Label
-from edge.files import write_whole
 from export.estimate.devices import DEFAULT_BOARD, DEVICES
 from export.estimate.parts import FirstTier, predict_file
 from export.estimate.roofline import Prediction, predict
@@ -26,12 +25,12 @@ from export.models.convert import to_onnx
 from export.models.transformer import LayerShape, TransformerConfig
 from export.papers.calculator.networks import create
 from export.papers.calculator.specs import NAMES
-from export.papers.experiment import Table, with_blocks
 from export.papers.looped.bundle import usual_steps
 from export.papers.looped.model import PromptConfig, PromptTransformer, step_feeds, step_onnx
+from export.report.table import Table, with_tables, write_pages
 
 RECORD = Path(__file__).with_suffix(".json")
-_EXPORT = Path(__file__).parents[1]
+_EXPORT, _RECORD = Path(__file__).parents[1], "export/papers/predicted.json"
 #: The documents with a table, by the table's name.
 PAGES = {
     "layers": _EXPORT / "reduce" / "LIMITS.md",
@@ -107,8 +106,17 @@ def _rows(predicted: Iterable[_Predicted]) -> tuple[Row, ...]:
     )
 
 
-def page_of(record: Record, name: str) -> str:
-    """Return the document of a table with the table of a record, and what it says."""
+def pages() -> dict[Path, str]:
+    """Return the documents, with their tables made from the record."""
+    record = msgspec.json.decode(RECORD.read_bytes(), type=Record)
+    return {
+        path: with_tables(path.read_text(), "python -m export.papers.predicted", {_RECORD: _table(record, name)})
+        for name, path in PAGES.items()
+    }
+
+
+def _table(record: Record, name: str) -> Table:
+    """Return a table of a record, and what it says."""
     rows, is_calculator = record.tables[name], name == "calculator"
     cells: dict[str, list[str]] = {}
     for row in rows:
@@ -117,18 +125,15 @@ def page_of(record: Record, name: str) -> str:
         cells.setdefault(row.model, []).append(speed + band)
     where = f"{'FP32' if is_calculator else 'FP16'} on a {record.device} at {record.power_mode}"
     heads = ("", *dict.fromkeys(row.size for row in rows))
-    table = Table("", heads, [(model, *of) for model, of in cells.items()]).markdown()
-    block = [f"A {record.label}: TensorRT in {where}, by `export/estimate`.", "", *table]
-    return with_blocks(PAGES[name].read_text(), "export.papers.predicted", {name: block})
+    note = f"A {record.label}: TensorRT in {where}, by `export/estimate`."
+    return Table("", heads, [(model, *of) for model, of in cells.items()], note=note)
 
 
 @click.command()
 def main() -> None:
     """Predict, and write the record and the tables."""
-    record = predict_all()
-    write_whole(RECORD, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
-    for name, path in PAGES.items():
-        write_whole(path, page_of(record, name).encode())
+    write_pages({RECORD: msgspec.json.format(msgspec.json.encode(predict_all()), indent=1).decode() + "\n"})
+    write_pages(pages())
 
 
 if __name__ == "__main__":

@@ -137,11 +137,6 @@ def test_wrong_runs_are_rejected(given, tmp_path):
         invoke(calculator, "compare", given[0], "--out", given[0] / "out")
 
 
-@pytest.mark.parametrize("page", tables.documents(), ids=lambda page: f"{page.parent.name}/{page.name}")
-def test_the_documents_have_the_tables_of_the_records(page):
-    assert tables.written(page.read_text(), tables.documents()[page]) == page.read_text(), "run the command in it"
-
-
 def test_shares_over_seeds_cover_the_items():
     records = read_records(tables.RESULTS / "stack", RunRecord)
     (stack, lstm, _) = grouped(records).values()

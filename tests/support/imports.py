@@ -29,6 +29,8 @@ EXPORT_ORDER = (
     *("errors", "training", "models", "data", "quantize", "finetune", "importing", "estimate", "bundle", "reduce"),
     *("report", "generate", "papers", "cli"),
 )
+#: What every room may use of report/, and what uses nothing of rooms but training/.
+EXPORT_LEAVES = {"export.report.drawing", "export.report.table"}
 
 
 class Import(NamedTuple):

@@ -27,11 +27,12 @@ from export.models.heads import SequenceClassifier
 from export.papers.adaptive.mechanisms import MECHANISMS, SharedInputs
 from export.papers.adaptive.scores import scored_attentions
 from export.papers.adaptive.term import adaptive_term
-from export.papers.experiment import Experiment, Part, Table, unfinished
+from export.papers.experiment import Experiment, Part, unfinished
 from export.reduce.calibration import calibration_batches, check_original
 from export.reduce.latency import feeds_of, measure_models
 from export.reduce.states import recorded
 from export.reduce.target import CALIBRATION_EXAMPLES
+from export.report.table import Table
 from export.training.device import DeviceName, device_of
 from export.training.intervals import Difference, Mean, PairedRuns, average_difference, over_seeds, resampled
 from export.training.runs import WEIGHTS

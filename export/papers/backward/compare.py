@@ -32,7 +32,8 @@ from export.papers.backward.training import (
     HiddenStates,
     hidden_states,
 )
-from export.papers.experiment import Experiment, Part, Table, read_records, unfinished
+from export.papers.experiment import Experiment, Part, read_records, unfinished
+from export.report.table import Table
 from export.training.intervals import RESAMPLES, Sample
 from export.training.objective import Objective
 from export.training.provenance import Processor

@@ -24,7 +24,8 @@ from export.generate.formats import Example, parse_answer, same_answer
 from export.generate.model import Base, BaseIdentity, positions_of
 from export.generate.tokenizer import TextTokenizer
 from export.generate.train import Corpus, LanguageObjective
-from export.papers.experiment import Experiment, Part, Table, unfinished
+from export.papers.experiment import Experiment, Part, unfinished
+from export.report.table import Table
 from export.training.intervals import RESAMPLES, Difference, Mean, Sample, points, with_interval
 from export.training.provenance import Processor
 from export.training.trainer import train

@@ -16,7 +16,7 @@ from export.bundle.exported import print_exported
 from export.bundle.outputs import check_bundle, check_name, check_run, check_workspace
 from export.generate.formats import source_of
 from export.generate.options import RATE, data_option, files_of, language_seed_option, limit_option
-from export.report.measures import print_measures
+from export.report.table import print_measures
 from export.training.loading import loading_torch
 from export.training.options import (
     DIRECTORY,

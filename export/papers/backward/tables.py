@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 
 from edge.bundles.manifest import Measure
-from edge.files import write_whole
 from export.papers.backward import compare, mismatch
-from export.papers.experiment import Table, read_records, read_settings, report_experiment, with_blocks
+from export.papers.experiment import REPORT, read_settings, report_on
+from export.report.table import Table, with_tables, write_pages
 from export.training.intervals import bounds_of
 
 HERE = Path(__file__).parent
 PAGE, RESULTS = HERE / "RESULTS.md", HERE / "results"
+_COMMAND, _RECORDS = "export.papers.backward.tables", "export/papers/backward/results"
 #: Right answers in percent, as paper 000 has them.
 _PAPER = {"Gemma 3 270M": (54.2, 9.7, 28.0), "Gemma 3 1B": (93.4, 63.3, 39.6)}
 _SPLITS = ("in range", "out of range", "long")
@@ -36,19 +37,21 @@ def experiments(results: Path) -> tuple[compare.Comparison, mismatch.Mismatch]:
     )
 
 
-def page() -> str:
-    """Return RESULTS.md with its tables made from the records."""
-    comparison, mismatched = experiments(RESULTS)
-    entropies, *_ = comparison.tables(read_records(RESULTS / "compare", compare.Record))
-    switches, conditions = mismatched.tables(read_records(RESULTS / "mismatch", mismatch.Record))
+def pages() -> dict[Path, str]:
+    """Return RESULTS.md and both reports, with their tables made from the records."""
+    experiment, other = experiments(RESULTS)
+    comparison = report_on(experiment, RESULTS / "compare", plots=False)
+    mismatched = report_on(other, RESULTS / "mismatch", plots=False)
+    switches, conditions = mismatched.tables
     tables = {
-        "compare": entropies,
-        "calculators": _calculators(conditions.rows),
+        "compare": comparison.tables[0],
+        f"mismatch, {_RECORDS}/models/calculator-char-test.json": _calculators(conditions.rows),
         "mismatch": switches,
         "reduce": _reduced(),
     }
-    blocks = {name: table.markdown() for name, table in tables.items()}
-    return with_blocks(PAGE.read_text(), "export.papers.backward.tables", blocks)
+    by_record = {f"{_RECORDS}/{name}": table for name, table in tables.items()}
+    reports = {RESULTS / "compare" / REPORT: comparison.page, RESULTS / "mismatch" / REPORT: mismatched.page}
+    return {PAGE: with_tables(PAGE.read_text(), f"python -m {_COMMAND}", by_record), **reports}
 
 
 def _calculators(conditions: Sequence[Sequence[object]]) -> Table:
@@ -99,7 +102,4 @@ def _percent(measure: Measure) -> str:
 
 
 if __name__ == "__main__":
-    comparison, mismatched = experiments(RESULTS)
-    report_experiment(comparison, RESULTS / "compare", plots=False)
-    report_experiment(mismatched, RESULTS / "mismatch", plots=False)
-    write_whole(PAGE, page().encode())
+    write_pages(pages())

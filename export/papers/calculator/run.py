@@ -17,7 +17,8 @@ from export.bundle.outputs import check_workspace
 from export.papers.calculator.records import Grids, RunRecord, grouped, results_of
 from export.papers.calculator.specs import NAMES
 from export.papers.calculator.stack import NAMES as STACK_NAMES
-from export.papers.experiment import SETTINGS, Experiment, Part, Table, digest, run_experiment
+from export.papers.experiment import SETTINGS, Experiment, Part, digest, run_experiment
+from export.report.table import Table
 from export.training.loading import loading_torch
 from export.training.options import DIRECTORY, out_option, plots_option
 from export.training.runs import CONFIG, METRICS, WEIGHTS, RunMetrics, decode, read_config

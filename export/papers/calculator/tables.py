@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge.bundles.manifest import Measure
-from edge.files import write_whole
 from export.data.expressions import IN_RANGE, LONG_TERMS
 from export.papers.calculator.benchmark import FLOOR, PAPER_SCORE, SCORE, SPLIT
 from export.papers.calculator.records import (
@@ -25,8 +25,9 @@ from export.papers.calculator.records import (
     pooled,
 )
 from export.papers.calculator.specs import SPECS
-from export.papers.experiment import Table, read_records, with_blocks
+from export.papers.experiment import read_records
 from export.report.drawing import finish_axes, new_figure, plot_band, write_figure
+from export.report.table import Table, with_tables, write_pages
 from export.training.intervals import Mean, over_seeds
 
 if TYPE_CHECKING:
@@ -195,28 +196,35 @@ def errors_by_operands(models: Mapping[str, Grids]) -> Figure:
     return figure
 
 
-def documents() -> dict[Path, list[Table]]:
-    """Return the tables of each document."""
+def pages() -> dict[Path, str]:
+    """Return the documents, with their tables made from the records."""
     vary, losses = (read_records(RESULTS / name, Variation) for name in ("variations", "benchmark_loss"))
-    varied = variation_tables(vary, "One factor at a time") + variation_tables(losses, "Losses, and the best trial")
-    return {
-        HERE / "RESULTS.md": sums_tables([*read_records(RESULTS / "models", ModelResult).values()]),
-        HERE / "VARIATIONS.md": [*varied, search_table(read_records(RESULTS / "search", Trial))],
-        HERE / "stack" / "RESULTS.md": stack_tables(read_records(RESULTS / "stack", RunRecord)),
+    tables = {
+        "RESULTS.md": {"models": sums_tables([*read_records(RESULTS / "models", ModelResult).values()])},
+        "VARIATIONS.md": {
+            "variations": variation_tables(vary, "One factor at a time"),
+            "benchmark_loss": variation_tables(losses, "Losses, and the best trial"),
+            "search": [search_table(read_records(RESULTS / "search", Trial))],
+        },
+        "stack/RESULTS.md": {"stack": stack_tables(read_records(RESULTS / "stack", RunRecord))},
     }
-
-
-def written(page: str, tables: Sequence[Table]) -> str:
-    """Return a document with the tables between their markers as they are now."""
-    notes = {table.title: [table.note, ""] if table.note else [] for table in tables}
-    blocks = {table.title: [*notes[table.title], *table.markdown()] for table in tables}
-    return with_blocks(page, "export.papers.calculator.tables", blocks)
+    return {
+        HERE / page: with_tables(
+            (HERE / page).read_text(),
+            "python -m export.papers.calculator.tables",
+            {
+                f"export/papers/calculator/results/{record}#{re.sub(r'[^a-z]+', '-', table.title.lower())}": table
+                for record, tables in of_page.items()
+                for table in tables
+            },
+        )
+        for page, of_page in tables.items()
+    }
 
 
 def main() -> None:
     """Write the tables of the documents, and their figures."""
-    for path, tables in documents().items():
-        write_whole(path, written(path.read_text(), tables).encode())
+    write_pages(pages())
     views = {view.model: view.grids for view in read_records(RESULTS / "views", View).values()}
     by_terms = errors_by_terms([*read_records(RESULTS / "models", ModelResult).values()])
     write_figure(by_terms, RESULTS / "errors-by-terms.png")

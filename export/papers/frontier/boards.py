@@ -20,7 +20,7 @@ from edge.files import write_whole
 from export.estimate.devices import DEFAULT_BOARD, board_mode
 from export.finetune import needed_data
 from export.models.transformer import LayerShape
-from export.papers.experiment import Table, read_records
+from export.papers.experiment import read_records
 from export.papers.frontier.records import DENSE, Answered, Record, frozen
 from export.reduce.device import Device, devices_of
 from export.reduce.grid import grid_of
@@ -28,6 +28,7 @@ from export.reduce.losses import measure_losses
 from export.reduce.options import reduction_progress
 from export.reduce.run import open_source, state_of
 from export.reduce.search import choose_shapes
+from export.report.table import Table, write_pages
 from export.training.options import DIRECTORY, imported_data_option
 from export.training.points import Point, PointTimes
 from export.training.runs import recorded
@@ -143,13 +144,18 @@ def table_of(plans: BoardPlans) -> str:
         rows.append((row.name, *cells, "" if row.loss is None else f"{row.loss:.3f}", shapes))
     heads = ("tier", *(point.name for point in plans.rows[0].points), "loss", "layers")
     table = Table("", heads, rows).markdown()
-    table[1] = table[1].removesuffix("---: |") + "--- |"  # shapes are texts
     commands = (
         "fewheads import all-MiniLM-L6-v2 --out runs/minilm --data texts.txt",
         f"python -m export.papers.frontier.boards runs/minilm --for {plans.board}",
     )
     wrapped = (line for text in paragraphs for line in (*wrap(text, 120, break_long_words=False), ""))
     return "\n".join([f"# The published tiers on {plans.board}", "", *wrapped, *table, "", "```", *commands, "```", ""])
+
+
+def pages() -> dict[Path, str]:
+    """Return the document of each record."""
+    records = {path.with_suffix(".md"): path.read_bytes() for path in _BOARDS.glob("*.json")}
+    return {page: table_of(msgspec.json.decode(data, type=BoardPlans)) for page, data in records.items()}
 
 
 def _words(shape: LayerShape | None) -> str:
@@ -165,9 +171,9 @@ def _words(shape: LayerShape | None) -> str:
 def main(run: Path, data: Path | None, board: str) -> None:
     """Plan the published tiers for a board, and write a record and a table."""
     plans = plan_tiers(run, needed_data(recorded(run), None, data), board)
-    place = _BOARDS / board.replace(":", "-")
-    write_whole(place.with_suffix(".json"), msgspec.json.format(msgspec.json.encode(plans), indent=1) + b"\n")
-    write_whole(place.with_suffix(".md"), table_of(plans).encode())
+    record = msgspec.json.format(msgspec.json.encode(plans), indent=1) + b"\n"
+    write_whole(_BOARDS / f"{board.replace(':', '-')}.json", record)
+    write_pages(pages())
     click.echo(table_of(plans))
 
 

@@ -15,10 +15,10 @@ from export.estimate.sizes import USUAL_BATCHES, USUAL_LENGTHS
 from export.estimate.work import transformer_work
 from export.finetune.text_tasks import TASKS
 from export.models.transformer import LayerShape, TransformerConfig
-from export.papers.experiment import Table
 from export.papers.frontier.records import DENSE, FP32, INT8, REDUCED, STATIC, Key
 from export.papers.frontier.summary import BASELINE, Summary, geometric
 from export.report.drawing import finish_axes, new_figure, plot_points
+from export.report.table import Table
 from export.training.intervals import Difference, with_interval
 from export.training.provenance import described
 

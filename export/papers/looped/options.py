@@ -13,7 +13,7 @@ from edge.cli.options import given_options, grouped_options
 from edge.cli.output import print_table
 from edge.errors import Raw, UsageError
 from export.papers.looped import NAMES, PREFIX
-from export.report.measures import print_measures
+from export.report.table import print_measures
 from export.training.loading import loading_torch
 from export.training.options import precision_option
 from export.training.watch import Watch, watching

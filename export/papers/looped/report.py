@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from export.papers.experiment import Table
 from export.papers.looped.measure import TaskResult
 from export.report.drawing import finish_axes, new_figure
+from export.report.table import Table
 from export.training.intervals import RESAMPLES
 
 if TYPE_CHECKING:
