@@ -1,4 +1,5 @@
 import json
+import math
 
 import pytest
 
@@ -52,8 +53,9 @@ def test_several_seeds_give_means_with_intervals(tmp_path):
     assert one["value"] != other["value"]
     assert pooled["value"] == pytest.approx((one["value"] + other["value"]) / 2)
     # Student's t of one degree of freedom is 12.7062.
-    half_width = 12.7062 * abs(one["value"] - other["value"]) / 2
-    assert pooled["interval"][1] - pooled["value"] == pytest.approx(half_width, rel=1e-4)
+    of_seeds = 12.7062 * abs(one["value"] - other["value"]) / 2
+    of_items = sum(each["interval"][1] - each["value"] for each in (one, other)) / 2
+    assert pooled["interval"][1] - pooled["value"] == pytest.approx(math.hypot(of_seeds, of_items), rel=1e-4)
     assert (pooled["seeds"], pooled["n"]) == (2, one["n"])
 
 

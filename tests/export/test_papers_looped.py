@@ -126,10 +126,10 @@ def test_one_command_writes_records_report_and_figures_and_resumes(runs, tmp_pat
 
 def test_an_interval_of_ratios_counts_seeds_where_there_are_several():
     errors = np.random.default_rng(0).exponential(size=(1, 400))
-    once, worse = Sample(errors, np.ones(400)), Sample(1.5 * errors, np.ones(400))
+    once, worse = Sample.of_items(errors, np.ones(400)), Sample.of_items(1.5 * errors, np.ones(400))
     assert worse.over(once).interval == pytest.approx((1.5, 1.5))  # the same prompts
     levels = np.array([0.8, 1.0, 1.25])
-    several = Sample(levels[:, None] * errors, np.ones(400)).over(once)
+    several = Sample.of_items(levels[:, None] * errors, np.ones(400)).over(once)
     logs = np.log(levels)  # Student's with two degrees of freedom
     half = 4.3027 * logs.std(ddof=1) / 3**0.5
     center = np.log(levels.mean())

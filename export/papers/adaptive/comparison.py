@@ -34,7 +34,7 @@ from export.reduce.states import recorded
 from export.reduce.target import CALIBRATION_EXAMPLES
 from export.report.table import Table
 from export.training.device import DeviceName, device_of
-from export.training.intervals import Difference, Mean, PairedRuns, average_difference, over_seeds, resampled
+from export.training.intervals import Difference, Sample, average
 from export.training.runs import WEIGHTS
 from export.training.trainer import train
 from export.training.watch import Watch
@@ -95,11 +95,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     speeds: tuple[Speed, ...]
     answers: tuple[float, ...]
     targets: tuple[float, ...]
-
-    @property
-    def points(self) -> float:
-        """The metric on dev, times 100."""
-        return float(_points(self.metric, np.array(self.answers), np.array(self.targets)))
 
 
 class Mechanisms(Experiment[Record]):
@@ -199,17 +194,17 @@ def _by_name(records: Mapping[str, Record]) -> dict[str, list[Record]]:
     return found
 
 
+def sample_of(runs: Sequence[Record]) -> Sample:
+    """Return the metric on dev, times 100."""
+    metric, answers = partial(_points, runs[0].metric), [np.array(run.answers) for run in runs]
+    return Sample.of_answers(metric, answers, np.array(runs[0].targets))
+
+
 def difference(runs: Sequence[Record], baselines: Sequence[Record]) -> Difference:
-    """Return the difference on dev in points, with the interval of :func:`average_difference` over items and seeds."""
-    metric, targets = runs[0].metric, np.array(runs[0].targets)
-    base = {run.seed: run for run in baselines}
-    sides = [(np.array(run.answers), np.array(base[run.seed].answers)) for run in runs if run.seed in base]
-
-    def change(ours: Array, theirs: Array, truth: Array) -> Array:
-        return np.asarray(_points(metric, ours, truth) - _points(metric, theirs, truth))
-
-    by_seed = np.array([float(change(*side, targets)) for side in sides])
-    return average_difference([PairedRuns(by_seed, np.mean([resampled(change, *side, targets) for side in sides], 0))])
+    """Return the difference on dev in points, over the seeds of both."""
+    seeds = {run.seed for run in runs} & {run.seed for run in baselines}
+    here, there = (sample_of([run for run in of if run.seed in seeds]) for of in (runs, baselines))
+    return average([here.paired(there)])
 
 
 def tables_of(records: Mapping[str, Record]) -> list[Table]:
@@ -217,7 +212,6 @@ def tables_of(records: Mapping[str, Record]) -> list[Table]:
     rows, groups = [], _by_name(records)
     for name, runs in groups.items():
         first, uses = runs[0], [run.use for run in runs]
-        value = over_seeds([run.points for run in runs])
         speeds = [[run.speeds[place] for run in runs] for place in range(len(first.speeds))]
         ratios = [f"{_mean([one.ratio for one in of]):.2f} ({_mean([one.bound for one in of]):.2f})" for of in speeds]
         scores = [use.score for use in uses if use.score is not None]
@@ -229,7 +223,7 @@ def tables_of(records: Mapping[str, Record]) -> list[Table]:
                 len(runs),
                 f"{_mean([use.kept for use in uses]):.2f}",
                 f"{_mean(scores):.2f}" if scores else None,
-                value.value if len(runs) == 1 else Mean(value.value, value.interval),
+                sample_of(runs).mean(),
                 change,
                 *ratios,
                 "smaller" if first.smaller else "as it runs",

@@ -196,11 +196,13 @@ class Comparison(Experiment[Record]):
                 groups[method, task].append(records[part.name])
         # Metric by metric: the resamples of one number of items are kept at a time.
         losses = {
-            key: Sample(np.array([record.losses for record in group]), np.array(group[0].tokens, float))
+            key: Sample.of_items(np.array([record.losses for record in group]), np.array(group[0].tokens, float))
             for key, group in groups.items()
         }
         matches = {
-            key: Sample(100 * np.array([record.right for record in group], float), np.ones(len(group[0].right)))
+            key: Sample.of_items(
+                100 * np.array([record.right for record in group], float), np.ones(len(group[0].right))
+            )
             for key, group in groups.items()
         }
         first = {key: group[0] for key, group in groups.items()}

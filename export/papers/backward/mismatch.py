@@ -26,7 +26,7 @@ from export.generate.tokenizer import TextTokenizer
 from export.generate.train import Corpus, LanguageObjective
 from export.papers.experiment import Experiment, Part, unfinished
 from export.report.table import Table
-from export.training.intervals import RESAMPLES, Difference, Mean, Sample, points, with_interval
+from export.training.intervals import RESAMPLES, Difference, Mean, Sample, average, points, with_interval
 from export.training.provenance import Processor
 from export.training.trainer import train
 from export.training.watch import Watch
@@ -297,13 +297,13 @@ def _agreement(records: Mapping[str, Record]) -> str:
 
 def _sample(scores: Sequence[Scores], metric: Metric) -> Sample:
     weights = scores[0].tokens if metric == "tokens" else [1] * len(scores[0].tokens)
-    return Sample(np.array([of.values(metric) for of in scores], float), np.array(weights, float))
+    return Sample.of_items(np.array([of.values(metric) for of in scores], float), np.array(weights, float))
 
 
 def _change(
     samples: Mapping[tuple[str, str, Condition], Sample], base: str, split: str, before: Condition, after: Condition
 ) -> Difference:
-    return samples[base, split, after].minus(samples[base, split, before], same_runs=True)
+    return average([samples[base, split, after].paired(samples[base, split, before])])
 
 
 def _percent(value: Mean) -> str:

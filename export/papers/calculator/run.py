@@ -109,16 +109,10 @@ class Comparison(Experiment[RunRecord]):
 
     def figures(self, records: Mapping[str, RunRecord]) -> dict[str, Figure]:
         """Return errors by terms and operands."""
-        from export.papers.calculator.tables import errors_by_operands, errors_by_terms
+        from export.papers.calculator.tables import figures_of
 
         groups = grouped(_by_kind(records)[0])
-        if not groups:
-            return {}
-        grids = {name: runs[0].grids for name, runs in groups.items()}
-        return {
-            "errors-by-terms": errors_by_terms(results_of(groups)),
-            "errors-by-operands": errors_by_operands(grids),
-        }
+        return figures_of(groups) if groups else {}
 
 
 def _by_kind(records: Mapping[str, RunRecord]) -> tuple[dict[str, RunRecord], dict[str, RunRecord]]:
@@ -130,7 +124,7 @@ def _by_kind(records: Mapping[str, RunRecord]) -> tuple[dict[str, RunRecord], di
 
 def _with_answers(run: Path, record: RunRecord) -> RunRecord:
     from export.data.expressions import load
-    from export.papers.calculator.benchmark import EVALUATED, errors_of, measured, paper_long
+    from export.papers.calculator.benchmark import EVALUATED, baseline, errors_of, measured, paper_long, paper_score
     from export.papers.calculator.networks import NETWORKS
     from export.training.checkpoint import load as load_run
 
@@ -145,7 +139,7 @@ def _with_answers(run: Path, record: RunRecord) -> RunRecord:
     return msgspec.structs.replace(
         record,
         measures=measured(values, splits),
-        errors=errors_of(values, splits),
+        paper_scores=tuple(paper_score(errors_of(values, splits), seed) for seed in baseline().seeds.values()),
         paper_long=paper_long(values, splits),
         grids=grids,
     )

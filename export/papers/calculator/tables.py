@@ -20,9 +20,9 @@ from export.papers.calculator.records import (
     RunRecord,
     Trial,
     Variation,
-    View,
     grouped,
     pooled,
+    results_of,
 )
 from export.papers.calculator.specs import SPECS
 from export.papers.experiment import read_records
@@ -53,7 +53,7 @@ def sums_tables(models: Sequence[ModelResult]) -> list[Table]:
     for model in models:
         maes = [model.measure("mae", split) for split in _ERRORS.values()]
         scores = [model.measure(metric, SPLIT) for metric in (SCORE, PAPER_SCORE)]
-        accuracy.append((model.name, f"{model.parameters:,}", model.seeds, *maes, *scores))
+        accuracy.append((model.name, f"{model.parameters:,}", maes[0].seeds, *maes, *scores))
         right.append((model.name, *(_percent(model.measure("exact_match", split)) for split in _RIGHT.values())))
         against.append((model.name, *(cell for name in compared for cell in model.against.get(name, (None, None)))))
         lengths.append((model.name, *(model.measure("mae", split) for split in _LENGTHS)))
@@ -99,7 +99,7 @@ def stack_tables(records: Mapping[str, RunRecord]) -> list[Table]:
         return []
     models, notes = [], []
     for name, runs in groups.items():
-        models.append({(one.metric, one.split): one for one in pooled([run.measures for run in runs])})
+        models.append({(one.metric, one.split): one for one in pooled(runs)})
         shares = [one for run in runs for one in run.measures if one.metric == "exact_restarts"]
         exact = f", {round(sum(one.value * one.n for one in shares))} of {sum(one.n for one in shares)} machines exact"
         notes.append(f"{name} has {runs[0].parameters:,} parameters and {len(runs)} seeds{exact if shares else ''}")
@@ -112,8 +112,8 @@ def stack_tables(records: Mapping[str, RunRecord]) -> list[Table]:
         rows.append(cells)
     heads = [head for name in groups for head in (f"{name}: right, %", "median error", "largest error")]
     note = (
-        f"{'; '.join(notes)}. In brackets: an interval that covers Student's 95 % interval over the seeds and Wilson's "
-        "over the items. The largest error is the mean of each seed's largest."
+        f"{'; '.join(notes)}. In brackets: 95 % intervals, which add the errors of items (Wilson's) and seeds "
+        "(Student's) in quadrature. The largest error is the mean of each seed's largest."
     )
     return [Table("Longer expressions", ("split", "items", *heads), rows, note=note)]
 
@@ -196,11 +196,21 @@ def errors_by_operands(models: Mapping[str, Grids]) -> Figure:
     return figure
 
 
+def figures_of(groups: Mapping[str, Sequence[RunRecord]]) -> dict[str, Figure]:
+    """Return the figures of calculators of sums by name, by the seeds of each."""
+    grids = {name: runs[0].grids for name, runs in groups.items() if runs[0].grids}
+    return {"errors-by-terms": errors_by_terms(results_of(groups)), "errors-by-operands": errors_by_operands(grids)}
+
+
+def _models() -> dict[str, list[RunRecord]]:
+    return grouped(read_records(RESULTS / "models", RunRecord))
+
+
 def pages() -> dict[Path, str]:
     """Return the documents, with their tables made from the records."""
     vary, losses = (read_records(RESULTS / name, Variation) for name in ("variations", "benchmark_loss"))
     tables = {
-        "RESULTS.md": {"models": sums_tables([*read_records(RESULTS / "models", ModelResult).values()])},
+        "RESULTS.md": {"models": sums_tables(results_of(_models()))},
         "VARIATIONS.md": {
             "variations": variation_tables(vary, "One factor at a time"),
             "benchmark_loss": variation_tables(losses, "Losses, and the best trial"),
@@ -225,10 +235,8 @@ def pages() -> dict[Path, str]:
 def main() -> None:
     """Write the tables of the documents, and their figures."""
     write_pages(pages())
-    views = {view.model: view.grids for view in read_records(RESULTS / "views", View).values()}
-    by_terms = errors_by_terms([*read_records(RESULTS / "models", ModelResult).values()])
-    write_figure(by_terms, RESULTS / "errors-by-terms.png")
-    write_figure(errors_by_operands(views), RESULTS / "errors-by-operands.png")
+    for name, figure in figures_of(_models()).items():
+        write_figure(figure, RESULTS / f"{name}.png")
 
 
 if __name__ == "__main__":

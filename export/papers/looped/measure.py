@@ -203,7 +203,7 @@ def error_path(model: PromptTransformer, prompts: Prompts, loops: int) -> Trajec
 
 
 def _sample(errors: Array) -> Sample:
-    return Sample(errors.astype(np.float64), np.ones(errors.shape[1]))
+    return Sample.of_items(errors.astype(np.float64), np.ones(errors.shape[1]))
 
 
 def _floats(values: Array) -> tuple[float, ...]:
