@@ -13,10 +13,10 @@ from edge.cli.output import json_option, print_json, print_table, progress, work
 from edge.errors import UsageError
 from export.bundle.exported import print_exported
 from export.bundle.outputs import check_bundle, check_name
+from export.cli.backward import compare, export_head, head, mismatch
 from export.generate.files import check_language_model
 from export.generate.formats import read_source, source_of
 from export.generate.options import RATE, data_option, files_of, language_seed_option, limit_option
-from export.papers.backward.run import compare, export_head, head, mismatch
 from export.report.measures import print_measures
 from export.training.loading import loading_torch
 from export.training.options import (

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from edge.errors import UsageError
+from export.cli.compare import compare
 from export.errors import ReductionError
 from export.finetune.objectives import outputs_of
 from export.finetune.predictions import predict
 from export.finetune.recipe import Recipe
 from export.models.attention import MultiHeadAttention
-from export.papers.adaptive.comparison import HeadUse, Record, Speed, difference, head_use, multiplications, tables_of
 from export.papers.adaptive.mechanisms import MECHANISMS, SharedInputs
-from export.papers.adaptive.run import compare
+from export.papers.adaptive.run import HeadUse, Record, Speed, difference, head_use, multiplications, tables_of
 from export.papers.adaptive.scores import (
     GivenScores,
     GlobalScores,

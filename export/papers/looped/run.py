@@ -12,10 +12,10 @@ import msgspec
 from edge.errors import Raw, UsageError
 from edge.files import sha256
 from export.papers.experiment import Experiment, Part, Table
+from export.papers.looped.figures import draw, tables_of, text_of
 from export.papers.looped.measure import Run, Task, TaskResult, measure
 from export.papers.looped.model import PromptConfig
 from export.papers.looped.prompts import FUNCTION_CLASSES
-from export.papers.looped.report import draw, tables_of, text_of
 from export.papers.looped.train import load_run
 from export.training.runs import WEIGHTS
 from export.training.watch import Watch

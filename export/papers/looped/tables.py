@@ -10,8 +10,8 @@ import msgspec
 
 from edge.files import write_whole
 from export.papers.experiment import Part, Table, read_records, read_settings, report_experiment, with_blocks
+from export.papers.looped.figures import seeds_of
 from export.papers.looped.measure import TaskResult
-from export.papers.looped.report import seeds_of
 from export.papers.looped.run import Looped, Settings
 from export.training.intervals import Mean, with_interval
 
