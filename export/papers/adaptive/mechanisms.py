@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from export.data.tokens import Batch, Encoded, sorted_batches
-from export.models.attention import AdaptiveMode, MultiHeadAttention
+from export.models.attention import MultiHeadAttention
 from export.models.heads import SequenceClassifier
+from export.papers.adaptive.attention import AdaptiveMode
 from export.papers.adaptive.scores import GivenScores, GlobalScores, rotated_model, scorers, shrunk_model, with_scores
 from export.papers.adaptive.term import GLOBAL_RATE, Penalty, Target
 from export.reduce.grid import Grid, grid_of

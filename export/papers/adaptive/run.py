@@ -26,7 +26,7 @@ from export.finetune.run import prepare, task_of
 from export.models.heads import SequenceClassifier
 from export.papers.adaptive.mechanisms import MECHANISMS, SharedInputs
 from export.papers.adaptive.scores import scored_attentions
-from export.papers.adaptive.term import adaptive_term
+from export.papers.adaptive.term import AdaptiveObjective, adaptive_term
 from export.papers.experiment import Experiment, Part, Table, unfinished
 from export.reduce.calibration import calibration_batches, check_original
 from export.reduce.latency import feeds_of, measure_models
@@ -166,7 +166,8 @@ class Mechanisms(Experiment[Record]):
 
         floor = score(self._dense) - _STOP_BELOW if loss else None
         with adaptive_term(model, loss) if loss else nullcontext() as term:
-            objective = TaskObjective(model, data.train, recipe, seed=seed, evaluate=partial(score, model), extra=term)
+            of = partial(AdaptiveObjective, term=term) if term else TaskObjective
+            objective = of(model, data.train, recipe, seed=seed, evaluate=partial(score, model))
             tuned = train(objective, recipe, seed=seed, stop_below=floor, state=place / "state", observer=watch)
         predicted: Any = task.predict(model, self._dev)
         model = model.cpu()
@@ -241,7 +242,7 @@ def tables_of(records: Mapping[str, Record]) -> list[Table]:
 
 def head_use(model: SequenceClassifier, rows: Rows) -> HeadUse | None:
     """Return the use of a model's heads on some rows; None for a model without scores."""
-    attentions = list(scored_attentions(model.eval()))
+    attentions = scored_attentions(model.eval())
     if not attentions:
         return None
     scores, kept = [], []
