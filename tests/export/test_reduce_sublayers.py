@@ -147,7 +147,7 @@ def test_scale_of_the_new_logits_may_be_chosen(halves, data):
     reducer = AttentionReducer(layer.attention, statistics)
     one, other = reducer.reduced(4, 5).module, reducer.reduced(4, 5, scale=1.0).module
     assert (one.scale, other.scale) == (5**-0.5, 1.0)
-    torch.testing.assert_close(one(states[0], data[0].mask)[0], other(states[0], data[0].mask)[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(one(states[0], data[0].mask), other(states[0], data[0].mask), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("rank", [6, 2])

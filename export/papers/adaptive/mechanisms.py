@@ -101,10 +101,10 @@ def _attention_plan(shared: SharedInputs) -> ChangedModel:
     chosen = least_loss(table, shares, shared.share * len(config.layers))
     assert chosen is not None, "shares are whole numbers of bins"
     plan = plan_of(config, [grid.shape(option, 0, dense) for option in chosen])
-    model, reports = apply_plan(shared.dense, shared.calibration, plan, state=state)
-    assert isinstance(model, SequenceClassifier)
-    left = sum(len(report.plan.heads or ()) * report.plan.shape.head_dim for report in reports)
-    return ChangedModel(model, left / sum(shape.num_heads * shape.head_dim for shape in config.layers))
+    reduced = apply_plan(shared.dense, shared.calibration, plan, state=state)
+    assert isinstance(reduced.model, SequenceClassifier)
+    left = sum(shape.num_heads * shape.head_dim for shape in reduced.plan.shapes)
+    return ChangedModel(reduced.model, left / sum(shape.num_heads * shape.head_dim for shape in config.layers))
 
 
 def _scored(mode: AdaptiveMode, scorer: Callable[[SharedInputs], _ScorerOf]) -> Callable[[SharedInputs], ChangedModel]:
