@@ -18,9 +18,9 @@ from edge import __version__
 from edge.__main__ import GROUPS, grouped
 from export.estimate import document
 from export.estimate.measurements import published
+from export.estimate.predictions import read_predictions
 from export.estimate.roofline import ERRORS
 from export.models.transformer import LayerShape
-from export.papers import predicted
 from export.papers.backward import tables as backward_tables
 from export.papers.calculator import tables as calculator_tables
 from export.papers.frontier import boards
@@ -212,13 +212,13 @@ def test_the_errors_of_predictions_are_those_of_the_fit() -> None:
 
 
 def test_the_predictions_of_layers_are_those_of_today() -> None:
-    record = msgspec.json.decode(predicted.RECORD.read_bytes(), type=predicted.Record)
-    assert record.tables["layers"] == predicted.layers(), "python -m export.papers.predicted writes them anew"
+    record = read_predictions(reduce_tables.PREDICTED)
+    assert record == reduce_tables.predicted(), "python -m export.reduce.tables writes them anew"
 
 
 #: The commands that write documents from committed records; that of ``fewheads frontier`` takes half a minute, see
 #: tests/export/test_papers_frontier.py.
-WRITERS = (document, reduce_tables, predicted, backward_tables, calculator_tables, looped_tables, boards)
+WRITERS = (document, reduce_tables, backward_tables, calculator_tables, looped_tables, boards)
 
 
 @pytest.mark.parametrize("module", WRITERS, ids=lambda module: module.__name__)

@@ -21,7 +21,7 @@ from export.errors import ReductionError
 from export.generate.evaluate import learnt_logits, padded
 from export.generate.sublayers import Sublayer, layers_of, sublayers_of
 from export.generate.tokenizer import Encoded
-from export.reduce.algebra import Removal, head_removal, neuron_removal, regularised
+from export.reduce.algebra import Removal, regularised, removal_of
 from export.reduce.calibration import Moments
 from export.reduce.states import recorded, tokens_of
 from export.training.device import model_device
@@ -135,12 +135,13 @@ def by_calibration(calibration: Calibration, seed: int, on_part: OnPart) -> list
     for number, (layer, sensitivities) in enumerate(
         zip(calibration.layers, calibration.sensitivities(seed), strict=True)
     ):
-        (C, _), (A, _) = calibration.features(number, layer)
         # The removal measures errors by their squares; in these coordinates, a square is a change of the logits.
-        W_O, W_2 = (
-            of.weight @ torch.linalg.cholesky(regularised(F)) for of, F in zip(layer, sensitivities, strict=True)
+        removals.append(
+            [
+                removal_of(known.covariance, of.weight @ torch.linalg.cholesky(regularised(F)), of.groups)
+                for of, known, F in zip(layer, calibration.features(number, layer), sensitivities, strict=True)
+            ]
         )
-        removals.append([head_removal(C, W_O, layer[0].groups), neuron_removal(A, W_2)])
         calibration.advance(number)
         on_part("ranking", number + 1, len(calibration.layers))
     return removals

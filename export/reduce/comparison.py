@@ -80,7 +80,7 @@ def compare_plans(
     for device in devices:
         shapes = choose_shapes(config.layers, losses, device.mean, target_speedup)
         loss = sum(layer.of(grid, shape) for layer, shape in zip(losses, shapes, strict=True))
-        speedups = tuple(other.mean.of(config.layers) / other.mean.of(shapes) for other in devices)
+        speedups = tuple(other.mean.speedup(config.layers, shapes) for other in devices)
         at_points = device.at_points(config.layers, shapes)
         plans.append(
             DevicePlan(device.name, device.target, device.label, device.key, tuple(shapes), loss, at_points, speedups)

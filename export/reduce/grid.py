@@ -123,6 +123,10 @@ class Times(NamedTuple):
         """
         return self.rest + sum(self._layer(*layer) for layer in kept_layers(shapes))
 
+    def speedup(self, before: Iterable[LayerShape | None], after: Iterable[LayerShape | None]) -> float:
+        """Return the time of a model before a reduction over that after it."""
+        return self.of(before) / self.of(after)
+
     def _layer(self, shape: LayerShape, is_last: bool) -> float:
         times = self.of_last if is_last else self.layers
         row, units = times[self.grid.attention.index((shape.num_heads, shape.head_dim))], self.grid.feed_forward

@@ -21,13 +21,13 @@ from export.reduce.device import check_points, devices_of
 from export.reduce.grid import grid_of, widest
 from export.reduce.latency import feeds_of, measure_models
 from export.reduce.losses import OnProgress, divergence, silent
-from export.reduce.plan import LayerReport, check_speedup
-from export.reduce.reduce import LAYERS, ReducedModel, reduce_model
+from export.reduce.plan import ReducedModel, ReducedRun, check_speedup
+from export.reduce.reduce import LAYERS, reduce_model
 from export.reduce.search import check_target
 from export.reduce.target import Strategy, Target
 from export.training.points import Planned, Point, PointTimes
 from export.training.provenance import provenance
-from export.training.runs import RunMetrics, Speedup
+from export.training.runs import Speedup
 from export.training.trainer import Trained
 
 #: Calls of each model to measure the speed-up: a ratio that other work has spoilt is measured again, and longer.
@@ -41,24 +41,20 @@ class Divergence(msgspec.Struct, frozen=True):
     holdout: float
 
 
-class ReducedRun(msgspec.Struct, frozen=True):
-    """Result of a reduction.
+class PlannedRun(ReducedRun, frozen=True, kw_only=True):
+    """A run that was reduced to a planned speed.
 
     Attributes:
         expected_speedup: of the mean time, by the sum of the layers' times on the device of ``latency_key``.
         measured_speedup: of the mean time of both models in turns, on ONNX Runtime, one thread.
         planned: the target, its device, and both speeds at each operating point.
-        layers: those that are left.
         divergence: much larger on the hold-out if there are too few examples for the calibration.
     """
 
-    directory: str
     expected_speedup: float
     measured_speedup: float
     planned: Planned
     dense: LayerShape
-    layers: tuple[LayerReport, ...]
-    metrics: RunMetrics
     divergence: Divergence
     latency_key: dict[str, str]
 
@@ -76,7 +72,7 @@ def reduce_run(
     strategy: Strategy = "search",
     seed: int = 0,
     on_progress: OnProgress = silent,
-) -> ReducedRun:
+) -> PlannedRun:
     """Reduce a fine-tuned model and write a run directory, for further fine-tuning with the original as teacher.
 
     Latencies, losses and unfinished layers are kept beside the new run, in :func:`state_of`; the same call resumes from
@@ -144,16 +140,14 @@ def reduce_run(
     )
     for unfinished in state.glob(f"{LAYERS}-*.state"):
         unfinished.unlink()
-    return ReducedRun(
-        str(directory),
-        reduced.expected_speedup,
-        planned.measured_speedup,
-        planned,
-        widest(config),
-        reduced.reports,
-        metrics,
-        Divergence(*(divergence(model, reduced.model, rows) for rows in (data.train, data.holdout))),
-        device.key,
+    return PlannedRun(
+        *(str(directory), reduced.reports, metrics),
+        expected_speedup=device.mean.speedup(config.layers, reduced.plan.shapes),
+        measured_speedup=planned.measured_speedup,
+        planned=planned,
+        dense=widest(config),
+        divergence=Divergence(*(divergence(model, reduced.model, rows) for rows in (data.train, data.holdout))),
+        latency_key=device.key,
     )
 
 
@@ -189,7 +183,7 @@ def state_of(source: Path, directory: Path) -> Path:
     return directory.parent / f".{source.name}.reduction"
 
 
-def _measured(model: Head, reduced: ReducedModel, point: PointTimes) -> PointTimes:
+def _measured(model: Head, reduced: ReducedModel[Head], point: PointTimes) -> PointTimes:
     """Add both models' times on this machine and the bound of the speed-up; a busy machine needs several measurements.
 
     Raises:

@@ -19,6 +19,7 @@ from export.models.attention import MultiHeadAttention
 from export.models.transformer import FeedForward, Layer
 from export.reduce.algebra import (
     Factors,
+    Fit,
     blocks,
     fill,
     head_removal,
@@ -27,7 +28,6 @@ from export.reduce.algebra import (
     kept_columns,
     least_squares,
     neuron_removal,
-    output_error,
     query_key_factors,
     sliced,
     value_output_factors,
@@ -87,18 +87,15 @@ class AttentionReducer:
                 scale.
         """
         kept = self._removal.kept(heads) if isinstance(heads, int) else heads
-        C, W_O = self._statistics.C, self._W_O
-        attention = self._attention
-        whole = float((W_O * (C @ W_O)).sum())
+        W_O, attention = self._W_O, self._attention
         b_V, b_O = (p.bias.detach().cpu().double() for p in (attention.v_proj, attention.output_proj))
         if not kept:
             return ReducedAttention(None, (b_O + (b_V + self._known.m) @ W_O).float(), (), 0.0, 1.0)
         B, W_small, queries_keys = self._basis(list(kept), rank)
-        b_small = b_O + b_V @ W_O + self._known.m @ (W_O - B @ W_small)
+        fit = Fit.of(W_O, B, W_small, self._known.m, self._statistics.C)
         module = self._module(list(kept), rank, scale, B, queries_keys)
-        fill(module.output_proj, W_small, b_small)
-        logits = self._logits_error(list(kept), queries_keys)
-        return ReducedAttention(module, None, kept, logits, _share(output_error(C, W_O, B, W_small), whole))
+        fill(module.output_proj, fit.weight, b_O + b_V @ W_O + fit.shift)
+        return ReducedAttention(module, None, kept, self._logits_error(list(kept), queries_keys), fit.error)
 
     def _basis(self, kept: list[int], rank: int) -> tuple[Tensor, Tensor, Factors | None]:
         """Return B [H * d_k, h * r] and W_O' [h * r, d], and F and G where the rank falls."""
@@ -141,7 +138,8 @@ class AttentionReducer:
         S_q, S_k = self._statistics.S_q[kept], self._statistics.S_k[kept]
         whole = torch.eye(S_q.shape[1], dtype=S_q.dtype).expand_as(S_q)
         lost = whole - queries_keys.left @ queries_keys.right.transpose(1, 2)
-        return _share(_mean_square(S_q, S_k, lost), _mean_square(S_q, S_k, whole))
+        square = _mean_square(S_q, S_k, whole)
+        return _mean_square(S_q, S_k, lost) / square if square > 0 else 0.0
 
 
 class FeedForwardReducer:
@@ -167,12 +165,10 @@ class FeedForwardReducer:
         B = kept_columns(len(A), kept)
         W_small = least_squares(A, W_2, B) if len(kept) < len(A) else W_2
         module = FeedForward(W_2.shape[1], len(kept), original.approximate == "tanh")
-        rows = list(kept)
+        rows, fit = list(kept), Fit.of(W_2, B, W_small, mean, self._statistics.A)
         fill(module.up, original.up.weight.detach().T[:, rows], original.up.bias.detach()[rows])
-        fill(module.down, W_small, b_2 + mean @ (W_2 - B @ W_small))
-        C = self._statistics.A
-        error = _share(output_error(C, W_2, B, W_small), float((W_2 * (C @ W_2)).sum()))
-        return ReducedFeedForward(module.to(original.up.weight).train(original.training), None, kept, error)
+        fill(module.down, fit.weight, b_2 + fit.shift)
+        return ReducedFeedForward(module.to(original.up.weight).train(original.training), None, kept, fit.error)
 
 
 def with_attention(layer: Layer, reduced: ReducedAttention) -> Layer:
@@ -196,7 +192,3 @@ def _constant(layer: Layer, value: Tensor | None) -> nn.Parameter | None:
 def _mean_square(S_q: Tensor, S_k: Tensor, D: Tensor) -> float:
     """Return Σ_h E[(q D k)²] = Σ_h tr(S_q D S_k Dᵀ) for independent q and k, D [H, d_k, d_k]."""
     return float((S_q @ D @ S_k * D).sum())
-
-
-def _share(error: float, whole: float) -> float:
-    return error / whole if whole > 0 else 0.0

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from export.estimate.devices import DEFAULT_BOARD
+from export.estimate.predictions import Predictions, read_predictions
+from export.estimate.roofline import predict
+from export.estimate.sizes import USUAL_BATCHES, USUAL_LENGTHS
+from export.estimate.work import transformer_work
+from export.models.transformer import LayerShape, TransformerConfig
 from export.report.table import Table, with_tables, write_pages
 from export.training.intervals import Difference, points
 
-PAGE = Path(__file__).with_name("LIMITS.md")
+PAGE, PREDICTED = (Path(__file__).with_name(name) for name in ("LIMITS.md", "predicted.json"))
 _RUNS = ("sts-b", "mrpc", "cola", "sts-b-lean")
 _TASKS = {"sts-b": "STS-B", "mrpc": "MRPC", "cola": "CoLA", "sts-b-lean": "STS-B, a third"}
 
@@ -20,6 +27,7 @@ _TASKS = {"sts-b": "STS-B", "mrpc": "MRPC", "cola": "CoLA", "sts-b-lean": "STS-B
 def pages() -> dict[Path, str]:
     """Return LIMITS.md, with its tables made from the records."""
     tables = {f"export/reduce/{table.title}.json": table for table in (_teachers(), _recipes(), _variants())}
+    tables["export/reduce/predicted.json"] = read_predictions(PREDICTED).table()
     for split in ("holdout", "dev"):
         tables[", ".join(f"export/reduce/int8/{run}.{split}.json" for run in _RUNS)] = _int8(split)
     return {PAGE: with_tables(PAGE.read_text(), "python -m export.reduce.tables", tables)}
@@ -38,6 +46,16 @@ def _trainings(name: str, heads: Sequence[str], cells: Callable[[dict[str, Any]]
             rows.append(["" if row["task"] in seen else f"{row['task']}, {row['n']}", _rate(row), *cells(row)])
             seen.add(row["task"])
     return Table(name, ("task, n", "peak rate", *heads), rows)
+
+
+def predicted() -> Predictions:
+    """Predict all-MiniLM-L6-v2 with every layer of one shape."""
+    found = []
+    for heads, tokens, rows in product((12, 8, 6, 4, 3), USUAL_LENGTHS, USUAL_BATCHES):
+        config = TransformerConfig(architecture="bert", dim=384, layers=(LayerShape(heads, 32, 128 * heads),) * 6)
+        one = predict(transformer_work(config, tokens, rows), None, DEFAULT_BOARD.mode)
+        found.append((f"{heads} heads, {128 * heads:,} units", f"{tokens} tokens, batch {rows}", one))
+    return Predictions.of(found)
 
 
 def _teachers() -> Table:
@@ -104,4 +122,5 @@ def _change(row: dict[str, Any], key: str) -> str:
 
 
 if __name__ == "__main__":
+    predicted().write(PREDICTED)
     write_pages(pages())

@@ -10,10 +10,10 @@ import torch
 from click.testing import CliRunner
 
 from edge.errors import UsageError
+from export.cli.looped import looped
 from export.papers.experiment import RECORDS, read_records
 from export.papers.looped import MODEL
 from export.papers.looped.baselines import BASELINES
-from export.papers.looped.cli import looped
 from export.papers.looped.measure import TaskResult, error_path, pair_errors, stopping_of
 from export.papers.looped.model import PromptTransformer, Trajectory
 from export.papers.looped.prompts import draw_prompts

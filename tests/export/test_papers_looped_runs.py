@@ -36,7 +36,7 @@ from export.papers.looped.model import (
 from export.papers.looped.options import SizeOptions
 from export.papers.looped.prompts import draw_prompts
 from export.papers.looped.recipes import Plan, plan_of
-from export.papers.looped.reduce import layer_inputs, reduce_model
+from export.papers.looped.reduce import layer_inputs, reduced_loop
 from export.papers.looped.train import Start, load_run, train_run
 from export.training.provenance import processor
 from tests.support.marks import with_rtx
@@ -75,10 +75,11 @@ def test_heads_and_units_without_effect_leave_no_trace():
         layer = model.layers[0]
         layer.attention.output_proj.weight[:, 4:8] = 0  # of the second head of 4
         layer.feed_forward.down.weight[:, ::2] = 0
-    small, (report,) = reduce_model(model, "linear", SizeOptions(heads=3, units=32).shape)
-    assert report.plan.heads == (0, 2, 3)
-    assert report.plan.neurons == tuple(range(1, 64, 2))
-    wanted, found = (trajectory(one, *prompts, 12) for one in (model, small))
+    reduced = reduced_loop(model, "linear", SizeOptions(heads=3, units=32).shape)
+    (layer,) = reduced.plan.layers
+    assert layer.heads == (0, 2, 3)
+    assert layer.neurons == tuple(range(1, 64, 2))
+    wanted, found = (trajectory(one, *prompts, 12) for one in (model, reduced.model))
     # The least squares have a ridge, so that the others change a little.
     assert np.abs(found.predictions - wanted.predictions).max() < 0.02 * wanted.predictions.std()
 

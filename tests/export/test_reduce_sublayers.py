@@ -147,7 +147,7 @@ def test_scale_of_the_new_logits_may_be_chosen(halves, data):
     reducer = AttentionReducer(layer.attention, statistics)
     one, other = reducer.reduced(4, 5).module, reducer.reduced(4, 5, scale=1.0).module
     assert (one.scale, other.scale) == (5**-0.5, 1.0)
-    torch.testing.assert_close(one(states[0], data[0].mask)[0], other(states[0], data[0].mask)[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(one(states[0], data[0].mask), other(states[0], data[0].mask), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("rank", [6, 2])
@@ -212,11 +212,11 @@ def test_a_removed_heads_mean_stays(halves, data):
 
     handle = attention.output_proj.register_forward_pre_hook(mask_first)
     with torch.no_grad():
-        masked = attention(states[0], data[0].mask)[0]
+        masked = attention(states[0], data[0].mask)
     handle.remove()
     # With heads that have nothing to do with each other, no other head can make up for it, and W_O stays as it is.
     apart = statistics._replace(C=statistics.C * blocks(torch.ones(4, 8, 8)))
-    found = AttentionReducer(attention, apart).reduced((1, 2, 3), 8).module(states[0], data[0].mask)[0]
+    found = AttentionReducer(attention, apart).reduced((1, 2, 3), 8).module(states[0], data[0].mask)
     torch.testing.assert_close(found, masked, rtol=1e-4, atol=1e-4)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from edge.bundles.manifest import Measure
-from export.papers.backward import compare, mismatch
+from export.papers.backward import mismatch, run
 from export.papers.experiment import REPORT, read_settings, report_on
 from export.report.table import Table, with_tables, write_pages
 from export.training.intervals import bounds_of
@@ -29,10 +29,10 @@ _KEPT = {
 }
 
 
-def experiments(results: Path) -> tuple[compare.Comparison, mismatch.Mismatch]:
+def experiments(results: Path) -> tuple[run.HeadComparison, mismatch.Mismatch]:
     """Return the comparison and the mismatch as they were run, without their models."""
     return (
-        compare.Comparison(read_settings(results / "compare", compare.Settings), results / "compare"),
+        run.HeadComparison(read_settings(results / "compare", run.Settings), results / "compare"),
         mismatch.Mismatch(read_settings(results / "mismatch", mismatch.Settings), results / "mismatch"),
     )
 

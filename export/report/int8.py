@@ -58,7 +58,7 @@ class Scored(msgspec.Struct, frozen=True):
     logits_error: float
 
 
-class Comparison(msgspec.Struct, frozen=True):
+class Int8Comparison(msgspec.Struct, frozen=True):
     """All ways for one run, on one split."""
 
     run: str
@@ -82,7 +82,7 @@ def compare_int8(
     split: str,
     calibration_rows: int,
     on_file: Callable[[str, int, int], None] = lambda method, done, rows: None,
-) -> Comparison:
+) -> Int8Comparison:
     """Quantise a run in several ways, and score each file on a split.
 
     Args:
@@ -132,7 +132,7 @@ def compare_int8(
         error = float(np.sqrt(np.square(answers.logits - fp32.logits).mean()) / fp32.logits.std())
         change = paired(task.headline, [answers], [fp32])
         scored.append(Scored(method, share, answers.score(task.headline), change, error))
-    return Comparison(
+    return Int8Comparison(
         *(run.name, task.name, task.headline, split, len(rows.targets), fp32.score(task.headline), calibration_rows),
         *(tuple(scored), processor(), versions()),
     )
