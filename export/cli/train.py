@@ -98,13 +98,7 @@ def train(
                     continue
                 trained.append(
                     train_run(
-                        name,
-                        out / run,
-                        seed=one,
-                        epochs=epochs,
-                        device=device,
-                        tensorboard=tensorboard,
-                        observer=watch,
+                        name, out / run, seed=one, epochs=epochs, device=device, tensorboard=tensorboard, observer=watch
                     )
                 )
         results.append((name, [str(out / run) for run in runs[name].values()], pooled(trained)))

@@ -77,13 +77,7 @@ class Experiment(ABC, Generic[R]):
         return {}
 
 
-def run_experiment(
-    experiment: Experiment[R],
-    out: Path,
-    *,
-    plots: bool = True,
-    as_json: bool = False,
-) -> dict[str, R]:
+def run_experiment(experiment: Experiment[R], out: Path, *, plots: bool = True, as_json: bool = False) -> dict[str, R]:
     """Compute the parts here, one by one, then report as :func:`report_experiment`; return all records."""
     if plots:
         new_figure(1, 1, without="give --no-plots")

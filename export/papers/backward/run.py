@@ -26,12 +26,7 @@ from export.generate.formats import parse_answer, same_answer
 from export.generate.model import Base, BaseIdentity, LastStates
 from export.generate.train import LanguageObjective
 from export.papers.backward.methods import CONTROLS, DIMS, FROZEN, HEAD, METHODS, Method, Task
-from export.papers.backward.training import (
-    RECIPE,
-    HeadObjective,
-    HiddenStates,
-    hidden_states,
-)
+from export.papers.backward.training import RECIPE, HeadObjective, HiddenStates, hidden_states
 from export.papers.experiment import Experiment, Part, read_records, unfinished
 from export.report.table import Table
 from export.training.intervals import RESAMPLES, Sample

@@ -126,10 +126,7 @@ def export_looped(
 
 def usual_steps(plain: bytes) -> dict[str, tuple[str, bytes]]:
     """Return precision and file of a step graph by runtime: FP32 for ONNX Runtime, and FP16 for TensorRT."""
-    return {
-        "onnxruntime": ("fp32", fused(plain)),
-        "tensorrt": ("fp16", half(fewest_kernels(plain), fp32_head=True)),
-    }
+    return {"onnxruntime": ("fp32", fused(plain)), "tensorrt": ("fp16", half(fewest_kernels(plain), fp32_head=True))}
 
 
 def _tier(
