@@ -101,11 +101,11 @@ def head(
             results.append(
                 train_head(made, base, corpus, run, seed=one, steps=steps, tensorboard=tensorboard, observer=watch)
             )
-    metrics, places = pooled(results), list(map(str, runs.values()))
+    metrics, directories = pooled(results), list(map(str, runs.values()))
     if as_json:
-        print_json({"runs": places, "base": base.identity, "metrics": metrics})
+        print_json({"runs": directories, "base": base.identity, "metrics": metrics})
         return
-    print_measures(out.name, ", ".join(places), metrics)
+    print_measures(out.name, ", ".join(directories), metrics)
 
 
 @click.command("export-head")

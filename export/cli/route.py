@@ -54,20 +54,20 @@ def route(
     with loading_torch():
         from export.reduce.route import route_run
     with working("routing"):
-        found = route_run(full, lean, data_dir, cost_ratio)
+        routed = route_run(full, lean, data_dir, cost_ratio)
     if out:
-        _write(found, out)
+        _write(routed, out)
     if as_json:
-        print_json(found)
+        print_json(routed)
     else:
-        for split in found.splits:
-            _print(found.task, split)
-        stdout.print(f"{found.diagnosis.recommendation}: {found.diagnosis.reason}", markup=False, highlight=False)
+        for split in routed.splits:
+            _print(routed.task, split)
+        stdout.print(f"{routed.diagnosis.recommendation}: {routed.diagnosis.reason}", markup=False, highlight=False)
 
 
-def _write(found: Route, out: Path) -> None:
+def _write(routed: Route, out: Path) -> None:
     try:
-        write_whole(out, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+        write_whole(out, msgspec.json.format(msgspec.json.encode(routed), indent=2) + b"\n")
     except OSError as error:
         fix = "Choose another --out."
         given = Raw(error.strerror)
@@ -98,7 +98,7 @@ def _print(task: str, split: SplitReport) -> None:
     print_table("95 % intervals", columns, gains)
 
 
-def _interval(found: Difference) -> str:
+def _interval(gain: Difference) -> str:
     from export.training.intervals import with_interval
 
-    return with_interval(found.value, found.interval, "{:.4f}".format)
+    return with_interval(gain.value, gain.interval, "{:.4f}".format)

@@ -56,9 +56,9 @@ class Table(NamedTuple):
 
     def values(self, column: str) -> list[Any]:
         """Return the cells of a column; raise a DataError for text that is not UTF-8."""
-        found = self.columns[column]
+        column_cells = self.columns[column]
         try:
-            return found if isinstance(found, list) else list(found.to_pylist())
+            return column_cells if isinstance(column_cells, list) else list(column_cells.to_pylist())
         except UnicodeDecodeError as error:
             subject, fix = f"{self.path} column {column}", "Write the file again, with text in UTF-8."
             raise DataError(subject, given=Raw(error), expected="UTF-8", fix=fix) from None
@@ -258,16 +258,16 @@ def find(path: Path, dev: Path | None) -> Found:
     Raises:
         DataError: there are none of these, a split has files of two formats or lacks one, or its name is taken.
     """
-    found = _find(path, "--data")
-    found = found._replace(splits=_with_train(path, found.splits))
+    data = _find(path, "--data")
+    data = data._replace(splits=_with_train(path, data.splits))
     if dev is None:
-        return found
+        return data
     other = _find(dev, "--dev")
-    if other.images != found.images:
-        given, expected = ("images" if each.images else "tables" for each in (other, found))
+    if other.images != data.images:
+        given, expected = ("images" if each.images else "tables" for each in (other, data))
         expected, fix = f"{expected}, as in --data", "Give both in the same form."
         raise DataError(f"--dev {dev}", given=Raw(given), expected=expected, fix=fix)
-    return Found(found.images, {TRAIN: found.splits[TRAIN], DEV[0]: other.splits[_measured(dev, other.splits)]})
+    return Found(data.images, {TRAIN: data.splits[TRAIN], DEV[0]: other.splits[_measured(dev, other.splits)]})
 
 
 def _measured(dev: Path, splits: Mapping[str, tuple[Path, ...]]) -> str:

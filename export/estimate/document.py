@@ -54,8 +54,8 @@ def fit(measurements: Sequence[Measurement]) -> Constants:
         errors = [float(np.log(predict(work, None, mode, constants).milliseconds / ms)) for work, mode, ms in runs]
         return [*errors, *(_STAY * (logarithms - start))]
 
-    found = least_squares(residuals, start, diff_step=1e-4)
-    return Constants(*map(_rounded, np.exp(found.x)))
+    solution = least_squares(residuals, start, diff_step=1e-4)
+    return Constants(*map(_rounded, np.exp(solution.x)))
 
 
 def compare() -> tuple[Compared, ...]:
@@ -76,17 +76,17 @@ def errors(compared: Sequence[Compared]) -> dict[Regime, Errors]:
 
     Fitted measurements count with the prediction of a fit without their network. Narrow networks were not fitted to.
     """
-    found: dict[Regime, Errors] = {}
+    by_regime: dict[Regime, Errors] = {}
     for regime in get_args(Regime):
         shares = [
             one.left_out_error
             for one in compared
             if regime in one.prediction.regimes and (regime == "narrow" or not one.measurement.check)
         ]
-        found[regime] = Errors(
+        by_regime[regime] = Errors(
             len(shares), _rounded(np.sqrt(np.mean(np.square(shares)))), _rounded(max(map(abs, shares)))
         )
-    return found
+    return by_regime
 
 
 def _rounded(value: float) -> float:
@@ -138,12 +138,12 @@ def _rows(compared: Sequence[Compared]) -> Table:
     graphs = {True: "yes", False: "no", None: "not stated"}
     rows = []
     for one in compared:
-        run, found = one.measurement, one.prediction
+        run, prediction = one.measurement, one.prediction
         left_out = "" if run.check else f"{one.left_out_error:+.0%}"
-        sizes = (run.precision.upper(), graphs[run.cuda_graph], f"{run.gpu_mhz:,.0f}", run.batch, found.kernels)
-        times = (f"{run.ms:.4g}", f"{found.milliseconds:.4g}", f"{one.error:+.0%}", left_out)
+        sizes = (run.precision.upper(), graphs[run.cuda_graph], f"{run.gpu_mhz:,.0f}", run.batch, prediction.kernels)
+        times = (f"{run.ms:.4g}", f"{prediction.milliseconds:.4g}", f"{one.error:+.0%}", left_out)
         note = f" ({run.note})" if run.note else ""
-        rows.append((f"{run.network}{note}", run.source, ", ".join(found.regimes), *sizes, *times))
+        rows.append((f"{run.network}{note}", run.source, ", ".join(prediction.regimes), *sizes, *times))
     heads = ("network", "source", "regime", "precision", "graph", "MHz", "rows", "kernels", "ms", "predicted", "error")
     return Table("", (*heads, "left out"), rows, 5)
 

@@ -111,9 +111,9 @@ def estimate_bundle(
 
     artifacts = {tier: {role: one.artifact for role, one in files.items()} for tier, files in models.items()}
     counts = {tier: mean for tier, (mean, _) in means.items()}
-    found = predict_tiers(manifest, artifacts, bundle.read, run, batches=batches, lengths=lengths, loops=counts)
+    predictions = predict_tiers(manifest, artifacts, bundle.read, run, batches=batches, lengths=lengths, loops=counts)
     rows = []
-    for tier_name, part, prediction, times_faster in found:
+    for tier_name, part, prediction, times_faster in predictions:
         mean, source = means[tier_name] if part.whole else (None, "")
         files = models[tier_name]
         rows.append(
@@ -160,7 +160,7 @@ def _recommended(rows: Sequence[Row]) -> tuple[str, str]:
     speeds: dict[str, list[float]] = {}
     for row in rows:
         speeds.setdefault(row.tier, []).append(row.times_faster)
-    means: Mapping[str, float] = {tier: sum(found) / len(found) for tier, found in speeds.items()}
+    means: Mapping[str, float] = {tier: sum(ratios) / len(ratios) for tier, ratios in speeds.items()}
     fastest = max(means, key=means.__getitem__)
     if means[fastest] < _WORTH:
         return first, f"no tier is predicted to be {_WORTH:g} times as fast as {first!r}"

@@ -35,19 +35,19 @@ class Encoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return products and attentions."""
         rows, values = self.tokens * batch, self.heads * self.head_width
         projected = values + 2 * (self.kv_heads or self.heads) * self.head_width
-        found = []
+        products = []
         for inner, width in (
             (self.width, projected),
             (values, self.width),
             (self.width, self.ffn * (2 if self.gated else 1)),
             (self.ffn, self.width),
         ):
-            found.append(_product(rows, inner, width, precision))
+            products.append(_product(rows, inner, width, precision))
         pairs = batch * self.tokens**2 * (0.5 if self.causal else 1)
-        found.append(Kernel("attention", gflop=4e-9 * values * pairs, inner=self.head_width))
+        products.append(Kernel("attention", gflop=4e-9 * values * pairs, inner=self.head_width))
         around = [_product(rows, self.patch, self.width, "fp16")] if self.patch else []
         around += [_product(1, self.width, self.outputs, precision)] if self.outputs else []
-        return found * self.layers + around
+        return products * self.layers + around
 
 
 class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,17 +68,17 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def work(self, precision: str, batch: int, kernels: int = 0) -> Work:
         """Return the work of a run; ``kernels`` of the measured engine replace those of the network."""
-        found = self.encoder.kernels(precision, batch) if self.encoder else []
+        counted = self.encoder.kernels(precision, batch) if self.encoder else []
         for count, rows, inner, width, *read in self.products:
-            found += [_product(rows * batch, inner, width, precision, *(each * batch for each in read))] * count
+            counted += [_product(rows * batch, inner, width, precision, *(each * batch for each in read))] * count
         for count, heads, queries, keys, width in self.attention:
-            found += [Kernel("attention", gflop=4e-9 * batch * heads * queries * keys * width, inner=width)] * count
+            counted += [Kernel("attention", gflop=4e-9 * batch * heads * queries * keys * width, inner=width)] * count
         for count, size in self.others:
             size = size * batch * ITEM_BYTES[precision] // 2
-            found += [Kernel("other", activation_bytes=size)] * count
+            counted += [Kernel("other", activation_bytes=size)] * count
         listed = kernels or self.kernels
         usual = round(_OTHERS_OF_A_LAYER * self.encoder.layers) + _OTHERS_AROUND if self.encoder else 0
-        return Work(tuple(found), max(listed - len(found), 0) if listed else usual, batch)
+        return Work(tuple(counted), max(listed - len(counted), 0) if listed else usual, batch)
 
 
 def _product(rows: int, inner: int, width: int, precision: str, convolved: int = 0) -> Kernel:

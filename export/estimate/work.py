@@ -65,11 +65,11 @@ class Work(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def gflop(self) -> dict[str, float]:
         """10⁹ operations by precision, attention's and recurrent layers' too."""
-        found: dict[str, float] = {}
+        totals: dict[str, float] = {}
         for kernel in self.kernels:
             if kernel.gflop:
-                found[kernel.precision] = found.get(kernel.precision, 0.0) + kernel.gflop
-        return found
+                totals[kernel.precision] = totals.get(kernel.precision, 0.0) + kernel.gflop
+        return totals
 
     @property
     def weight_bytes(self) -> int:

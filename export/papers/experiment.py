@@ -161,8 +161,8 @@ class ExperimentReport(NamedTuple, Generic[R]):
 
 def report_on(experiment: Experiment[R], out: Path, *, plots: bool = True) -> ExperimentReport[R]:
     """Return the report on the records of a directory, where nothing is written."""
-    found, names = read_records(out, experiment.record), [part.name for part in experiment.parts()]
-    records = {name: found[name] for name in names if name in found}
+    recorded, names = read_records(out, experiment.record), [part.name for part in experiment.parts()]
+    records = {name: recorded[name] for name in names if name in recorded}
     text, tables, missing = experiment.text(records), experiment.tables(records), len(names) - len(records)
     figures = experiment.figures(records) if plots else {}
     lines = [f"# {experiment.title}"]
@@ -262,8 +262,8 @@ def _append(path: Path, line: _Line[Any]) -> None:
         os.fsync(file.fileno())
 
 
-def _check_same(out: Path, found: Any, wanted: Any, extensible: tuple[str, ...]) -> None:
-    there, here = dict(_flat(found)), dict(_flat(wanted))
+def _check_same(out: Path, earlier: Any, wanted: Any, extensible: tuple[str, ...]) -> None:
+    there, here = dict(_flat(earlier)), dict(_flat(wanted))
     names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
     names = [name for name in names if not name.startswith(extensible)]
     if names:

@@ -141,10 +141,10 @@ def page_of(report: Report, items: Items) -> str:
 
 def _split(split: Split, items: Items) -> dict[str, Any]:
     colours = items.measured[split.name].picture
-    found = split.classes or split.values
-    assert found is not None
-    pictures = [picture(colours(error.row)) if colours else "" for error in found.errors]
-    drawn: dict[str, Any] = {"numbers": split, "errors": list(zip(found.errors, pictures, strict=True))}
+    answers = split.classes or split.values
+    assert answers is not None
+    pictures = [picture(colours(error.row)) if colours else "" for error in answers.errors]
+    drawn: dict[str, Any] = {"numbers": split, "errors": list(zip(answers.errors, pictures, strict=True))}
     if split.classes:
         drawn["confusion"] = Markup(confusion(split.classes))
         drawn["reliability"] = Markup(reliability(split.classes))

@@ -260,8 +260,8 @@ def across_seeds(runs: Sequence[Sequence[Measure]], geometric: Collection[str] =
     for same in zip(*runs, strict=True):
         form, inverse = (np.log, np.exp) if same[0].metric in geometric else (np.asarray, np.asarray)
         by_seed = form([one.value for one in same])
-        own = np.abs(form([one.interval or (one.value, one.value) for one in same]) - by_seed[:, None]).mean(axis=0)
-        value, (low, high) = by_seed.mean(), np.hypot(own, _error([by_seed])).tolist()
+        halves = np.abs(form([one.interval or (one.value, one.value) for one in same]) - by_seed[:, None]).mean(axis=0)
+        value, (low, high) = by_seed.mean(), np.hypot(halves, _error([by_seed])).tolist()
         bounds = tuple(map(float, inverse([value - low, value + high]))) if low or high else None
         means.append(msgspec.structs.replace(same[0], value=float(inverse(value)), seeds=len(same), interval=bounds))
     return tuple(means)

@@ -62,8 +62,8 @@ def _hidden_matrices(objective: Objective) -> list[nn.Parameter]:
     modules = list(objective.model.modules())
     lists = [module for module in modules if isinstance(module, nn.ModuleList)]
     if lists:
-        found = {p: None for module in lists for p in module.parameters() if p.dim() == 2 and p.requires_grad}
-        matrices = [parameter for parameter in found if parameter not in objective.rates]
+        parameters = {p: None for module in lists for p in module.parameters() if p.dim() == 2 and p.requires_grad}
+        matrices = [parameter for parameter in parameters if parameter not in objective.rates]
     else:
         sequence = next((module for module in modules if isinstance(module, nn.Sequential)), nn.Sequential())
         matrices = [p for p in sequence.parameters() if p.dim() == 2][:-1]

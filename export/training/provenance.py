@@ -111,6 +111,6 @@ def features_of(cpuinfo: str) -> tuple[str, ...] | None:
     for line in cpuinfo.splitlines():
         name, _, flags = line.partition(":")
         if name.strip() in ("flags", "Features"):  # x86, Arm
-            found = set(flags.split())
-            return tuple(feature for feature, announced in _FLAGS.items() if found & announced)
+            present = set(flags.split())
+            return tuple(feature for feature, announced in _FLAGS.items() if present & announced)
     return None

@@ -124,8 +124,8 @@ class Mechanisms(Experiment[Record]):
         device: DeviceName,
     ) -> None:
         self._names, self._out, self._device = names, out, device
-        found = open_model(run)
-        task, model, architecture = task_of(found, run), found.head, found.architecture
+        opened = open_model(run)
+        task, model, architecture = task_of(opened, run), opened.head, opened.architecture
         assert architecture is not None
         if not isinstance(model, SequenceClassifier) or model.transformer.config.architecture != "bert":
             given = Raw(f"a run on {task.name} with a {architecture.transformer.architecture}")
@@ -152,8 +152,8 @@ class Mechanisms(Experiment[Record]):
         """Make, train and time a mechanism; an unfinished training resumes."""
         name, seed = part.arguments
         mechanism, recipe, task, data = MECHANISMS[name], self.settings.recipe, self._task, self._data
-        place = unfinished(self._out, part)
-        shared = SharedInputs(self._dense, self._calibration, seed, place / "reduction")
+        directory = unfinished(self._out, part)
+        shared = SharedInputs(self._dense, self._calibration, seed, directory / "reduction")
         made = mechanism.make(shared)
         model, loss = made.model.to(device_of(self._device)), mechanism.train(shared)
 
@@ -164,7 +164,7 @@ class Mechanisms(Experiment[Record]):
         with adaptive_term(model, loss) if loss else nullcontext() as term:
             of = partial(AdaptiveObjective, term=term) if term else TaskObjective
             objective = of(model, data.train, recipe, seed=seed, evaluate=partial(score, model))
-            tuned = train(objective, recipe, seed=seed, stop_below=floor, state=place / "state", observer=watch)
+            tuned = train(objective, recipe, seed=seed, stop_below=floor, state=directory / "state", observer=watch)
         predicted: Any = task.predict(model, self._dev)
         model = model.cpu()
         use = head_use(model, self._dev) or HeadUse(made.kept)
@@ -189,10 +189,10 @@ class Mechanisms(Experiment[Record]):
 
 
 def _by_name(records: Mapping[str, Record]) -> dict[str, list[Record]]:
-    found: dict[str, list[Record]] = {}
+    groups: dict[str, list[Record]] = {}
     for record in records.values():
-        found.setdefault(record.name, []).append(record)
-    return found
+        groups.setdefault(record.name, []).append(record)
+    return groups
 
 
 def sample_of(runs: Sequence[Record]) -> Sample:
@@ -213,7 +213,7 @@ def tables_of(records: Mapping[str, Record]) -> list[Table]:
     rows, groups = [], _by_name(records)
     for name, runs in groups.items():
         first, uses = runs[0], [run.use for run in runs]
-        speeds = [[run.speeds[place] for run in runs] for place in range(len(first.speeds))]
+        speeds = [[run.speeds[number] for run in runs] for number in range(len(first.speeds))]
         ratios = [f"{_mean([one.ratio for one in of]):.2f} ({_mean([one.bound for one in of]):.2f})" for of in speeds]
         scores = [use.score for use in uses if use.score is not None]
         change = difference(runs, groups[FULL]) if name != FULL and FULL in groups else None
@@ -243,9 +243,9 @@ def head_use(model: SequenceClassifier, rows: Rows) -> HeadUse | None:
     scores, kept = [], []
     with torch.no_grad():
         for indices in sorted_batches(rows.lengths, _BATCH):
-            with recorded(attention.scorer for attention in attentions) as found:
+            with recorded(attention.scorer for attention in attentions) as states:
                 outputs_of(model, rows.batch(indices))
-            scores.append(torch.stack([found[attention.scorer].returned for attention in attentions]))
+            scores.append(torch.stack([states[attention.scorer].returned for attention in attentions]))
             kept += [one.keep(of).mean(dim=(1, 2)) for one, of in zip(attentions, scores[-1], strict=True)]
     every = torch.cat(scores, dim=1)  # [layers, n, H]
     within, whole = every.var(dim=1, correction=0).mean(), every.var(correction=0)

@@ -62,8 +62,8 @@ def rotated_attention(attention: MultiHeadAttention, statistics: AttentionStatis
     fill(new.k_proj, joined(W_K @ G), torch.zeros(heads * width))
     W_O = attention.output_proj.weight.detach().double().T  # [H * d_k, d]
     C = torch.unflatten(torch.unflatten(statistics.C, 0, (heads, width)), 2, (heads, width))
-    own = torch.stack([C[head, :, head] for head in range(heads)])  # [H, d_k, d_k]
-    E, W_small, _ = value_output_factors(own, torch.unflatten(W_O, 0, (heads, width)), width)
+    diagonal = torch.stack([C[head, :, head] for head in range(heads)])  # [H, d_k, d_k]
+    E, W_small, _ = value_output_factors(diagonal, torch.unflatten(W_O, 0, (heads, width)), width)
     B = blocks(E)
     # Rows of P sum to 1: subtracting a constant from the values subtracts it from the output.
     fill(new.v_proj, attention.v_proj.weight.detach().double().T @ B, -(statistics.m @ B))

@@ -255,7 +255,7 @@ class Mismatch(Experiment[Record]):
 
 
 @contextmanager
-def moved_back(model: PreTrainedModel, places: int) -> Iterator[None]:
+def moved_back(model: PreTrainedModel, shift: int) -> Iterator[None]:
     """Give each token of a text the position of one so many before it during the block; the first ones share the first.
 
     So tokens that are put before a text leave the positions of its own tokens as they were.
@@ -268,7 +268,7 @@ def moved_back(model: PreTrainedModel, places: int) -> Iterator[None]:
             given = torch.arange(ids.shape[1], device=ids.device)[None]
             # Without a mask, transformers takes positions that do not rise for several texts.
             options = {**options, "attention_mask": torch.ones_like(ids)}
-        return inputs, {**options, "position_ids": (given - places).clamp(min=0)}
+        return inputs, {**options, "position_ids": (given - shift).clamp(min=0)}
 
     # Generation needs the positions in the cache of the whole model, so only the layers below see others; a model with
     # adapters is a wrapper of a plain one.

@@ -70,14 +70,14 @@ def _calculators(conditions: Sequence[Sequence[object]]) -> Table:
 
 def _reduced() -> Table:
     mathematics = msgspec.json.decode((RESULTS / "reduce" / "mathematics.json").read_bytes())["results"]
-    found = {(of["method"], of.get("heads", 1), of.get("neurons", 1)): of for of in mathematics}
+    by_method = {(of["method"], of.get("heads", 1), of.get("neurons", 1)): of for of in mathematics}
     rows: list[tuple[object, ...]] = [
-        ("all", _of_calculator("dense"), None, _of_mathematics(found["dense", 1, 1]), None)
+        ("all", _of_calculator("dense"), None, _of_mathematics(by_method["dense", 1, 1]), None)
     ]
     for end, (heads, neurons, words) in _KEPT.items():
         methods = ("calibrated", "magnitude")
         of_calculator = [_of_calculator(f"{method}{end}") if end else "not measured" for method in methods]
-        of_mathematics = [_of_mathematics(found[method, heads, neurons]) for method in methods]
+        of_mathematics = [_of_mathematics(by_method[method, heads, neurons]) for method in methods]
         rows.append((words, *of_calculator, *of_mathematics))
     columns = ("kept", "calculator, calibrated", "magnitude", "mathematics, calibrated", "magnitude")
     return Table("Fewer heads and neurons", columns, rows)

@@ -159,13 +159,13 @@ def search_table(records: Mapping[str, Trial]) -> Table:
 
 def predicted() -> Predictions:
     """Predict the networks on a Jetson."""
-    found = []
+    predictions = []
     for name in NAMES:
         data = to_onnx(create(name, 0), {"x": torch.zeros(2, 15)}, ["value"], {"x": {0: "batch"}})
         for rows in (1, 64):
             one = predict_file(data, {"x": (rows, 15)}, DEFAULT_BOARD.mode, name)
-            found.append((name.removeprefix("calculator-"), f"{rows} row{'s' * (rows > 1)}", one))
-    return Predictions.of(found)
+            predictions.append((name.removeprefix("calculator-"), f"{rows} row{'s' * (rows > 1)}", one))
+    return Predictions.of(predictions)
 
 
 def _models() -> dict[str, list[RunRecord]]:

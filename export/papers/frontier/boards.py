@@ -107,8 +107,8 @@ def plan_tiers(run: Path, data: Path, board: str, examples: int = _EXAMPLES) -> 
 
 def _published(name: str, families: Sequence[Answered], device: Device) -> BoardRow:
     """Return the mean times of a published run over the families that have it."""
-    found = [(family.layers[DENSE], family.layers[name]) for family in families if name in family.layers]
-    every = zip(*(device.at_points(dense, shapes) for dense, shapes in found), strict=True)
+    pairs = [(family.layers[DENSE], family.layers[name]) for family in families if name in family.layers]
+    every = zip(*(device.at_points(dense, shapes) for dense, shapes in pairs), strict=True)
     fields = ("milliseconds", "low_ms", "high_ms")
     points = tuple(
         msgspec.structs.replace(
@@ -116,8 +116,8 @@ def _published(name: str, families: Sequence[Answered], device: Device) -> Board
         )
         for same in every
     )
-    alike = {shapes for _, shapes in found}
-    return BoardRow(name, alike.pop() if len(alike) == 1 else (), len(found), points)
+    alike = {shapes for _, shapes in pairs}
+    return BoardRow(name, alike.pop() if len(alike) == 1 else (), len(pairs), points)
 
 
 def table_of(plans: BoardPlans) -> str:

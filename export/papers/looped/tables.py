@@ -84,15 +84,15 @@ def pages() -> dict[Path, str]:
 
 def predicted() -> Predictions:
     """Predict a step of the full and of the reduced model on a Jetson."""
-    found = []
+    predictions = []
     for name, shape in (("full", LayerShape(4, 16, 256)), ("reduced", LayerShape(4, 8, 128))):
         config = PromptConfig(dims=5, points=11, dim=64, shapes=(shape,))
         _, step = usual_steps(step_onnx(PromptTransformer(config)))["tensorrt"]
         for rows in (1, 8, 64):
             shapes = {key: array.shape for key, array in step_feeds(config, rows).items()}
             one = predict_file(step, shapes, DEFAULT_BOARD.mode, name)
-            found.append((f"{name}, a step in FP16", f"{rows} row{'s' * (rows > 1)}", one))
-    return Predictions.of(found)
+            predictions.append((f"{name}, a step in FP16", f"{rows} row{'s' * (rows > 1)}", one))
+    return Predictions.of(predictions)
 
 
 def _short(value: Mean | None, form: str = "{:#.2g}") -> str:
