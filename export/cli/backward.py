@@ -139,16 +139,9 @@ def export_head(
     started = time.perf_counter()
     with working(f"exporting {run}"):
         exported = write_head(
-            trained,
-            base,
-            repository,
-            name,
-            identity=model.identity,
-            provenance=read_config(run).provenance,
-            measures=decode(run / METRICS, RunMetrics).measures,
-            version=version,
-            replace=replace,
-        )
+            trained, base, repository, name, identity=model.identity, provenance=read_config(run).provenance,
+            measures=decode(run / METRICS, RunMetrics).measures, version=version, replace=replace,
+        )  # fmt: skip
     print_exported([(exported, time.perf_counter() - started)], as_json=as_json)
 
 

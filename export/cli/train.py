@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -85,22 +85,15 @@ def train(
     for name in names:
         trained = []
         for one, run in runs[name].items():
+            options: dict[str, Any] = {"seed": one, "tensorboard": tensorboard}
             with watching(run, lines=False) as watch:
                 if name in LOOPED:
-                    trained.append(
-                        train_looped(name, out / run, looped, watch, seed=one, device=device, tensorboard=tensorboard)
-                    )
-                    continue
-                if name in STACK_NAMES:
-                    trained.append(
-                        train_stack(name, out / run, seed=one, epochs=epochs, tensorboard=tensorboard, observer=watch)
-                    )
-                    continue
-                trained.append(
-                    train_run(
-                        name, out / run, seed=one, epochs=epochs, device=device, tensorboard=tensorboard, observer=watch
-                    )
-                )
+                    metrics = train_looped(name, out / run, looped, watch, device=device, **options)
+                elif name in STACK_NAMES:
+                    metrics = train_stack(name, out / run, epochs=epochs, observer=watch, **options)
+                else:
+                    metrics = train_run(name, out / run, epochs=epochs, device=device, observer=watch, **options)
+            trained.append(metrics)
         results.append((name, [str(out / run) for run in runs[name].values()], pooled(trained)))
     if as_json:
         print_json([{"model": name, "runs": runs, "metrics": metrics} for name, runs, metrics in results])

@@ -12,20 +12,14 @@ import numpy as np
 from edge.bundles.fields import MOST_CHARACTERS
 from edge.datatypes import Array
 from edge.errors import Raw, UsageError, printable
-from export.data.tables import Table
+from export.data.tables import DataTable
 from export.errors import DataError, listed
 
 _TEXTS = ("text", "sentence", "review", "comment", "content", "message", "document", "body", "tweet", "headline")
 _PAIRS = (
-    ("text_a", "text_b"),
-    ("text1", "text2"),
-    ("text", "text_pair"),
-    ("sentence1", "sentence2"),
-    ("sentence_a", "sentence_b"),
-    ("question1", "question2"),
-    ("question", "sentence"),
-    ("premise", "hypothesis"),
-)
+    ("text_a", "text_b"), ("text1", "text2"), ("text", "text_pair"), ("sentence1", "sentence2"),
+    ("sentence_a", "sentence_b"), ("question1", "question2"), ("question", "sentence"), ("premise", "hypothesis"),
+)  # fmt: skip
 _LABELS = ("label", "target", "score", "class", "category", "sentiment", "rating", "stars")
 #: Labels, in small letters, that programs write for a missing one. "None" and "NA" are not among them: they also name
 #: classes. Classes that a data set declares may have these names: nan is a language, for example.
@@ -45,7 +39,7 @@ class Columns(NamedTuple):
     label: str
 
 
-class Rows(NamedTuple):
+class TextRows(NamedTuple):
     """Texts of a split, their labels as text (None if no row has one), and where each row is, for messages."""
 
     texts: tuple[tuple[str, ...], ...]
@@ -53,7 +47,7 @@ class Rows(NamedTuple):
     places: list[str]
 
 
-def columns_of(table: Table, texts: Sequence[str], label: str | None) -> Columns:
+def columns_of(table: DataTable, texts: Sequence[str], label: str | None) -> Columns:
     """Return the columns to read, as given, or recognised by their names where ``texts`` is empty or ``label`` None.
 
     Raises:
@@ -74,7 +68,7 @@ def columns_of(table: Table, texts: Sequence[str], label: str | None) -> Columns
     return Columns(tuple(texts), label)
 
 
-def rows_of(split: str, tables: Sequence[Table], columns: Columns) -> Rows:
+def rows_of(split: str, tables: Sequence[DataTable], columns: Columns) -> TextRows:
     """Return the rows of a split's tables.
 
     Raises:
@@ -113,10 +107,10 @@ def rows_of(split: str, tables: Sequence[Table], columns: Columns) -> Rows:
                 given, expected = Raw(f"{kind}, {labels[-1]}"), f"{other}, as in {locations[0]}"
                 fix = "Write all labels as text, or all as numbers."
                 raise DataError(f"{locations[row]} column {columns.label}", given=given, expected=expected, fix=fix)
-    return Rows(tuple(texts), None if unlabelled else labels, locations)
+    return TextRows(tuple(texts), None if unlabelled else labels, locations)
 
 
-def _only(table: Table, option: str, lower: Mapping[str, str], known: Sequence[str], used: Sequence[str]) -> str:
+def _only(table: DataTable, option: str, lower: Mapping[str, str], known: Sequence[str], used: Sequence[str]) -> str:
     """Return the only column with one of the known names; ``lower`` has the columns by their names in small letters."""
     columns = [lower[name] for name in known if name in lower and lower[name] not in used]
     if len(columns) == 1:
@@ -125,13 +119,13 @@ def _only(table: Table, option: str, lower: Mapping[str, str], known: Sequence[s
     raise _wrong(table, option, given, f"one of {', '.join(known)}")
 
 
-def _wrong(table: Table, option: str, given: str, expected: str) -> DataError:
+def _wrong(table: DataTable, option: str, given: str, expected: str) -> DataError:
     pair = " (twice for pairs)" if option == "--text" else ""
     fix = f"It has the columns {_names(table)}: name one with {option}{pair}."
     return DataError(f"{table.path} {option}", given=Raw(given), expected=expected, fix=fix)
 
 
-def _names(table: Table) -> str:
+def _names(table: DataTable) -> str:
     return printable(listed(list(table.columns), 20))
 
 
@@ -145,7 +139,7 @@ def _unknown(label: Any) -> bool:
     return _empty(label) or (isinstance(label, str) and label.strip().lower() in _MISSING)
 
 
-def _unlabelled(table: Table, column: str) -> bool:
+def _unlabelled(table: DataTable, column: str) -> bool:
     """Return whether no row has a label; data sets for competitions have -1 in their test split."""
     if column not in table.columns:
         return True
@@ -200,7 +194,7 @@ class Targets(NamedTuple):
 
 
 def targets_of(
-    rows: Rows, path: str, column: str, names: Sequence[str], regression: bool | None, known: Sequence[str]
+    rows: TextRows, path: str, column: str, names: Sequence[str], regression: bool | None, known: Sequence[str]
 ) -> Targets:
     """Decide what a label column holds.
 
@@ -309,7 +303,7 @@ def class_metrics(classes: Sequence[str]) -> tuple[str, ...]:
 
 
 def class_numbers(
-    rows: Rows, column: str, values: Sequence[str], way_out: str = "add examples of this class to the training set"
+    rows: TextRows, column: str, values: Sequence[str], way_out: str = "add examples of this class to the training set"
 ) -> Array:
     """Return the number of each row's class, int64 [n]; raise a DataError for a label that is none of the classes."""
     assert rows.labels is not None
@@ -322,7 +316,7 @@ def class_numbers(
     return np.array([numbers[label] for label in rows.labels], dtype=np.int64)
 
 
-def values_of(rows: Rows, column: str) -> Array:
+def values_of(rows: TextRows, column: str) -> Array:
     """Return the value of each row, float32 [n]; raise a DataError for a label that is no number, or too large."""
     assert rows.labels is not None
     values = []
@@ -336,7 +330,7 @@ def values_of(rows: Rows, column: str) -> Array:
     return np.array(values, dtype=np.float32)
 
 
-def _check_names(names: Sequence[str], values: Sequence[str], rows: Rows, column: str) -> None:
+def _check_names(names: Sequence[str], values: Sequence[str], rows: TextRows, column: str) -> None:
     if len(set(names)) < len(names) or len(names) < 2 or not all(0 < len(name) <= MOST_CHARACTERS for name in names):
         expected = f"two names or more that differ, of 1 to {MOST_CHARACTERS:,} characters"
         raise UsageError("--labels", given=list(names), expected=expected, fix="Correct them.")

@@ -132,12 +132,11 @@ def predict_tiers(
         read, batches, lengths: see :func:`parts_of`.
         loops: of a request to each tier of a looped model.
     """
-    first: dict[tuple[str, int, int | None], float] = {}  # milliseconds
-    predictions = []
+    first, predictions = FirstTier(), []
     for tier, artifacts in files.items():
         for part in parts_of(manifest, artifacts, read, batches=batches, lengths=lengths, loops=loops.get(tier)):
             prediction = total([(run.times, predict_run(tier, run.role, run.shapes)) for run in part.runs])
-            faster = first.setdefault(part.key, prediction.milliseconds) / prediction.milliseconds
+            faster = first.times_faster(part.key, prediction.milliseconds)
             predictions.append(PartPrediction(tier, part, prediction, faster))
     return predictions
 

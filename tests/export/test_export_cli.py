@@ -35,8 +35,11 @@ def test_train_and_export(tmp_path):
 
 def test_tables(runs, tmp_path):
     shown = invoke(train, "calculator-fnn2", "--epochs", 1, "--out", tmp_path)
-    for text in ("6,211 parameters", "2.23", "from a slip in its code"):
-        assert text in shown
+    measures = json.loads((tmp_path / "calculator-fnn2/metrics.json").read_text())["measures"]
+    score, papers = (f"{one['value']:.4g}" for one in measures if one["split"] == "benchmark")
+    scores = f"Score: {score}; 1 is the baseline. By the paper's formula: {papers}, where the paper prints 6.635."
+    for text in ("6,211 parameters", "2.23", scores, "from a slip in its code"):
+        assert text in " ".join(shown.split())
     shown = invoke(export, runs / "calculator-gate", "--repository", tmp_path)
     assert "largest difference to torch" in " ".join(shown.split())
 
