@@ -24,7 +24,6 @@ from export.generate.model import identity_of, load_backbone, positions_of, save
 from export.generate.ranking import (
     NEURON_BLOCK,
     Calibration,
-    Features,
     OnPart,
     blocks_to_remove,
     by_calibration,
@@ -36,6 +35,7 @@ from export.generate.tokenizer import Encoded, TextTokenizer
 from export.generate.train import Corpus, records
 from export.models.transformer import LayerShape
 from export.reduce.algebra import Fit, Removal, kept_columns, least_squares
+from export.reduce.calibration import Features
 from export.reduce.plan import LayerPlan, LayerReport, ReducedModel, ReducedRun, ReductionPlan
 from export.training.device import DeviceName, device_of
 from export.training.provenance import processor, provenance
