@@ -96,14 +96,13 @@ def reduced_layers(
     for number, (layer, planned) in enumerate(zip(layers, plan.layers, strict=True)):
         if planned is None:
             continue
-        new, report = next(results, (None, None))
-        if new is None or report is None:
-            new, halfway, report = reduced_layer(layer, planned, states, batches, method)
-            report = msgspec.structs.replace(report, number=number)
+        if result := next(results, None):
+            halfway = after_attention(result[0], states, batches)
         else:
-            halfway = after_attention(new, states, batches)
-        yield new, report
-        states = after_feed_forward(new, halfway)
+            new, halfway, report = reduced_layer(layer, planned, states, batches, method)
+            result = new, msgspec.structs.replace(report, number=number)
+        yield result
+        states = after_feed_forward(result[0], halfway)
 
 
 def reduce_model(
