@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from edge.errors import Raw, UsageError
 from export.generate.bundle import origin_of
@@ -24,7 +25,6 @@ from export.generate.model import identity_of, load_backbone, positions_of, save
 from export.generate.ranking import (
     NEURON_BLOCK,
     Calibration,
-    Features,
     OnPart,
     blocks_to_remove,
     by_calibration,
@@ -35,7 +35,8 @@ from export.generate.sublayers import Sublayer, left_parameters
 from export.generate.tokenizer import Encoded, TextTokenizer
 from export.generate.train import Corpus, records
 from export.models.transformer import LayerShape
-from export.reduce.algebra import Fit, Removal, kept_columns, least_squares
+from export.reduce.algebra import Fit, kept_columns, least_squares
+from export.reduce.calibration import Features
 from export.reduce.plan import LayerPlan, LayerReport, ReducedModel, ReducedRun, ReductionPlan
 from export.training.device import DeviceName, device_of
 from export.training.provenance import processor, provenance
@@ -127,7 +128,12 @@ def reduce_decoder(
     removals = by_magnitude(layers) if method == "magnitude" else by_calibration(copy(calibration), seed, on_part)
     of_heads, of_neurons = zip(*removals, strict=True)
     counts = zip(kept_counts(of_heads, fewer_heads), kept_counts(of_neurons, fewer_neurons, NEURON_BLOCK), strict=True)
-    plan = plan_of_layers(layers, [tuple(map(Removal.kept, *pair)) for pair in zip(removals, counts, strict=True)])
+    dense = tuple(LayerShape(len(a.features), a.features.shape[1], len(f.features)) for a, f in layers)
+    plans = []
+    for shape, of_layer, count in zip(dense, removals, counts, strict=True):
+        chosen = [removal.kept(number) for removal, number in zip(of_layer, count, strict=True)]
+        plans.append(LayerPlan(LayerShape(count[0], shape.head_dim, count[1]), *chosen))
+    plan = ReductionPlan(layers[0][0].weight.shape[1], dense, tuple(plans))
     reports = []
     for number, (layer, planned) in enumerate(zip(layers, plan.layers, strict=True)):
         assert planned is not None
@@ -137,31 +143,10 @@ def reduce_decoder(
             errors.append(_remove(sublayer, kept or (), features, fits=method == "calibrated"))
         calibration.advance(number)
         scores = of_heads[number].errors.diff()[torch.tensor(of_heads[number].order).argsort()]
-        attention, feed_forward = errors
-        reports.append(
-            LayerReport(
-                planned,
-                attention_error=attention,
-                feed_forward_error=feed_forward,
-                number=number,
-                head_scores=tuple(scores.tolist()),
-            )
-        )
+        report = LayerReport(planned, number=number, head_scores=tuple(scores.tolist()))
+        reports.append(replace(report, attention_error=errors[0], feed_forward_error=errors[1]))
         on_part("removing", number + 1, len(layers))
     return ReducedModel(model, plan, tuple(reports))
-
-
-def plan_of_layers(
-    layers: Sequence[tuple[Sublayer, Sublayer]], kept: Sequence[tuple[tuple[int, ...], ...]]
-) -> ReductionPlan:
-    """Return the plan with the groups of attention and feed-forward that stay in each layer."""
-    width = layers[0][0].weight.shape[1]
-    dense = tuple(LayerShape(len(a.features), a.features.shape[1], len(f.features)) for a, f in layers)
-    plans = (
-        LayerPlan(LayerShape(len(heads), shape.head_dim, len(neurons)), heads, neurons)
-        for shape, (heads, neurons) in zip(dense, kept, strict=True)
-    )
-    return ReductionPlan(width, dense, tuple(plans))
 
 
 def _recorded(report: LayerReport) -> dict[str, Any]:

@@ -28,10 +28,8 @@ from export.reduce.sublayers import (
     AttentionReducer,
     FeedForwardReducer,
     Method,
-    ReducedAttention,
-    ReducedFeedForward,
-    with_attention,
-    with_feed_forward,
+    ReducedHalf,
+    with_half,
 )
 from export.reduce.target import Strategy
 
@@ -56,20 +54,20 @@ def reduced_layer(
     """
     shape = plan.shape
     if layer.attention is None:
-        attention = ReducedAttention(None, layer.attention_constant, (), 0.0, 0.0)
+        attention = ReducedHalf(None, layer.attention_constant, (), 0.0)
     else:
         heads = AttentionReducer(layer.attention, attention_statistics(layer, states, batches)[0], method)
         attention = heads.reduced(plan.heads or shape.num_heads, shape.head_dim, shape.scale)
-    halved = with_attention(layer, attention)
+    halved = with_half(layer, "attention", attention)
     halfway = after_attention(halved, states, batches)
     if layer.feed_forward is None:
-        feed_forward = ReducedFeedForward(None, layer.feed_forward_constant, (), 0.0)
+        feed_forward = ReducedHalf(None, layer.feed_forward_constant, (), 0.0)
     else:
         statistics = feed_forward_statistics(halved, halfway, batches)
         feed_forward = FeedForwardReducer(layer.feed_forward, statistics, method).reduced(plan.neurons or shape.ffn_dim)
-    new = with_feed_forward(halved, feed_forward)
+    new = with_half(halved, "feed_forward", feed_forward)
     report = LayerReport(
-        LayerPlan(shape, attention.heads, feed_forward.neurons),
+        LayerPlan(shape, attention.kept, feed_forward.kept),
         attention.logits_error,
         attention.output_error,
         relative_error(layer, halved, "attention", states, batches),
@@ -98,14 +96,13 @@ def reduced_layers(
     for number, (layer, planned) in enumerate(zip(layers, plan.layers, strict=True)):
         if planned is None:
             continue
-        new, report = next(results, (None, None))
-        if new is None or report is None:
-            new, halfway, report = reduced_layer(layer, planned, states, batches, method)
-            report = msgspec.structs.replace(report, number=number)
+        if result := next(results, None):
+            halfway = after_attention(result[0], states, batches)
         else:
-            halfway = after_attention(new, states, batches)
-        yield new, report
-        states = after_feed_forward(new, halfway)
+            new, halfway, report = reduced_layer(layer, planned, states, batches, method)
+            result = new, msgspec.structs.replace(report, number=number)
+        yield result
+        states = after_feed_forward(result[0], halfway)
 
 
 def reduce_model(
