@@ -27,7 +27,7 @@ from export.bundle.exportable import Contents
 from export.bundle.exported import RUNTIMES, int8_tier
 from export.bundle.tier_files import ExportedArtifact, export_tiers
 from export.data.examples import HOLDOUT, Examples, drawn, limited, split_holdout
-from export.data.images import ImageFolder, Images, ImageShape, image_preprocess
+from export.data.images import ImageFolder, Images, ImageShape, image_step
 from export.data.unlabelled import MAX_TEXT_BYTES, read_image, read_pixels, sample_texts
 from export.finetune import answers_like_imported
 from export.finetune.image_tasks import ImageTask
@@ -37,7 +37,8 @@ from export.finetune.predictions import read_predictions
 from export.finetune.run import task_of
 from export.finetune.text_tasks import SentenceTask
 from export.importing.image_processor import sample_images
-from export.importing.questions import as_imported, imported_task_of
+from export.importing.questions import as_imported
+from export.importing.questions import task_of as imported_task_of
 from export.models.heads import Head, SequenceClassifier, TokenClassifier
 from export.quantize.calibration import CALIBRATION_ROWS
 from export.quantize.training import trained_ranges
@@ -169,7 +170,7 @@ class _FineTuned:
         assert isinstance(holdout, Images | ImageFolder)
         files = list(holdout.files(drawn(holdout.keys, GOLDEN_ROWS)))
         pixels = train.batch(drawn(train.keys, CALIBRATION_ROWS)).inputs.numpy()
-        return image_inputs(image_preprocess(shape.size, shape.channels), files, list(pixels))
+        return image_inputs(image_step(shape.size, shape.channels), files, list(pixels))
 
     def measures(self, run: _Run, exported: Sequence[ExportedArtifact], on_rows: OnRows | None) -> list[Measure]:
         """Return the recorded measures of a run, and if ``on_rows`` is given, those of its files in INT8.

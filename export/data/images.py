@@ -39,7 +39,7 @@ class ImageShape(msgspec.Struct, frozen=True):
         return f"{self.size} x {self.size} pixels of {self.channels} colours"
 
 
-def image_preprocess(size: int, channels: int) -> ImagePreprocess:
+def image_step(size: int, channels: int) -> ImagePreprocess:
     """Return how images are read for training, and by bundles of what was trained: from -1 to 1, as for ViT."""
     return ImagePreprocess(
         input="image",
@@ -147,7 +147,7 @@ def digits() -> Images:
 class ImageFolder(ImageFiles):
     """Images on disk in ImageNet's layout, ``CLASS/NAME.jpg``, read when a batch needs them.
 
-    They are read by the step of :func:`image_preprocess`, as a server reads them.
+    They are read by the step of :func:`image_step`, as a server reads them.
 
     Args:
         directory: contains a directory for each class; they are numbered in the order of their names.
@@ -174,7 +174,7 @@ class ImageFolder(ImageFiles):
                 fix = "Give both folders the same classes."
                 raise DataError(f"{directory}", given=name, expected=expected, fix=fix)
         targets = np.array([numbers[path.parent.name] for path in paths], dtype=np.int64)
-        super().__init__(paths, image_preprocess(size, channels=3), targets)
+        super().__init__(paths, image_step(size, channels=3), targets)
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ class SquadQuestions(ImportedTask, frozen=True):
         return Examples(texts, np.zeros(len(texts), np.int64))
 
 
-def imported_task_of(found: OpenedModel) -> ImportedTask:
+def task_of(found: OpenedModel) -> ImportedTask:
     """Return the task to answer as a run does, which was imported or fine-tuned on SQuAD."""
     assert found.architecture is not None
     assert found.head is not None

@@ -16,7 +16,7 @@ from edge.bundles.image import ImagePreprocessor
 from edge.launch import running_server
 from export.cli.export import export
 from export.cli.finetune import finetune
-from export.data.images import image_preprocess
+from export.data.images import image_step
 from export.data.tokens import load_tokenizer
 from export.finetune.models import open_model
 from tests.support.commands import shown
@@ -110,7 +110,7 @@ def test_each_format_reaches_a_served_answer(exported, place, tmp_path):
             found = open_model(exported(name))
             if name == PICTURES:
                 sent = sorted((place / name).glob("*/*/1*.png"))[:3]
-                step = ImagePreprocessor(image_preprocess(8, 3))
+                step = ImagePreprocessor(image_step(8, 3))
                 inputs = [torch.from_numpy(step.read(one.read_bytes(), "image")[None]) for one in sent]
             else:
                 sent, tokenizer = TEXTS, load_tokenizer(exported(name))

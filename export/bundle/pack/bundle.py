@@ -29,7 +29,7 @@ from export.bundle.pack.golden import (
 from export.bundle.pack.inputs import RANDOM, SEED, in_runs, random_inputs, read_inputs, read_items
 from export.bundle.pack.model import OnnxModel, load_model, read_model
 from export.bundle.pack.profiles import Shapes, profiles
-from export.bundle.pack.steps import image_step, label_step, read_images
+from export.bundle.pack.steps import label_step, pixels_step, read_images
 from export.bundle.pack.variants import Checks, Variant, check_convertible, fp16_variant, int8_variants
 
 #: Used where the graph has a batch dimension and ``--max-batch-size`` is not given.
@@ -144,7 +144,7 @@ def pack_model(
         specs = runner.inputs, runner.outputs
         max_batch_size = _max_batch_size(runner, path, options.max_batch_size)
         # Before the profiles, which would ask for the sizes of dynamic images that --image refuses.
-        image = image_step(options.image, *specs, path) if options.image else None
+        image = pixels_step(options.image, *specs, path) if options.image else None
         profile = profiles(runner.inputs, model.dimensions, max_batch_size, options.shapes)
         labels = label_step(options.labels, specs[1], path) if options.labels else None
         begin("golden outputs")

@@ -20,7 +20,7 @@ from export.data.unlabelled import find_images, read_image, read_pixels
 Arrays = dict[str, Array]
 
 
-def image_step(
+def pixels_step(
     config: Path, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], model: Path
 ) -> ImagePreprocess:
     """Return the step of an image processor's JSON for a model with one input of images.
