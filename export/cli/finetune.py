@@ -192,24 +192,12 @@ def finetune(
     trained = []
     for run_seed, run in runs.items():
         with watching(run.name) as watch:
-            trained.append(
-                finetune_run(
-                    selected,
-                    source,
-                    data,
-                    reader,
-                    run,
-                    recipe,
-                    seed=run_seed,
-                    max_length=max_length,
-                    data_dir=read_from,
-                    teacher=data.teacher or teacher,
-                    int8=input_ranges_of if int8 else None,
-                    device=device,
-                    tensorboard=tensorboard,
-                    observer=watch,
-                )
-            )
+            metrics = finetune_run(
+                selected, source, data, reader, run, recipe, seed=run_seed, max_length=max_length, data_dir=read_from,
+                teacher=data.teacher or teacher, int8=input_ranges_of if int8 else None, device=device,
+                tensorboard=tensorboard, observer=watch,
+            )  # fmt: skip
+        trained.append(metrics)
     metrics = pooled(trained)
     if as_json:
         print_json({"task": selected.name, "runs": [str(run) for run in runs.values()], "metrics": metrics})

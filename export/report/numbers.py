@@ -179,14 +179,14 @@ def _classes(predictions: Predictions, items: SplitItems, every: Items) -> Class
         rows=tuple(
             ClassRow(
                 label,
-                int(known[number]),
-                int(counts[number]),
-                int(predicted[number]),
-                share_of(hits[number], counts[number]) if counts[number] else None,
-                share_of(hits[number], predicted[number]) if predicted[number] else None,
-                float(2 * hits[number] / max(counts[number] + predicted[number], 1)),
+                int(train),
+                int(n),
+                int(answered),
+                share_of(hit, n) if n else None,
+                share_of(hit, answered) if answered else None,
+                float(2 * hit / max(n + answered, 1)),
             )
-            for number, label in enumerate(labels)
+            for label, train, n, answered, hit in zip(labels, known, counts, predicted, hits, strict=True)
         ),
         confusion=tuple(map(tuple, confusion.tolist())),
         calibration_error=calibration_error(confidence, right),
