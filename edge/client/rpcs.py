@@ -35,7 +35,7 @@ class CallSpec(Generic[R]):
     Attributes:
         timeout_seconds: time limit, all attempts together; None is the client's default.
         server: the only server to call; empty lets the servers take turns.
-        changes_server: whether the server must be named where the client has several.
+        repeatable: whether a failed call is repeated; where there are several, another one must name its server.
     """
 
     method: str
@@ -46,7 +46,6 @@ class CallSpec(Generic[R]):
     timeout_seconds: float | None = None
     server: str = ""
     repeatable: bool = True
-    changes_server: bool = False
 
 
 def as_method_of(rpc: Callable[..., CallSpec[Any]], method: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,7 +127,6 @@ def _control(verb: str, request: Any, timeout_seconds: float | None, server: str
         timeout_seconds=timeout_seconds,
         server=server,
         repeatable=False,
-        changes_server=True,
     )
 
 
