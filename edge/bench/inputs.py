@@ -1,20 +1,26 @@
-"""Inputs to send to a model: golden inputs of its bundle, lines of text, or random numbers."""
+"""Inputs to send to a model, golden inputs of its bundle, lines of text, or random numbers, and messages of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from edge.bench.plan import LoadPlan
 from edge.bundles.bundle import Bundle
-from edge.client.inference import text
+from edge.bundles.programs import LoopProgram
+from edge.client.inference import InferRequest, encode, text
 from edge.datatypes import NUMPY_TYPES, Array, TensorSpec
 from edge.errors import Raw, UsageError
+from edge.programs.program import AUTO
+from edge.scheduling.tier_selection import POLICIES
 
 Inputs = dict[str, Array]
 
-#: Limit of requests made of texts, which covers all lengths and bounds the memory.
+#: Limit of different requests to a model, which covers all lengths and bounds the memory.
 _MAX_REQUESTS = 1024
 _RANDOM_REQUESTS = 16
 
@@ -84,3 +90,49 @@ def read_texts(path: Path) -> tuple[str, ...]:
 def _check_batch(model: str, rows: int) -> None:
     if rows > 1:
         raise UsageError("--rows", given=rows, expected=f"1, since {model} has no batch", fix="Leave it out.")
+
+
+class ModelRequests(NamedTuple):
+    """Messages for one model.
+
+    Attributes:
+        tiered: whether the model has several tiers, so that its responses name one.
+        loops: name of the output with the loops of each row; empty if the model is not looped.
+    """
+
+    model: str
+    tiered: bool
+    loops: str
+    messages: list[bytes]
+
+
+def requests_of(bundle: Bundle, plan: LoadPlan) -> ModelRequests:
+    """Return the messages of a plan for a bundle; raise a UsageError for a policy, text or limit that does not fit."""
+    manifest = bundle.manifest
+    known = [*POLICIES, *(tier.name for tier in manifest.tiers), AUTO]
+    if plan.policy and plan.policy not in known:
+        expected, fix = f"one of {', '.join(known)}", "Leave it out for the server's."
+        raise UsageError(f"--policy for {manifest.name}", given=plan.policy, expected=expected, fix=fix)
+    loops = manifest.program.loops if isinstance(manifest.program, LoopProgram) else ""
+    limits = {"max_loops": plan.max_loops, "tolerance": plan.tolerance}
+    for name, value in limits.items():
+        if value is not None and not loops:
+            option, given = f"--{name.replace('_', '-')}", Raw(f"{manifest.name}, which has no loop")
+            raise UsageError(option, given=given, expected="looped models", fix="Leave it out.")
+    if plan.texts:
+        names = [spec.name for spec in manifest.preprocess.inputs] if manifest.preprocess else []
+        inputs = text_inputs(manifest.name, names, plan.rows, plan.texts)
+    else:
+        inputs = golden_inputs(bundle, plan.rows)[:_MAX_REQUESTS]
+    how = {"policy" if plan.policy in POLICIES else "tier": plan.policy}
+    options: dict[str, Any] = {"version": str(manifest.version), "priority": plan.priority, **how, **limits}
+    messages = [encode(InferRequest(manifest.name, one, **options)).SerializeToString() for one in inputs]
+    return ModelRequests(manifest.name, len(manifest.tiers) > 1, loops, messages)
+
+
+def drawn(models: Sequence[ModelRequests], seed: int) -> Iterator[tuple[ModelRequests, bytes]]:
+    """Yield random requests, each with its message, equal for equal seeds; every model gets an equal part."""
+    generator = random.Random(seed)
+    while True:
+        model = generator.choice(models)
+        yield model, generator.choice(model.messages)
