@@ -7,13 +7,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import msgspec
 import numpy as np
 
 from edge.bench.inputs import requests_of
 from edge.bench.plan import LoadPlan, due_times, limited
-from edge.bench.sender import IN_TIME, OUTCOMES, UNSENT, Sender, SentRequest, run
+from edge.bench.sender import IN_TIME, OUTCOMES, UNSENT, Sender, SentRequest
 from edge.bench.timing import Percentiles
 from edge.bundles.bundle import Bundle
 from edge.client import Client
@@ -115,12 +116,7 @@ def capacity_per_second(url: str, bundles: Sequence[Bundle], plan: LoadPlan, sec
     # The plan may allow fewer requests at once than there are clients here.
     full = msgspec.structs.replace(plan, deadline_ms=None, policy=PINNED, max_outstanding=2 * _CAPACITY_CLIENTS)
     sender = Sender(url, [requests_of(bundle, full) for bundle in bundles], full)
-
-    async def send() -> float:
-        async with sender:
-            return await sender.closed_loop(_CAPACITY_CLIENTS, seconds)
-
-    elapsed = run(send, sender)
+    elapsed = sender.run(partial(sender.closed_loop, _CAPACITY_CLIENTS, seconds))
     if sender.interrupted:
         raise KeyboardInterrupt
     for request in sender.sent:
@@ -150,13 +146,8 @@ def measure(
         requests += sum(1 for _ in limited(due_times(plan.pattern, rate, plan.seed), warm_up))
     times = limited(due_times(plan.pattern, rate, plan.seed), warm_up + plan.seconds, requests)
     last = warm_up + (plan.requests / rate if plan.requests else plan.seconds)
-
-    async def send() -> None:
-        async with sender:
-            await sender.open_loop(times, lambda now: advanced(min(now / last, 1.0)))
-
     with _memory(url, plan.credentials) as sizes:
-        run(send, sender)
+        sender.run(partial(sender.open_loop, times, lambda now: advanced(min(now / last, 1.0))))
     advanced(1.0)
     return report_of(
         plan,

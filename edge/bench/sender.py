@@ -83,7 +83,7 @@ class SentRequest(msgspec.Struct, gc=False):
 
 
 class Sender:
-    """Client that sends requests without waiting for responses, and keeps their outcomes; a context manager."""
+    """Client that sends requests without waiting for responses, and keeps their outcomes."""
 
     def __init__(self, url: str, models: Sequence[ModelRequests], plan: LoadPlan) -> None:
         self.interrupted = False
@@ -92,22 +92,38 @@ class Sender:
         self._metadata = plan.credentials.metadata() if plan.credentials else None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> Sender:
+    def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Connect, and run one of the loops below on a new event loop, where Ctrl-C only interrupts it.
+
+        The event loop uses select: epoll counts in ms, which would delay timers by up to one.
+        """
+        loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
+        in_main = threading.current_thread() is threading.main_thread()
+        try:
+            if in_main:
+                loop.add_signal_handler(signal.SIGINT, self._interrupt)
+            return loop.run_until_complete(self._connected(work))
+        finally:
+            if in_main:
+                loop.remove_signal_handler(signal.SIGINT)
+            loop.close()
+
+    async def _connected(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         credentials, count = self._plan.credentials, self._plan.channels
-        self._channels = [open_channel(self._url, credentials, grpc.aio, [*_CHANNEL_OPTIONS]) for _ in range(count)]
-        self._methods = [channel.unary_unary(_METHOD) for channel in self._channels]
-        ready = asyncio.gather(*(channel.channel_ready() for channel in self._channels))
+        channels = [open_channel(self._url, credentials, grpc.aio, [*_CHANNEL_OPTIONS]) for _ in range(count)]
+        self._methods = [channel.unary_unary(_METHOD) for channel in channels]
+        ready = asyncio.gather(*(channel.channel_ready() for channel in channels))
         try:
             await asyncio.wait_for(ready, _CONNECT_SECONDS)  # now, so that no request's latency includes it
         except asyncio.TimeoutError:
             given = Raw(f"no connection in {_CONNECT_SECONDS:g} s")
             fix = "Is it running? `fewheads serve REPOSITORY` starts one."
             raise ServerError(f"server at {self._url}", given=given, expected="one that listens", fix=fix) from None
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for channel in self._channels:
-            await channel.close()
+        try:
+            return await work()
+        finally:
+            for channel in channels:
+                await channel.close()
 
     async def open_loop(self, times: Iterable[float], advanced: Callable[[float], None] = lambda now: None) -> None:
         """Send a request at each of ``times``, in seconds from now, and return when all have ended.
@@ -143,8 +159,7 @@ class Sender:
         await asyncio.gather(*(client() for _ in range(clients)))
         return time.perf_counter() - begun
 
-    def interrupt(self) -> None:
-        """Stop sending, and cancel the requests in flight."""
+    def _interrupt(self) -> None:
         self.interrupted = True
         for task in self._tasks:
             task.cancel()
@@ -212,25 +227,3 @@ def _facts(response: bytes, loops: str) -> tuple[str, float]:
     if loops not in names:
         return tier, math.nan
     return tier, float(np.frombuffer(message.raw_output_contents[names.index(loops)], np.int32).mean())
-
-
-def run(work: Callable[[], Coroutine[Any, Any, T]], *senders: Sender) -> T:
-    """Run a coroutine on a new event loop, where Ctrl-C only interrupts the senders.
-
-    The loop uses select: epoll counts in ms, which would delay timers by up to one.
-    """
-
-    def interrupt() -> None:
-        for sender in senders:
-            sender.interrupt()
-
-    loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
-    in_main = threading.current_thread() is threading.main_thread()
-    try:
-        if in_main:
-            loop.add_signal_handler(signal.SIGINT, interrupt)
-        return loop.run_until_complete(work())
-    finally:
-        if in_main:
-            loop.remove_signal_handler(signal.SIGINT)
-        loop.close()
