@@ -24,7 +24,7 @@ from edge.cli.options import (
     section_option,
     target_option,
 )
-from edge.cli.output import heading, json_option, print_fields, print_json, print_table, progress, remark
+from edge.cli.output import heading, json_option, print_fields, print_json, print_table, progress, remark, working
 from edge.errors import FewheadsError, Raw, ServerError, UsageError
 from edge.files import check_parent, write_result
 from edge.scheduling.job import PRIORITY_LEVELS
@@ -207,9 +207,8 @@ def _bench_open_loop(
         raise UsageError("BUNDLE", given=str(names[0]), expected="a bundle directory", fix=fix)
     bundles = [Bundle.open(path) for path in paths]
     with server_for(bundles, url, target, cache) as address:
-        with progress() as bar:
-            task = bar.add_task(", ".join(bundle.manifest.name for bundle in bundles), total=_STEPS, note="")
-            result = measure(address, bundles, plan, advanced=lambda share: bar.update(task, completed=share * _STEPS))
+        with working(", ".join(bundle.manifest.name for bundle in bundles)) as show:
+            result = measure(address, bundles, plan, advanced=lambda share: show(share * _STEPS, _STEPS))
         # Before the server ends, so that the report is there even if that fails.
         if as_json:
             print_json(result)
@@ -265,15 +264,8 @@ def _bench_on_device(
     gaps = numbers("--idle-gaps", idle_gaps, "seconds above 0, at most 600", most=600)
     if out:
         check_parent("--out", out)
-    with progress() as bar:
-        tasks: dict[str, Any] = {}
-
-        def advanced(step: str, done: int, total: int) -> None:
-            if step not in tasks:
-                tasks[step] = bar.add_task(step, total=total, note="")
-            bar.update(tasks[step], completed=done)
-
-        plan = DevicePlan(requests or _DEFAULT_REQUESTS, rounds, gaps, idle_requests)
+    plan = DevicePlan(requests or _DEFAULT_REQUESTS, rounds, gaps, idle_requests)
+    with working("measuring") as advanced:
         record = measure_on_device(paths, plan, target=target, cache=cache, advanced=advanced)
     if as_json:
         print_json(record)
