@@ -21,7 +21,6 @@ from edge.cli.output import json_option, print_json, print_table, remark, stdout
 from edge.cli.view import board_facts, view
 from edge.errors import Raw, ServerRefused, UsageError
 from edge.protocol import TELEMETRY
-from edge.security.access import RPC_SCOPES, TELEMETRY_GET
 
 if TYPE_CHECKING:
     from edge.client import Client
@@ -176,6 +175,8 @@ def _server(url: str, credentials: Credentials | None, as_json: bool) -> None:
 
 def _reading(client: Client) -> tuple[Reading | None, str]:
     """Return a reading; or None, and the reason for leaving out latency and memory."""
+    from edge.security.access import RPC_SCOPES, TELEMETRY_GET
+
     try:
         return client.telemetry(), ""
     except ServerRefused as error:

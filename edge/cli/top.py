@@ -18,11 +18,10 @@ from edge.cli.view import view
 from edge.errors import ServerError, ServerRefused
 
 if TYPE_CHECKING:
+    from edge.client import Client
     from edge.client.connection import Credentials
     from edge.telemetry.window import Reading
 
-#: Pause before another attempt.
-_RETRY_SECONDS = 1.0
 #: Time without an answer after which the server counts as gone.
 _PATIENCE_SECONDS = 5.0
 
@@ -72,17 +71,19 @@ def _events(url: str, interval: float, credentials: Credentials | None) -> Itera
     """Yield readings, and after the first one, where there are none, the reason."""
     from edge.client import ONCE, Client
 
-    reached = False
     # A board that loses power does not end the connection, so a deadline has to.
     with Client(url, _PATIENCE_SECONDS, retries=ONCE, credentials=credentials) as client:
+        yield client.telemetry(), ""
         while True:
-            try:
-                yield client.telemetry(), ""
-                reached = True
-                time.sleep(interval)
-            except ServerError as error:
-                # A refusal, such as of a revoked token, is final unless it has a hint when to retry.
-                if not reached or (isinstance(error, ServerRefused) and not error.retry_after_ms):
-                    raise
-                yield None, f"waiting for the server: {error}"
-                time.sleep(_RETRY_SECONDS)
+            time.sleep(interval)
+            yield _event(client)
+
+
+def _event(client: Client) -> tuple[Reading | None, str]:
+    try:
+        return client.telemetry(), ""
+    except ServerError as error:
+        # A refusal, such as of a revoked token, is final unless it has a hint when to retry.
+        if isinstance(error, ServerRefused) and not error.retry_after_ms:
+            raise
+        return None, f"waiting for the server: {error}"
