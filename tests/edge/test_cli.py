@@ -11,12 +11,9 @@ import socket
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import grpc
 import msgspec
 import pytest
 
@@ -25,7 +22,6 @@ from edge.__main__ import GROUPS, grouped
 from edge.bundles.bundle import write_bundle
 from edge.bundles.manifest import Tier, schema
 from edge.cli import output
-from edge.pb import inference_pb2
 from tests.data.make_broken_bundles import MEASURED, PREDICTION, Good
 from tests.support.commands import SECONDS, answer, closed_address, fewheads, mistake, python, refusal, run, shown
 from tests.support.marks import with_rtx
@@ -196,31 +192,6 @@ def test_missing_server_exits_with_6() -> None:
             assert "fewheads serve REPOSITORY" in line
 
 
-def test_control_characters_of_a_server_are_escaped() -> None:
-    evil = "\x1b[2J\x07evil\r\n\u202e" + "x" * 300
-    models = inference_pb2.RepositoryIndexResponse(models=[{"name": evil, "state": evil}]).SerializeToString()
-
-    class Handler(grpc.GenericRpcHandler):
-        def service(self, details: Any) -> Any:
-            def behave(request: bytes, context: Any) -> bytes:
-                if not details.method.endswith("RepositoryIndex"):
-                    context.abort(grpc.StatusCode.PERMISSION_DENIED, evil)
-                return models
-
-            return grpc.unary_unary_rpc_method_handler(behave)
-
-    server = grpc.server(ThreadPoolExecutor(4), handlers=[Handler()])
-    url = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    refused = refusal(fewheads("infer", ORACLE, "1", "--url", url), 7)
-    listed = fewheads("info", "--url", url)
-    server.stop(None)
-    assert "The server says: \\x1b[2J\\x07evil\\r\\n\\u202e" + "x" * 300 + ". " in refused
-    assert "evil" in answer(listed)
-    for text in (refused, listed.stdout, listed.stderr):
-        assert not {"\x1b", "\x07", "\r", "\u202e"} & set(text)
-
-
 def test_ctrl_c_exits_with_130() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         command = [sys.executable, "-m", "edge", "infer", ORACLE, "1", f"--url=127.0.0.1:{listener.getsockname()[1]}"]
@@ -318,9 +289,9 @@ def test_lines_have_the_current_task_its_position_and_its_note(monkeypatch, caps
 
 def test_table_of_fields(capsys):
     latency = SimpleNamespace(p99_9_ms=1234.4)
-    rows = [SimpleNamespace(latency=latency, tiers={"lean": 2, "full": 1}, name="[red]", more=None)]
+    rows = [SimpleNamespace(latency=latency, tiers={"lean": 2, "full": 1}, name="[red]\x1b[2J\u202e", more=None)]
     output.print_fields("title", ("latency.p99_9_ms", "tiers", "name", "more"), rows)
     title, _, heads, _, cells, _ = capsys.readouterr().out.splitlines()
     assert title == "title"
     assert re.split(r"\s*[│┃]\s*", heads)[1:-1] == ["p99.9 ms", "tiers", "name", "more"]
-    assert re.split(r"\s*[│┃]\s*", cells)[1:-1] == ["1234", "full 1, lean 2", "[red]", ""]
+    assert re.split(r"\s*[│┃]\s*", cells)[1:-1] == ["1234", "full 1, lean 2", "[red]\\x1b[2J\\u202e", ""]
