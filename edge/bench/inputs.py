@@ -1,4 +1,4 @@
-"""Inputs to send to a model, golden inputs of its bundle, lines of text, or random numbers, and messages of them."""
+"""Inputs to send to a model, golden inputs of its bundle or lines of text, and messages of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge.bench.plan import LoadPlan
 from edge.bundles.bundle import Bundle
 from edge.bundles.programs import LoopProgram
 from edge.client.inference import InferRequest, encode, text
-from edge.datatypes import NUMPY_TYPES, Array, TensorSpec
+from edge.datatypes import Array
 from edge.errors import Raw, UsageError
 from edge.programs.program import AUTO
 from edge.scheduling.tier_selection import POLICIES
@@ -22,7 +22,6 @@ Inputs = dict[str, Array]
 
 #: Limit of different requests to a model, which covers all lengths and bounds the memory.
 _MAX_REQUESTS = 1024
-_RANDOM_REQUESTS = 16
 
 
 def golden_inputs(bundle: Bundle, rows: int) -> list[Inputs]:
@@ -32,7 +31,9 @@ def golden_inputs(bundle: Bundle, rows: int) -> list[Inputs]:
         for name, array in (bundle.golden.raw or bundle.golden.inputs).items()
     }
     if not bundle.manifest.max_batch_size:
-        _check_batch(bundle.manifest.name, rows)
+        if rows > 1:
+            expected = f"1, since {bundle.manifest.name} has no batch"
+            raise UsageError("--rows", given=rows, expected=expected, fix="Leave it out.")
         return [arrays]
     picks = [np.arange(start, start + rows) % bundle.golden.rows for start in range(bundle.golden.rows)]
     return [{name: array[pick] for name, array in arrays.items()} for pick in picks]
@@ -53,27 +54,6 @@ def text_inputs(model: str, names: Sequence[str], rows: int, texts: Sequence[str
     return [dict(zip(names, map(text, zip(*pick, strict=True)), strict=True)) for pick in picks[:_MAX_REQUESTS]]
 
 
-def random_inputs(model: str, specs: Sequence[TensorSpec], rows: int) -> list[Inputs]:
-    """Return requests for the numeric inputs of a model: normally distributed floats, and zeros for other numbers.
-
-    Text inputs are left out: a model that requires one refuses the request.
-    """
-    numeric = [spec for spec in specs if spec.datatype != "BYTES"]
-    if not numeric or any(-1 in spec.shape[1:] for spec in numeric):
-        given = Raw(", ".join(f"{spec.name} {spec.datatype} {list(spec.shape)}" for spec in specs))
-        fix = "Give lines of text with --texts, or the bundle's directory in place of its name for its golden inputs."
-        raise UsageError(f"inputs of {model}", given=given, expected="numbers of a fixed shape", fix=fix)
-    if any(spec.shape[0] != -1 for spec in numeric):
-        _check_batch(model, rows)
-    generator = np.random.default_rng(0)
-
-    def numbers(spec: TensorSpec) -> Array:
-        dtype, shape = NUMPY_TYPES[spec.datatype], [rows if size == -1 else size for size in spec.shape]
-        return generator.normal(size=shape).astype(dtype) if dtype.kind == "f" else np.zeros(shape, dtype)
-
-    return [{spec.name: numbers(spec) for spec in numeric} for _ in range(_RANDOM_REQUESTS)]
-
-
 def read_texts(path: Path) -> tuple[str, ...]:
     """Read the non-empty lines of a UTF-8 file, at least one."""
     try:
@@ -85,11 +65,6 @@ def read_texts(path: Path) -> tuple[str, ...]:
         fix = "Write one text for each request into a line."
         raise UsageError(f"{path}", given=given, expected="a file of texts", fix=fix)
     return lines
-
-
-def _check_batch(model: str, rows: int) -> None:
-    if rows > 1:
-        raise UsageError("--rows", given=rows, expected=f"1, since {model} has no batch", fix="Leave it out.")
 
 
 class ModelRequests(NamedTuple):

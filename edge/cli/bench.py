@@ -62,9 +62,7 @@ _LOAD_OPTIONS = (
         help="Priority, 1 (the highest) to 10.  [default: the server's]",
     ),
     _load("--policy", help="Policy or tier.  [default: the server's]"),
-    _load(
-        "--texts", type=PATH, help="File of texts, one to a line, to send; also without --rate, for a name at --url."
-    ),
+    _load("--texts", type=PATH, help="File of texts, one to a line, to send in place of the golden inputs."),
     _load("--channels", type=click.IntRange(min=1, max=64), default=4, help="Connections."),
     _load("--max-outstanding", type=click.IntRange(min=1), default=10_000, help="Limit of requests in flight."),
 )
@@ -94,9 +92,6 @@ _DEVICE_OPTIONS = (
 def bench(bundles: tuple[Path, ...], as_json: bool, **options: Any) -> None:
     """Time each BUNDLE in process and through a server, in turns, and show the ratio.
 
-    With --url, BUNDLE may also be the name of a served model. Then only the server is timed, with random numbers, or
-    with lines of --texts for models of text.
-
     With --rate, send requests to all of them in an open loop instead: at times that do not depend on responses, with
     latency counted from when each request was due, and a report of how every request ended.
 
@@ -109,7 +104,7 @@ def bench(bundles: tuple[Path, ...], as_json: bool, **options: Any) -> None:
         fix = "Leave out TLS and the token: a server that bench starts listens on loopback, without either."
         raise UsageError("--url", expected=expected, fix=fix)
     for each in click.get_current_context().command.params:
-        if getattr(each, "section", mode) != mode and each.name != "texts":
+        if getattr(each, "section", mode) != mode:
             del options[each.name or ""]
     del options["on_device"]
     modes: dict[str, Callable[..., None]] = {ON_DEVICE: _bench_on_device, OPEN_LOOP: _bench_open_loop}
@@ -117,30 +112,15 @@ def bench(bundles: tuple[Path, ...], as_json: bool, **options: Any) -> None:
     run(bundles, as_json, **options)
 
 
-def _bench_closed_loop(
-    paths: tuple[Path, ...],
-    as_json: bool,
-    *,
-    url: str | None,
-    requests: int | None,
-    texts: Path | None,
-    **options: Any,
-) -> None:
+def _bench_closed_loop(paths: tuple[Path, ...], as_json: bool, *, requests: int | None, **options: Any) -> None:
     from edge.bench.closed_loop import ROUNDS
     from edge.bench.closed_loop import bench as time_model
-    from edge.bench.inputs import read_texts
 
-    bundles = [path for path in paths if not url or path.exists()]
-    if texts and bundles:
-        given, fix = Raw(f"bundle {bundles[0]}"), "Leave it out for the golden inputs, or give --rate."
-        raise UsageError("--texts", given=given, expected="names of models at --url", fix=fix)
-    requests = requests or _DEFAULT_REQUESTS
-    options |= {"url": url, "requests": requests, "texts": read_texts(texts) if texts else ()}
-    reports = []
+    requests, reports = requests or _DEFAULT_REQUESTS, []
     with progress() as bar:
         for path in paths:
             advanced = partial(bar.advance, bar.add_task(path.name, total=ROUNDS, note=""))
-            reports.append(time_model(path if path in bundles else str(path), advanced=advanced, **options))
+            reports.append(time_model(path, requests=requests, advanced=advanced, **options))
     if as_json:
         print_json(reports)
         return
@@ -149,9 +129,8 @@ def _bench_closed_loop(
     for report in reports:
         sides = (("in process", report.in_process, 1.0), ("served", report.served, report.overhead_ratio))
         for where, it, ratio in sides:
-            if it:
-                times = (it.p50_ms, it.p95_ms, it.p99_ms, it.per_second, ratio)
-                rows.append([report.model, where, *times, *(it.loops for _ in loops)])
+            times = (it.p50_ms, it.p95_ms, it.p99_ms, it.per_second, ratio)
+            rows.append([report.model, where, *times, *(it.loops for _ in loops)])
     print_table(
         f"{requests} requests of {options['rows']} row(s), {options['concurrency']} client(s)",
         ["model", "where", "p50 ms", "p95 ms", "p99 ms", "per second", "ratio", *loops],
@@ -164,7 +143,7 @@ def _mode() -> str:
     given = {each.opts[0]: getattr(each, "section", "") for each in given_options()}
     on_device, open_loop = "--on-device" in given, "--rate" in given
     board = [option for option, section in given.items() if section == ON_DEVICE]
-    load = sorted(option for option, section in given.items() if section == OPEN_LOOP and option != "--texts")
+    load = sorted(option for option, section in given.items() if section == OPEN_LOOP)
     other = [option for option in given if option not in (*_WITH_ON_DEVICE, *board)]
     if on_device and other:
         fix = "Leave it out: every tier and batch size is measured, in process and through a server of its own."
@@ -202,9 +181,6 @@ def _bench_open_loop(
     options |= {"rate": OfferedRate.parse(rate), "requests": requests, "texts": read_texts(texts) if texts else ()}
     options |= {"seconds": math.inf} if requests else {}
     plan = LoadPlan(**{name: value for name, value in options.items() if value is not None})
-    if names := [path for path in paths if url and not path.exists()]:
-        fix = "An open loop sends golden inputs. Without --rate, a name is enough."
-        raise UsageError("BUNDLE", given=str(names[0]), expected="a bundle directory", fix=fix)
     bundles = [Bundle.open(path) for path in paths]
     with server_for(bundles, url, target, cache) as address:
         with working(", ".join(bundle.manifest.name for bundle in bundles)) as show:

@@ -61,21 +61,6 @@ def test_bench_in_process_and_served(url: str) -> None:
     assert "got 65 rows, expected at most 64" in line
 
 
-def test_bench_without_the_bundle(url: str, tmp_path: Path) -> None:
-    (tmp_path / "texts").write_text("1 + 1\n2 - 3\n")
-    run = ("bench", "--url", url, "--requests", 20, "--json")
-    for arguments in ((ORACLE,), (ORACLE, "--texts", tmp_path / "texts", "--rows", 2), ("echo-int64", "--rows", 3)):
-        (report,) = json.loads(shown(*run, *arguments))
-        assert (report["model"], report["in_process"], report["overhead_ratio"]) == (arguments[0], None, None)
-        assert report["served"]["count"] == 20
-    expected = "inputs of echo-bytes: got in_bytes BYTES [-1], expected numbers of a fixed shape. Give lines"
-    assert expected in mistake(*run, "echo-bytes")
-    assert "got 'zz', expected a bundle directory" in mistake(*run, "zz", "--rate", 10)
-    expected = f"--texts: got bundle {ORACLE_BUNDLE}, expected names of models at --url"
-    assert expected in mistake(*run, ORACLE_BUNDLE, "--texts", tmp_path / "texts")
-    assert "NOT_FOUND" in mistake(*run, "zz", code=7)
-
-
 def constant(rate: str, **options: Any) -> LoadPlan:
     return LoadPlan(rate=OfferedRate.parse(rate), pattern="constant", **{"warm_up_seconds": 0.0, **options})
 
@@ -241,6 +226,7 @@ def test_command_prints_a_report_and_fails_if_requests_failed(url: str, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--texts", "x"], "--texts: expected --rate beside it"),
         (["--seconds", "3"], "--seconds: expected --rate beside it. Say when"),
         (["--rate", "10", "--concurrency", "2"], "--concurrency: expected no clients beside --rate"),
         (["--rate", "0"], "--rate: got '0', expected a number above 0"),
