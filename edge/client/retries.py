@@ -138,7 +138,7 @@ class Attempts:
         self._deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         self._tried: set[int] = set()
         servers.earn()
-        self.server, self._is_in = servers.turn() if only is None else (only, True)
+        self.server = servers.turn()[0] if only is None else only
 
     def start(self) -> float | None:
         """Start the current attempt; return the seconds until the deadline, at least 0, or None without one."""
@@ -160,20 +160,18 @@ class Attempts:
         transient = failure.code == UNAVAILABLE or (failure.code == EXHAUSTED and failure.retry_after_ms)
         if not (transient and self._repeatable) or self.count >= retries.attempts:
             return None
-        was_in = self._is_in
         self._tried.add(self.server)
+        fresh, pause = False, 0.0
         if self._only is None:
-            all_tried = len(self._tried) == self._servers.count
-            self.server, self._is_in = self._servers.turn({self.server} if all_tried else self._tried)
-        fresh, pause = self._is_in and self.server not in self._tried, 0.0
+            self.server, is_in = self._servers.turn(self._tried)
+            fresh = is_in and self.server not in self._tried
         if not fresh:
             longest = min(retries.first_seconds * 2 ** min(self.count - 1, _MAX_DOUBLINGS), retries.longest_seconds)
             pause = failure.retry_after_ms / 1e3 + random.uniform(0, longest)
         if self._deadline is not None and time.monotonic() + pause >= self._deadline:
             return None
         # Requests that a failing server had accepted move to another one at once, and take nothing from the budget.
-        moves = fresh and was_in and failure.code == UNAVAILABLE
-        if not moves and not self._servers.spend():
+        if not (fresh and failure.code == UNAVAILABLE) and not self._servers.spend():
             return None
         self.count += 1
         return pause

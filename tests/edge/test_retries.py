@@ -122,7 +122,7 @@ def test_attempts_move_to_servers_with_room(clock: SimpleNamespace) -> None:
     both = attempts(2, shared)
     assert (both.start(), both.server, both.count) == (5.0, 0, 1)
     assert (both.failed(full), both.server, both.count) == (0.0, 1, 2)
-    assert (both.failed(full), both.server, both.count) == (0.5 + 0.2, 0, 3)
+    assert (both.failed(full), both.server, both.count) == (0.5 + 0.2, 1, 3)
     assert both.failed(full) is None  # the budget is empty
     assert (attempts(2, shared).failed(LOST), attempts(2, shared, only=1).failed(LOST)) == (0.0, None)  # moving is free
     three = attempts(3)
