@@ -48,8 +48,8 @@ def is_in(servers: Servers, server: int) -> bool:
 
 def test_failing_server_is_out_for_longer_each_time(clock: SimpleNamespace) -> None:
     servers = Servers(2, QUICK)
-    for failure in range(40):
-        begun, out_seconds = clock.now, min(FIRST_OUT_SECONDS * 2**failure, LONGEST_OUT_SECONDS)
+    for failure in range(1100):  # beyond what a float holds
+        begun, out_seconds = clock.now, min(FIRST_OUT_SECONDS * 2 ** min(failure, 99), LONGEST_OUT_SECONDS)
         for _ in range(2):  # concurrent failures count once
             servers.failed(0, LOST)
         for share, back in ((0.99, False), (1.01, True)):
@@ -135,6 +135,16 @@ def test_attempts_move_to_servers_with_room(clock: SimpleNamespace) -> None:
     pauses = [long.failed(LOST) for _ in range(40)]
     assert pauses[:3] == pytest.approx([1e-9, 2e-9, 4e-9])
     assert pauses[-1] == pytest.approx(1e-9 * 2**32)
+    servers = Servers(2, Retries(budget=1, earned=0.5))
+    servers.failed(1, LOST)
+    call = attempts(2, servers)
+    assert (call.failed(LOST), call.server, servers.spend()) == (0.1, 1, False)  # neither is in
+    call.start()
+    call.answered()
+    assert is_in(servers, 1)
+    attempts(2, servers)
+    attempts(2, servers)
+    assert servers.spend()  # each call has earned a half
     clock.now = 56.0
     assert both.start() == 0.0
     assert 0 < both.answered() < 60e9
