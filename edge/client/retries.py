@@ -57,6 +57,10 @@ class Retries:
             if not value >= 0:  # so that NaN is refused too
                 raise UsageError(name, given=value, expected="0 or more", fix="Leave it out for the default.")
 
+    def pause(self, retry: int) -> float:
+        """Return the seconds to wait before the retry of that number, the first being 0."""
+        return random.uniform(0, min(self.first_seconds * 2 ** min(retry, _MAX_DOUBLINGS), self.longest_seconds))
+
 
 DEFAULT_RETRIES = Retries()
 #: No retries, for measurements.
@@ -166,8 +170,7 @@ class Attempts:
             self.server, is_in = self._servers.turn(self._tried)
             fresh = is_in and self.server not in self._tried
         if not fresh:
-            longest = min(retries.first_seconds * 2 ** min(self.count - 1, _MAX_DOUBLINGS), retries.longest_seconds)
-            pause = failure.retry_after_ms / 1e3 + random.uniform(0, longest)
+            pause = failure.retry_after_ms / 1e3 + retries.pause(self.count - 1)
         if self._deadline is not None and time.monotonic() + pause >= self._deadline:
             return None
         # Requests that a failing server had accepted move to another one at once, and take nothing from the budget.

@@ -131,10 +131,6 @@ def test_attempts_move_to_servers_with_room(clock: SimpleNamespace) -> None:
     assert attempts(1, timeout_seconds=0.6).failed(full) is None  # 0.5 + 0.1 s is the deadline
     assert attempts(1, timeout_seconds=0.61).failed(full) == 0.6
     assert attempts(1, timeout_seconds=None).start() is None
-    long = attempts(1, Servers(1, Retries(attempts=99, first_seconds=1e-9, longest_seconds=100, budget=99)))
-    pauses = [long.failed(LOST) for _ in range(40)]
-    assert pauses[:3] == pytest.approx([1e-9, 2e-9, 4e-9])
-    assert pauses[-1] == pytest.approx(1e-9 * 2**32)
     servers = Servers(2, Retries(budget=1, earned=0.5))
     servers.failed(1, LOST)
     call = attempts(2, servers)
@@ -154,11 +150,13 @@ def test_attempts_move_to_servers_with_room(clock: SimpleNamespace) -> None:
         assert attempts(2, **options).failed(failure) is None
 
 
-def test_pauses_are_random() -> None:
-    options: dict[str, Any] = {"repeatable": True, "timeout_seconds": None, "only": 0}
-    pauses = [Attempts(Servers(1, Retries()), **options).failed(LOST) or 0.0 for _ in range(200)]
-    assert 0 <= min(pauses) < 0.03
-    assert 0.07 < max(pauses) <= 0.1
+def test_pauses_are_random_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for retry, longest in ((0, 0.1), (1, 0.2), (2, 0.4), (10, 2.0), (10**6, 2.0)):
+        pauses = [Retries().pause(retry) for _ in range(200)]
+        assert 0 <= min(pauses) < 0.3 * longest
+        assert 0.7 * longest < max(pauses) <= longest
+    monkeypatch.setattr("random.uniform", lambda low, high: high)
+    assert Retries(first_seconds=1e-9, longest_seconds=100).pause(40) == pytest.approx(1e-9 * 2**32)
 
 
 PERMANENT = [code for code in grpc.StatusCode if code not in (grpc.StatusCode.OK, UNAVAILABLE)]
