@@ -141,21 +141,20 @@ def _bench_closed_loop(paths: tuple[Path, ...], as_json: bool, *, requests: int 
 def _mode() -> str:
     """Return the section of options that applies: open loop, on a board, or none of them."""
     given = {each.opts[0]: getattr(each, "section", "") for each in given_options()}
-    on_device, open_loop = "--on-device" in given, "--rate" in given
-    board = [option for option, section in given.items() if section == ON_DEVICE]
-    load = sorted(option for option, section in given.items() if section == OPEN_LOOP)
-    other = [option for option in given if option not in (*_WITH_ON_DEVICE, *board)]
-    if on_device and other:
-        fix = "Leave it out: every tier and batch size is measured, in process and through a server of its own."
-        raise UsageError(other[0], expected="no such option beside --on-device", fix=fix)
-    if board and not on_device:
-        raise UsageError(board[0], expected="--on-device beside it", fix="Add --on-device, or leave it out.")
-    if open_loop and "--concurrency" in given:
+    keys = {ON_DEVICE: "--on-device", OPEN_LOOP: "--rate"}
+    mode = next((section for section, key in keys.items() if key in given), "")
+    for option, section in given.items():
+        if mode == ON_DEVICE and section != ON_DEVICE and option not in _WITH_ON_DEVICE:
+            fix = "Leave it out: every tier and batch size is measured, in process and through a server of its own."
+            raise UsageError(option, expected="no such option beside --on-device", fix=fix)
+        if section not in ("", mode):
+            raise UsageError(
+                option, expected=f"{keys[section]} beside it", fix=f"Add {keys[section]}, or leave it out."
+            )
+    if mode == OPEN_LOOP and "--concurrency" in given:
         fix = "Leave it out: in an open loop no client waits."
         raise UsageError("--concurrency", expected="no clients beside --rate", fix=fix)
-    if load and not open_loop:
-        raise UsageError(load[0], expected="--rate beside it", fix="Say when requests come.")
-    return ON_DEVICE if on_device else OPEN_LOOP if open_loop else ""
+    return mode
 
 
 def _bench_open_loop(

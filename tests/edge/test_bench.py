@@ -227,7 +227,7 @@ def test_command_prints_a_report_and_fails_if_requests_failed(url: str, tmp_path
     ("arguments", "message"),
     [
         (["--texts", "x"], "--texts: expected --rate beside it"),
-        (["--seconds", "3"], "--seconds: expected --rate beside it. Say when"),
+        (["--seconds", "3"], "--seconds: expected --rate beside it. Add --rate, or"),
         (["--rate", "10", "--concurrency", "2"], "--concurrency: expected no clients beside --rate"),
         (["--rate", "0"], "--rate: got '0', expected a number above 0"),
         (["--on-device", "--rows=2"], "--rows: expected no such option beside --on-device. Leave it out"),
