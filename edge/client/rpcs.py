@@ -10,7 +10,7 @@ import inspect
 import time
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from edge.client.failures import malformed
@@ -73,22 +73,18 @@ infer = _infer(InferRequest)
 
 def metadata(model: str, version: str = "", *, server: str = "") -> CallSpec[Specs]:
     """Return the inputs and the outputs of a model."""
-
-    def read(response: Any, call: CallInfo) -> Specs:
-        return _specs(response.inputs), _specs(response.outputs)
-
-    request = pb.ModelMetadataRequest(name=model, version=version)
-    return CallSpec("ModelMetadata", request, f"model {model!r}", read, server=server)
+    request, subject = pb.ModelMetadataRequest(name=model, version=version), f"model {model!r}"
+    return CallSpec(
+        "ModelMetadata", request, subject, lambda it, call: (_specs(it.inputs), _specs(it.outputs)), server=server
+    )
 
 
 def preprocess(model: str, version: str = "", *, server: str = "") -> CallSpec[str]:
     """Return the type of the step that reads a model's texts or images, such as ``image``; empty without one."""
-
-    def read(response: Any, call: CallInfo) -> str:
-        return str(response.config.parameters[PREPROCESS].string_value)
-
-    request = pb.ModelConfigRequest(name=model, version=version)
-    return CallSpec("ModelConfig", request, f"model {model!r}", read, server=server)
+    request, subject = pb.ModelConfigRequest(name=model, version=version), f"model {model!r}"
+    return CallSpec(
+        "ModelConfig", request, subject, lambda it, call: it.config.parameters[PREPROCESS].string_value, server=server
+    )
 
 
 def _specs(tensors: Sequence[Any]) -> tuple[TensorSpec, ...]:
@@ -132,14 +128,11 @@ def _control(verb: str, request: Any, timeout_seconds: float | None, server: str
 
 def ready(model: str, version: str, server: str) -> CallSpec[bool]:
     """Return whether a model, or the server as a whole, is ready. Not repeated: a failed call means not ready."""
-
-    def read(response: Any, call: CallInfo) -> bool:
-        return bool(response.ready)
-
-    if not model:
-        return CallSpec("ServerReady", pb.ServerReadyRequest(), "server", read, server=server, repeatable=False)
-    request = pb.ModelReadyRequest(name=model, version=version)
-    return CallSpec("ModelReady", request, f"model {model!r}", read, server=server, repeatable=False)
+    spec = CallSpec[bool]("ServerReady", pb.ServerReadyRequest(), "server", lambda it, call: it.ready, server=server)
+    if model:
+        request = pb.ModelReadyRequest(name=model, version=version)
+        spec = replace(spec, method="ModelReady", request=request, subject=f"model {model!r}")
+    return replace(spec, repeatable=False)
 
 
 def telemetry(*, server: str = "") -> CallSpec[telemetry_pb2.Reading]:
