@@ -58,7 +58,6 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
         deadline_ms: from when a request is due; None for none.
         enforcer: one of :data:`ENFORCERS`.
         texts: lines to send in place of the golden inputs, with a tab between the texts of a pair.
-        patience_seconds: time after which a response is lost if no deadline of the client ends the request.
         max_outstanding: limit of requests in flight; further ones are not sent, so that memory stays bounded.
     """
 
@@ -77,7 +76,6 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     enforcer: str = "client"
     texts: tuple[str, ...] = ()
     channels: int = 4
-    patience_seconds: float = 30.0
     max_outstanding: int = 10_000
     credentials: Credentials | None = None
 

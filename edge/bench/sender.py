@@ -38,6 +38,8 @@ T = TypeVar("T")
 OUTCOMES = ("in_time", "late", "refused", "expired", "cancelled", "failed", "lost", "unsent")
 IN_TIME, LATE, REFUSED, EXPIRED, CANCELLED, FAILED, LOST, UNSENT = OUTCOMES
 _CONNECT_SECONDS = 10.0
+#: Time after which a response is lost if no deadline of the client ends the request.
+_PATIENCE_SECONDS = 30.0
 _METHOD = "/inference.GRPCInferenceService/ModelInfer"
 #: Each channel has its own connection only without the global pool.
 _CHANNEL_OPTIONS = (
@@ -189,7 +191,7 @@ class Sender:
         if limit and plan.enforcer != "client":
             timeout = InferRequest("", {}, timeout_seconds=max(left, 1e-6))
             message += encode(timeout, in_stream=True).SerializeToString()  # concatenated messages merge
-        timeout_seconds = left if by_client else max(left, 0.0) + plan.patience_seconds
+        timeout_seconds = left if by_client else max(left, 0.0) + _PATIENCE_SECONDS
         try:
             response = await method(message, timeout=timeout_seconds, metadata=self._metadata)
             sent.latency_seconds = time.perf_counter() - due
