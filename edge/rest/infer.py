@@ -35,7 +35,7 @@ from edge.scheduling.job import JobResult
 from edge.serving.call import Encoder, InferResponse
 from edge.serving.forms import Form
 from edge.serving.inference import InferenceService
-from edge.serving.request import MOST_TENSORS, InferRequest, InputTensor, RequestedOutput, check_number
+from edge.serving.request import MOST_TENSORS, InputTensor, RequestedOutput, UncheckedRequest, check_number
 from edge.serving.shared_memory import is_shared
 from edge.serving.traces import carry
 from edge.serving.wire import to_raw
@@ -139,7 +139,7 @@ class BodyEncoder(Encoder):
         return self._outputs.get(name, self._default)
 
 
-def infer_request(model: str, version: str, body: bytes, end: int) -> tuple[InferRequest, BodyEncoder]:
+def infer_request(model: str, version: str, body: bytes, end: int) -> tuple[UncheckedRequest, BodyEncoder]:
     """Return the unchecked request in a body, whose JSON ends at ``end``, and the encoding of its response."""
     document, written = parse(body[:end]), body[:end]
     parameters = field(document, "parameters", dict, default={})
@@ -160,7 +160,7 @@ def infer_request(model: str, version: str, body: bytes, end: int) -> tuple[Infe
         if _BINARY in own:
             binary[name] = checked(own.pop(_BINARY), bool, f"{_BINARY} of {subject}")
         outputs.append(RequestedOutput(name, parameters_of(own, subject)))
-    request = InferRequest(model, version, field(document, "id", str, default=""), values, inputs, outputs)
+    request = UncheckedRequest(model, version, field(document, "id", str, default=""), values, inputs, outputs)
     raw = [tensor.contents for tensor in inputs if isinstance(tensor.contents, bytes)]
     if len(raw) == len(inputs) and not request.id:  # no key of a message begins so
         key = b"\xff%b\0%b\0%b" % (model.encode(), version.encode(), written)

@@ -30,7 +30,7 @@ from edge.security.rate import RateLimit
 from edge.serving.call import MESSAGE, Arrival, Call, Encoder, ResponseBuilder, outcome_of
 from edge.serving.forms import Draft, Form, Forms, Prepared, take, take_apart
 from edge.serving.parameters import TIER, TIER_REASON
-from edge.serving.request import MOST_NAME_CHARS, InferRequest, check_names
+from edge.serving.request import MOST_NAME_CHARS, UncheckedRequest, check_names
 from edge.serving.shared_memory import SharedMemory, TensorRegion
 from edge.serving.threads import Threads
 from edge.serving.traces import CARRIER, Traces
@@ -83,7 +83,7 @@ class InferenceService:
         self._waking = False
 
     async def infer(
-        self, request: pb.ModelInferRequest | InferRequest, deadline: float | None, encoder: Encoder = MESSAGE
+        self, request: pb.ModelInferRequest | UncheckedRequest, deadline: float | None, encoder: Encoder = MESSAGE
     ) -> Any:
         """Return the encoded response to :meth:`start`, or raise its error. Cancelling this cancels the request."""
         about = About(request.model_name[:MOST_NAME_CHARS], request.id[:MOST_NAME_CHARS])
@@ -92,7 +92,7 @@ class InferenceService:
 
     def start(
         self,
-        request: pb.ModelInferRequest | InferRequest,
+        request: pb.ModelInferRequest | UncheckedRequest,
         deadline: float | None,
         reply: Callable[[Any], None],
         encoder: Encoder = MESSAGE,
@@ -150,7 +150,7 @@ class InferenceService:
         return arrival.encoder.encode(response)
 
     def _call(
-        self, request: pb.ModelInferRequest | InferRequest, deadline: float | None, arrival: Arrival
+        self, request: pb.ModelInferRequest | UncheckedRequest, deadline: float | None, arrival: Arrival
     ) -> tuple[Call, float | None, Draft | None]:
         """Return the call of a request that passes all checks; count one that does not.
 
@@ -174,7 +174,7 @@ class InferenceService:
         return call, limit, draft
 
     def _checked(
-        self, request: pb.ModelInferRequest | InferRequest, contents: Sequence[bytes], key: bytes, arrival: Arrival
+        self, request: pb.ModelInferRequest | UncheckedRequest, contents: Sequence[bytes], key: bytes, arrival: Arrival
     ) -> tuple[Draft, Form, Mapping[str, Array]]:
         """Check a request, and its values unless that is slow, and take its uses; count one that does not pass."""
         entry, model = self._repository.ready(request.model_name, request.model_version)

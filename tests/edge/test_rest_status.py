@@ -24,7 +24,7 @@ from edge.rest.infer import BodyEncoder, infer_request
 from edge.rest.json_messages import MAX_JSON_BYTES
 from edge.security.access import INFER_STREAM, Access
 from edge.serving.call import InferResponse
-from edge.serving.request import InferRequest, InputTensor
+from edge.serving.request import InputTensor, UncheckedRequest
 from edge.serving.wire import to_raw
 from tests.support.http_requests import INFER, JSON_LENGTH, TOKENS, ask, binary, changed, echo, good, output, without
 from tests.support.models import ORACLE
@@ -208,7 +208,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 TEXTS = st.lists(TEXT, min_size=1, max_size=4)
 
 
-def request_of(document: object, behind: bytes = b"") -> tuple[InferRequest, BodyEncoder]:
+def request_of(document: object, behind: bytes = b"") -> tuple[UncheckedRequest, BodyEncoder]:
     written = json.dumps(document).encode()
     return infer_request("m", "2", written + behind, len(written))
 

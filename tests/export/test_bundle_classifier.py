@@ -15,7 +15,7 @@ from edge.bundles.steps import ScorePostprocess
 from edge.errors import BundleError, UsageError
 from edge.launch import running_server
 from edge.runtimes.build import build
-from export.bundle.accuracy import predict_file
+from export.bundle.accuracy import outputs_by_row, predictions_of
 from export.bundle.targets import tier_names
 from export.cli.export import export
 from export.cli.finetune import finetune
@@ -106,7 +106,8 @@ def test_the_bundle_has_a_tier_for_each_run_and_precision_with_the_outputs_of_tr
     for runtime in ("onnxruntime", "tensorrt"):
         data, split = bundle.read(bundle.artifact(runtime, "half-int8").file), f"dev, tier half-int8 on {runtime}"
         names = {"input_ids": "inputs", "attention_mask": "mask"}
-        answers = predict_file(data, dev, subject="half", names=names, rows_at_once=runtime == "tensorrt")
+        outputs = outputs_by_row(data, dev, subject="half", names=names, rows_at_once=runtime == "tensorrt")
+        answers = predictions_of(outputs, dev.targets)
         measure, change = found["accuracy", split], found["accuracy, difference to FP32", split]
         assert (measure.value, measure.n) == (answers.score("accuracy"), 40)
         assert change.value == pytest.approx(measure.value - found["accuracy", "dev, tier half"].value)
