@@ -66,8 +66,6 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     attention: str  # the blocks, whether they are fused, and the known obstacles, for people
     seconds: float
     warnings: tuple[str, ...]  # the last warnings and errors of the compiler's log
-    typing: str = "strong"  # the datatypes are those of the ONNX file; "weak": the compiler chose them
-    typing_reason: str = ""  # why they are weak
     profiles: tuple[str, ...] = ()  # the optimization profiles, as shapes
     skipped_tactics: int = 0  # the number of kernels that the compiler skipped for lack of memory
     workspace_bytes: int = DEFAULT_WORKSPACE_BYTES
