@@ -29,12 +29,10 @@ class Bundle:
 
     @property
     def golden(self) -> Golden:
-        """The golden set of the full tier."""
         return self.goldens[self.manifest.tiers[0].name]
 
     @property
     def size_bytes(self) -> int:
-        """The size of all its files."""
         return sum(record.size_bytes for record in self.manifest.files.values())
 
     @classmethod

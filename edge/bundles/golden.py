@@ -29,7 +29,6 @@ class Golden(msgspec.Struct, frozen=True):
 
     @property
     def rows(self) -> int:
-        """The number of items in the set."""
         return len(next(iter(self.inputs.values())))
 
     def encode(self) -> bytes:
@@ -65,12 +64,10 @@ class GoldenReport(msgspec.Struct, frozen=True):
 
     @property
     def passed(self) -> bool:
-        """Whether every output is within its tolerance."""
         return all(diff.passed for diff in self.outputs)
 
     @property
     def max_abs_diff(self) -> float:
-        """The largest difference over all outputs."""
         return max(diff.max_abs_diff for diff in self.outputs)
 
 

@@ -109,11 +109,9 @@ class ImagePreprocessor:
         self._mean, self._std = (np.array(values, np.float32)[:, None, None] for values in (config.mean, config.std))
 
     def slow(self, size_bytes: int) -> bool:
-        """Return that a small file may have many pixels."""
         return True
 
     def __call__(self, *images: Array, go_on: Callable[[], None] = lambda: None) -> dict[str, Array]:
-        """Return the pixels of images; raise an InvalidRequest that names the row of the first that is refused."""
         rows, name = images[0].ravel().tolist(), self.inputs[0].name
         place, pixels = f"image in input {name!r}", []
         for row, data in enumerate(rows, 1):

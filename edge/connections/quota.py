@@ -193,7 +193,6 @@ class Share:
         self.idle_until = math.inf
 
     def refused(self, reason: str) -> None:
-        """Count a refusal."""
         self._quota.refusals[Refusal(self.port, reason)] += 1
 
     def end(self, reason: str) -> None:
@@ -205,7 +204,6 @@ class Share:
         self.disconnect()
 
     def disconnect(self) -> None:
-        """Disconnect the client, and release everything."""
         close = self._close
         self.close()
         close()

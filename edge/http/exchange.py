@@ -88,7 +88,6 @@ class Exchange:
 
     @property
     def has_body(self) -> bool:
-        """Whether the request has a body."""
         return self._size_bytes != 0
 
     @property
@@ -97,7 +96,6 @@ class Exchange:
         return self._size_bytes is None and not self._received
 
     def receive_data(self, data: bytes | bytearray, new_chunk: bool) -> None:
-        """Add a part of the body."""
         self._size += len(data)
         self._share.progressed("body", len(data))
         if self._size_bytes is None:
@@ -118,7 +116,6 @@ class Exchange:
         self._news.set()
 
     def receive_end(self) -> None:
-        """Note the end of the body."""
         self._received = True
         self._share.met("body")
         self._news.set()
@@ -131,7 +128,6 @@ class Exchange:
         self._news.set()
 
     def leave(self) -> None:
-        """Note that the client has left."""
         self._ended = True
         self._body = bytearray()
         self._news.set()

@@ -63,7 +63,6 @@ class HttpConnection(asyncio.Protocol):
         return self._exchange.task if self._exchange else None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to read."""
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=1, low=0)  # to know exactly when all is sent
         self.scheme = "https" if transport.get_extra_info("sslcontext") else "http"
@@ -86,7 +85,6 @@ class HttpConnection(asyncio.Protocol):
             self._exchange = None
 
     def data_received(self, data: bytes) -> None:
-        """Take what the client sends."""
         if self._discard_bytes is None:
             self._reader.data_received(data)
             return
@@ -100,7 +98,6 @@ class HttpConnection(asyncio.Protocol):
         self._advance()
 
     def pause(self) -> None:
-        """Read nothing more until :meth:`read`."""
         self._reader.pause()
 
     def finish(self) -> None:
@@ -117,19 +114,16 @@ class HttpConnection(asyncio.Protocol):
             self._advance()
 
     def pause_writing(self) -> None:
-        """Wait with further answers: the client does not read."""
         self._writable.clear()
         self.share.expect(READING)
 
     def resume_writing(self) -> None:
-        """Go on: the client has read everything."""
         self.share.met(READING)
         self.share.release(self._unread_bytes)
         self._unread_bytes = 0
         self._writable.set()
 
     async def writable(self) -> None:
-        """Wait until the client has read what was sent."""
         await self._writable.wait()
 
     def write(self, pieces: Sequence[bytes], size: int) -> int:

@@ -56,7 +56,6 @@ class Http2Connection(SendingHalf):
     # Callbacks of asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start the connection."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transport does not inherit from it
         self._share.follow(self._leave, self._sweep)
         self._reader = PacedReader(self._transport, self._parse)
@@ -78,7 +77,6 @@ class Http2Connection(SendingHalf):
         self._flush()
 
     def data_received(self, data: bytes) -> None:
-        """Process bytes from the client, in turns with other connections."""
         self._reader.data_received(data)
 
     def _parse(self, data: bytes) -> None:
@@ -125,7 +123,6 @@ class Http2Connection(SendingHalf):
             self._flush()
 
     def refuse(self) -> None:
-        """Accept no further call."""
         with if_open:
             self._http2.send_goaway()
             self._flush()
@@ -138,7 +135,6 @@ class Http2Connection(SendingHalf):
             self._transport.close()
 
     def abort(self) -> None:
-        """Close the connection at once."""
         self._transport.abort()
 
     # The share of the quota.
@@ -161,7 +157,6 @@ class Http2Connection(SendingHalf):
 
     @cached_property
     def peer(self) -> str:
-        """The client's address in gRPC's notation."""
         host, port = self._transport.get_extra_info("peername")[:2]
         return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
 

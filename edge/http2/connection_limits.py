@@ -89,7 +89,6 @@ class ConnectionLimits:
             self.set_busy(False)
 
     def set_busy(self, busy: bool) -> None:
-        """Record whether any call is open."""
         if busy:
             self._share.busy()
         else:
@@ -135,7 +134,6 @@ class ConnectionLimits:
         ]
 
     def close(self) -> None:
-        """Stop the timers."""
         self._timer.cancel()
         if self._alarm:
             self._alarm.cancel()

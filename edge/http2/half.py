@@ -54,11 +54,9 @@ class SendingHalf(asyncio.Protocol):
         """Process what the protocol has found."""
 
     def pause_writing(self) -> None:
-        """Stop sending: the client does not read."""
         self._paused = True
 
     def resume_writing(self) -> None:
-        """Continue sending."""
         self._paused = False
         self._flush()
 

@@ -163,11 +163,9 @@ class Rpc:
         return None if self.deadline == math.inf else max(self.deadline - time.monotonic(), 0.0)
 
     def invocation_metadata(self) -> Metadata:
-        """Return the client's metadata."""
         return read_metadata(self._fields)
 
     def peer(self) -> str:
-        """Return the client's address."""
         return self._wire.peer
 
     async def read(self) -> Any:
@@ -264,7 +262,6 @@ class Rpc:
             self._finish(_INTERNAL, errors.INTERNAL)
 
     def expire(self) -> None:
-        """End the call at its deadline."""
         self._cut(Code.DEADLINE_EXCEEDED, "the deadline of the call passed")
 
     def _cut(self, code: Code, details: str, metadata: Metadata = ()) -> None:

@@ -69,7 +69,6 @@ class Logs:
 
     @property
     def settings(self) -> dict[str, Setting]:
-        """The current settings."""
         return dict(self._settings)
 
     def change(self, settings: Mapping[str, object]) -> None:

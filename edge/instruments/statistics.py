@@ -37,11 +37,9 @@ class ModelStatistics:
 
     @property
     def execution_count(self) -> int:
-        """Calls of the runtime."""
         return self._now.execution_count
 
     def runs(self) -> dict[str, TierRuns]:
-        """Return the runs of each tier."""
         with self._lock:
             return {tier: replace(runs) for tier, runs in self._runs.items()}
 

@@ -89,7 +89,6 @@ class Generate(IterativeProgram):
         return sum(decoder.cache_bytes for decoder in decoders if decoder)
 
     def most_cache_bytes(self, inputs: Mapping[str, Array], options: Options) -> int:
-        """Return the bytes for prompts and ``max_tokens``; see :meth:`Program.most_cache_bytes`."""
         most = (options.sampling or self.sampling).max_tokens
         tokens = np.minimum(inputs[self.mask].sum(axis=1) + most, self.config.positions).sum()
         return int(tokens) * self._token_bytes[options.tier]
@@ -107,11 +106,9 @@ class Generate(IterativeProgram):
         self._idle[tier].append(decoder)
 
     def session(self, options: Options) -> GenerationSession:
-        """Return a session of a tier without rows."""
         return GenerationSession(self, options.tier)
 
     def close(self) -> None:
-        """Drop the decoders without rows, which refer to their runner's memory; see :meth:`Program.close`."""
         for idle in self._idle.values():
             idle.clear()
 
@@ -127,11 +124,9 @@ class GenerationSession(Session):
 
     @property
     def rows(self) -> int:
-        """The number of rows in progress."""
         return len(self._rows)
 
     def add(self, requests: Sequence[Joining]) -> list[Finished]:
-        """Compute the prompts of requests, several in a run, and choose their first tokens; see :meth:`Session.add`."""
         program = self._program
         inputs = [request.inputs for request in requests]
         ids, mask = (np.concatenate([one[name] for one in inputs]) for name in (program.ids, program.mask))
@@ -165,7 +160,6 @@ class GenerationSession(Session):
         return self._finished()
 
     def step(self) -> list[Finished]:
-        """Append a token to each row; see :meth:`Session.step`."""
         if not self._decoder:
             return []
         _append(self._rows, self._decoder.step(np.array([row.tokens[-1] for row in self._rows])))
@@ -182,7 +176,6 @@ class GenerationSession(Session):
         return self._computed(rows) if stopped else Computed(self._outputs(rows))
 
     def drop(self, key: object) -> None:
-        """Drop the rows of a request; see :meth:`Session.drop`."""
         rows = self._requests.pop(key, [])
         self._leave([place for place, row in enumerate(self._rows) if any(row is one for one in rows)])
 

@@ -41,7 +41,6 @@ class LogitHead(Program):
         }
 
     def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:
-        """Move the logits of a request; see :meth:`Program.compute`."""
         config = self.config
         return Computed({config.moved: self.move(inputs[config.logits], inputs[config.alpha], options.tier)})
 
@@ -58,7 +57,6 @@ class LogitHead(Program):
         return logits
 
     def close(self) -> None:
-        """Drop the tensors on the device; see :meth:`Program.close`."""
         self._layers = {}
 
 

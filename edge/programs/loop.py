@@ -74,11 +74,9 @@ class Loop(IterativeProgram):
         self._idle: dict[str, deque[DeviceLoop]] = {tier: deque() for tier in runners}
 
     def session(self, options: Options) -> LoopSession:
-        """Return a session of a tier without rows."""
         return LoopSession(self.config, self.limits, self._runners[options.tier], self._idle[options.tier])
 
     def close(self) -> None:
-        """Drop the loops without rows, which refer to their runner's memory; see :meth:`Program.close`."""
         for idle in self._idle.values():
             idle.clear()
 
@@ -105,11 +103,9 @@ class LoopSession(Session):
 
     @property
     def rows(self) -> int:
-        """The number of rows in progress."""
         return len(self._owners)
 
     def add(self, requests: Sequence[Joining]) -> list[Finished]:
-        """Add the rows of requests, which are embedded in one run; see :meth:`Session.add`."""
         config, embed = self._config, self._runners.embed
         inputs = requests[0].inputs
         if len(requests) > 1:
@@ -172,7 +168,6 @@ class LoopSession(Session):
         return [Finished(request.key, request.computed(self._config)) for request in done]
 
     def partial(self, key: object, stopped: str = "") -> Computed | None:
-        """Return the outputs of a request in progress; see :meth:`Session.partial`."""
         request = self._requests[key]
         for row, (owner, place) in enumerate(self._owners):
             if owner is request:
@@ -183,7 +178,6 @@ class LoopSession(Session):
         return request.computed(self._config)
 
     def drop(self, key: object) -> None:
-        """Drop the rows of a request; see :meth:`Session.drop`."""
         request = self._requests.pop(key, None)
         if request:
             self._leave([row for row, (owner, _) in enumerate(self._owners) if owner is request])

@@ -50,7 +50,6 @@ class TierProgram:
         return limits_of(self.loop, self.bundle.manifest.name, max_loops=max_loops, tolerance=tolerance)
 
     def close(self) -> None:
-        """Free the memory of all files."""
         self._program.close()
         _close(self.files)
 

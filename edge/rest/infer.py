@@ -69,7 +69,6 @@ class InferEndpoint:
         self._service, self._endpoints = service, endpoints
 
     async def infer(self, request: Request) -> Response:
-        """Answer a request."""
         body = await self._endpoints.body(request)
         return await unless_gone(request, self._answer(request, body))
 
@@ -102,7 +101,6 @@ class BodyEncoder(Encoder):
                 raise _binary_only(f"output {name!r}", datatype)
 
     def slow(self, form: Form, answer: JobResult) -> bool:
-        """Return whether there is much to write as JSON."""
         if super().slow(form, answer):
             return True
         outputs, derived = answer.outputs, form.model.derived

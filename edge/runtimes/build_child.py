@@ -69,12 +69,10 @@ class Failure(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, error: FewheadsError) -> Failure:
-        """Return the parts of an error."""
         return cls(type(error).__name__, error.subject, str(shown(error.given)), error.expected, error.fix)
 
     @property
     def error(self) -> FewheadsError:
-        """The error to raise in the parent."""
         kind = _ERRORS.get(self.kind, BackendError)
         return kind(self.subject, given=Whole(self.given), expected=self.expected, fix=self.fix)
 

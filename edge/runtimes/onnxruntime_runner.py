@@ -46,7 +46,6 @@ class OnnxRuntimeHandle:
         self.shape: tuple[int, ...] = tuple(value.shape())
 
     def numpy(self) -> Array:
-        """Return a copy on the host."""
         return np.array(self.value.numpy())  # on the CPU, ONNX Runtime returns a view in some versions
 
 
@@ -182,7 +181,6 @@ class OnnxRuntimeRunner:
         return HostDecoder(self, tensors, self._binding())
 
     def close(self) -> None:
-        """Release the session and its memory."""
         self._session = None
 
     def _binding(self) -> Bind:

@@ -28,7 +28,6 @@ class BuildProgress(msgspec.Struct, frozen=True):
     seconds_left: float | None = None  # an estimate; None at first
 
     def __str__(self) -> str:
-        """Return the progress for people, such as ``42 %, 3 min left``."""
         left = self.seconds_left
         if left is None:
             return f"{self.fraction * 100:.0f} %"
@@ -109,12 +108,10 @@ class Source:
 
     @property
     def subject(self) -> str:
-        """The name of the model in errors."""
         return f"model {self.bundle.path / self.artifact.file}"
 
     @property
     def onnx_sha256(self) -> str:
-        """The hash of the file."""
         return self.bundle.manifest.files[self.artifact.file].sha256
 
     @property

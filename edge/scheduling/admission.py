@@ -126,6 +126,5 @@ class Reservation(NamedTuple):
     size_bytes: int
 
     def give_back(self) -> None:
-        """Give the bytes back."""
         with self.budget.lock:
             self.budget.reserved_bytes -= self.size_bytes

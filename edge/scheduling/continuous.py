@@ -39,7 +39,6 @@ class ContinuousRun:
 
     @property
     def jobs(self) -> list[Job]:
-        """The jobs in progress."""
         return [job for batch in self._batches for job in batch.jobs]
 
     @property
@@ -48,7 +47,6 @@ class ContinuousRun:
         return max(self.executor.max_rows, 1) - sum(batch.session.rows for batch in self._batches)
 
     def wait_seconds(self, job: Job, now: float) -> float:
-        """Predict how long a job waits for it: until there is room for its rows, and at least for a step."""
         step, every = self.executor.call_seconds(self._batch.size), self._program.loops_per_step
         if job.executor is not self.executor or job.rows <= self.room:
             return step
@@ -59,7 +57,6 @@ class ContinuousRun:
         return step * max(left / max(self.executor.max_rows, 1) / every, 1.0)
 
     def admit(self, jobs: Sequence[Job]) -> list[Job]:
-        """Add jobs to the session."""
         now = time.monotonic()
         ended = [job for job in jobs if job.leaves(now)]
         staying = [job for job in jobs if job not in ended]
@@ -283,7 +280,6 @@ class _Batch:
 
     @property
     def size(self) -> int:
-        """The elements of a step."""
         rows = self.session.rows
         return self._executor.call_size(rows, rows * self._row_size)
 

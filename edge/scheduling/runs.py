@@ -30,7 +30,6 @@ class Run(NamedTuple):
 
     @classmethod
     def of(cls, jobs: Sequence[Job], begun: float) -> Run:
-        """Return the run of some jobs."""
         rows, size = sum(job.rows for job in jobs), sum(job.size for job in jobs)
         return cls(begun, jobs[0].executor, size, jobs[0].options, rows)
 
@@ -40,7 +39,6 @@ class Run(NamedTuple):
         return (executor.join_seconds if self.joins else executor.call_seconds)(self.size, deviations)
 
     def wait_seconds(self, job: Job, now: float) -> float:
-        """Predict how long a job waits for it, on the safe side."""
         return max(self.begun + self.executor.run_seconds(self.size, self.options, self.rows) - now, 0.0)
 
 

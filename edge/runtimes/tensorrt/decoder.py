@@ -49,11 +49,9 @@ class Entries:
         self.size_bytes = end - address
 
     def at(self, address: int) -> Entries:
-        """Return the same entries in a memory."""
         return Entries(self._groups, self.rows, self.places, address)
 
     def addresses(self) -> Mapping[str, int]:
-        """Return the address of each tensor."""
         return dict(self._tensors())
 
     def shapes(self, rows: int) -> Mapping[str, Shape]:
@@ -147,7 +145,6 @@ class DecoderBuffers:
 
     @property
     def cache_bytes(self) -> int:
-        """Device memory of the cache."""
         return self._memory.size_bytes if self._memory and self._memory.address else 0
 
     def reserve(self, places: int, rows: int) -> None:
@@ -270,7 +267,6 @@ class TensorRtDecoder:
 
     @property
     def cache_bytes(self) -> int:
-        """Device memory of the cache."""
         return self._buffers.cache_bytes
 
     def add(self, tokens: Array, lengths: Array) -> Array:

@@ -62,7 +62,6 @@ class SharedDevice:
         return next((error for error in failures if fatal_name(str(error))), None)
 
     def is_lost(self) -> bool:
-        """Return whether the device is lost."""
         try:
             with self.device:
                 return self.synchronize() is not None

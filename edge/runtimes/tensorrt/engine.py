@@ -48,7 +48,6 @@ class ShapeRange(NamedTuple):
     most: Shape
 
     def admits(self, shape: Shape) -> bool:
-        """Return whether a shape is in the range."""
         return all(low <= size <= high for low, size, high in zip(self.least, shape, self.most, strict=True))
 
 
@@ -165,7 +164,6 @@ class Engine:
         raise InvalidRequest(f"shapes for {self._subject}", given=given, expected=expected, fix=fix)
 
     def ranges(self, name: str) -> list[ShapeRange]:
-        """Return the range of an input in each profile."""
         index = [spec.name for spec in self.inputs].index(name)
         return [ranges[index] for ranges in self.profiles]
 
