@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from edge.errors import RequestError, RunnerError
 from edge.health.health import Health
-from edge.health.systemd import Notifier
 from edge.repository.model import Model
 from edge.repository.repository import Repository
 from edge.scheduling.job import Job
@@ -23,6 +24,39 @@ _LOOK_SECONDS = 0.25
 _PROBE_SECONDS = 5.0
 #: systemd advises two; three leave room for a late one.
 _PINGS_PER_PERIOD = 3
+
+
+class Notifier:
+    """Sends notifications by systemd's protocol, a datagram each to the socket ``NOTIFY_SOCKET``, or nothing
+    without one. An error is logged once, and nothing is sent again.
+
+    Attributes:
+        watchdog_seconds: time without a ping after which systemd ends this process; None if it does not.
+    """
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        address = environment.get("NOTIFY_SOCKET", "")
+        # An abstract socket begins with NUL, for which systemd writes @ in the environment.
+        self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        interval = environment.get("WATCHDOG_USEC", "")
+        is_addressed = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        microseconds = int(interval) if address and is_addressed and interval.isascii() and interval.isdecimal() else 0
+        self.watchdog_seconds = microseconds / 1e6 or None
+
+    def notify(self, **fields: str | int) -> None:
+        """Send assignments, for example ``READY=1``; line feeds in values become spaces."""
+        if not self._address:
+            return
+        message = "\n".join(f"{name}={' '.join(str(value).splitlines())}" for name, value in fields.items())
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+                sender.setblocking(False)  # a full socket must not block the server
+                sender.sendto(message.encode(errors="backslashreplace"), self._address)
+        except BlockingIOError:
+            log.warning("NOTIFY_SOCKET is full; a notification is dropped")
+        except OSError as error:
+            log.warning("NOTIFY_SOCKET fails, and no further notification is sent: %s", error)
+            self._address = ""
 
 
 class Supervisor:

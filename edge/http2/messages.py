@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable
 from typing import NamedTuple
 
-from edge.rpc.parsing import WINDOW_BITS, Refused, too_large
+from edge.rpc.methods import WINDOW_BITS, Refused, too_large
 from edge.serving.statuses import Code
 
 PREFIX_BYTES = 5

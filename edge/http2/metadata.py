@@ -9,7 +9,7 @@ from typing import NamedTuple
 from urllib.parse import quote_from_bytes
 
 from edge.http2.messages import ENCODINGS, IDENTITY
-from edge.rpc.parsing import Refused
+from edge.rpc.methods import Refused
 from edge.serving.statuses import Code
 
 Field = tuple[bytes, bytes]

@@ -7,9 +7,9 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextvars import Context
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from google.protobuf.message import DecodeError
 
@@ -17,8 +17,7 @@ from edge import errors
 from edge.connections.quota import Share
 from edge.http2.messages import SMALL_BYTES, Messages, Packed, no_room
 from edge.http2.metadata import Field, Head, Metadata, read_metadata
-from edge.http2.routes import Route
-from edge.rpc.parsing import UNPARSEABLE, Refused, Status
+from edge.rpc.methods import UNPARSEABLE, Refused, Status
 from edge.serving.statuses import Code
 
 log = logging.getLogger(__name__)
@@ -34,6 +33,34 @@ UNREAD = (
 )
 _OK = Code.OK
 _INTERNAL = Code.INTERNAL
+
+
+class Direct(NamedTuple):
+    """A unary method without a coroutine.
+
+    ``start`` takes the request, the context of the call, and a callback for the response or the
+    :class:`edge.rpc.methods.Status`; it returns the argument for ``cancel``, or None if the call has ended.
+    """
+
+    start: Callable[[Any, Any, Callable[[Any], None]], Any]
+    cancel: Callable[[Any], None]
+
+
+class Route(NamedTuple):
+    """How to answer a call.
+
+    Attributes:
+        handler: the :class:`edge.rpc.methods.Method`, or None for a refused call.
+        max_bytes: the limit for its requests.
+        direct: the direct method that replaces it, if any.
+        proves: whether the success of the call shows that its connection is of a client that the server wants: it is
+            false for methods that need no token, where the others do.
+    """
+
+    handler: Any
+    max_bytes: int = 0
+    direct: Direct | None = None
+    proves: bool = False
 
 
 class _Wire(Protocol):

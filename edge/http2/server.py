@@ -5,25 +5,56 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
+from collections.abc import Mapping, Sequence
 
 from edge.connections.listener import Listener
 from edge.connections.quota import Quota, Share
 from edge.health.health import Health
 from edge.http2.connection import Http2Connection
-from edge.http2.routes import Direct, Routes
+from edge.http2.metadata import Field, read_metadata
+from edge.http2.rpc import Direct, Route
 from edge.protocol import INFERENCE
-from edge.rpc.endpoint import Endpoint
 from edge.rpc.inference_servicer import InferenceServicer
 from edge.rpc.limits import Limits
-from edge.rpc.servicers import TelemetryServicer
-from edge.security.access import Access
+from edge.rpc.methods import Find, Refused
+from edge.rpc.servicers import Endpoint, TelemetryServicer
+from edge.security.access import CALLER, Access
 from edge.security.certificates import ServerCertificates
+from edge.serving.statuses import Code
 
 #: Between the first GOAWAY, which announces the shutdown, and the final one: calls already on their way still arrive.
 _NOTICE_SECONDS = 0.1
 _POLL_SECONDS = 0.01
 #: The limit for sending the statuses of cancelled calls.
 _FLUSH_SECONDS = 1.0
+
+
+class Routes:
+    """The methods of a server, ``direct`` by path. ``by_path`` says that one look-up for each path is enough."""
+
+    def __init__(self, find: Find, limits: Limits, by_path: bool, direct: Mapping[str, Direct] | None = None) -> None:
+        self._find = find
+        self._limits = limits
+        self._by_path = by_path
+        self._direct = direct or {}
+        self._found: dict[str, Route] = {}
+
+    def find(self, path: str, fields: Sequence[Field]) -> Route:
+        """Return the route of a call with this path and these header fields.
+
+        Raises:
+            Refused: there is no such method, or the caller may not use it.
+        """
+        route = self._found.get(path)
+        if route is None:
+            method = self._find(path, read_metadata(fields))
+            if method is None:
+                raise Refused(Code.UNIMPLEMENTED, "the server has no such method")
+            proves = self._by_path or bool(CALLER.get())
+            route = Route(method, self._limits.max_request_bytes(path), self._direct.get(path), proves)
+            if self._by_path:
+                self._found[path] = route
+        return route
 
 
 class Http2Server(Endpoint):

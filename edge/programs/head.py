@@ -12,7 +12,7 @@ import numpy as np
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.fields import EXPORT_AGAIN
-from edge.bundles.npz import decode_npz
+from edge.bundles.golden import decode_npz
 from edge.bundles.programs import HeadProgram
 from edge.datatypes import Array
 from edge.errors import BundleError, Raw

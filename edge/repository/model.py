@@ -18,12 +18,12 @@ from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadBase, Hea
 from edge.bundles.steps import LabelPostprocess
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, Raw
-from edge.programs.factory import golden_options, program_of
 from edge.programs.generate import BY_TOKEN, Generate
 from edge.programs.head import LogitHead
 from edge.programs.loop import Loop, limits_of
 from edge.programs.program import AUTO, AppliedHead, IterativeProgram, Options
 from edge.programs.sampling import sampling_of
+from edge.programs.tier_program import golden_options, program_of
 from edge.runtimes.build import Loaded
 from edge.scheduling.batching import BatchAssembler, nonfinite, within
 from edge.scheduling.job import UseCount

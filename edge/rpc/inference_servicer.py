@@ -10,8 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from edge.pb import inference_pb2 as pb
-from edge.rpc.methods import authorization, read_from, status_of
-from edge.rpc.parsing import Refused, Status
+from edge.rpc.methods import Refused, Status, authorization, read_from, status_of
 from edge.security.access import CALLER, INFER_STREAM, Access
 from edge.security.rate import client_of
 from edge.serving.call import Call
@@ -84,7 +83,7 @@ class InferenceServicer:
         context: Any,
         end: Callable[[pb.ModelInferResponse | Status], None],
     ) -> Call | None:
-        """Start ModelInfer as :class:`edge.http2.routes.Direct`; the request is a status if its bytes were refused."""
+        """Start ModelInfer as :class:`edge.http2.rpc.Direct`; the request is a status if its bytes were refused."""
         if isinstance(request, Status):
             end(request)
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -11,14 +11,15 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from edge.errors import InvalidRequest
+from edge.errors import InvalidRequest, PermissionDenied, Unauthenticated
 from edge.health.health import Health
 from edge.pb import telemetry_pb2
 from edge.pb.pool import POOL
-from edge.protocol import HEALTH
-from edge.rpc.methods import authorization, read_from
-from edge.rpc.parsing import Refused
-from edge.security.access import TELEMETRY_WATCH, Access
+from edge.protocol import HEALTH, INFERENCE, REFLECTION, TELEMETRY
+from edge.rpc.inference_servicer import InferenceServicer
+from edge.rpc.limits import Limits
+from edge.rpc.methods import Abort, Method, Refused, authorization, methods_of, read_from, refuse, status_of
+from edge.security.access import CALLER, TELEMETRY_WATCH, Access
 from edge.serving.statuses import Code
 from edge.serving.streams import DRAINING
 from edge.telemetry.telemetry import Telemetry
@@ -110,3 +111,45 @@ class ReflectionServicer:
         from grpc_reflection.v1alpha import reflection  # imports grpcio, which few servers on nghttp2 ever need
 
         return reflection.aio.ReflectionServicer(self._names, pool=POOL)
+
+
+class Endpoint:
+    """All services. Without ``access``, every caller may do everything.
+
+    ``packed`` says that the transport leaves messages compressed; ``abort`` ends calls.
+    """
+
+    def __init__(
+        self,
+        inference: InferenceServicer,
+        telemetry: TelemetryServicer,
+        health: Health,
+        limits: Limits,
+        access: Access | None,
+        *,
+        packed: bool = False,
+        abort: Abort = refuse,
+    ) -> None:
+        self.port = 0  # until the server listens
+        self._access = access
+        servicers = {INFERENCE: inference, TELEMETRY: telemetry, HEALTH: HealthServicer(health)}
+        self.methods: dict[str, Method] = {}
+        for name, servicer in servicers.items():
+            self.methods |= methods_of(POOL.FindServiceByName(name), servicer, limits, packed, abort)
+        reflecting = ReflectionServicer((*servicers, REFLECTION))
+        # Its servicer answers with the classes of protobuf's default pool.
+        (described,) = reflection_pb2.DESCRIPTOR.services_by_name.values()
+        self.methods |= methods_of(described, reflecting, limits, packed, abort)
+
+    def find(self, path: str, metadata: Iterable[tuple[str, str | bytes]]) -> Method | None:
+        """Return the method of a call, and name its caller, before its message is read; None for an unknown one.
+
+        Raise ``Refused`` if the caller may not use it.
+        """
+        method = self.methods.get(path)
+        if method and self._access:
+            try:
+                CALLER.set(self._access.authorize(authorization(metadata), path))
+            except (Unauthenticated, PermissionDenied) as error:
+                raise Refused(*status_of(error, path)) from None
+        return method

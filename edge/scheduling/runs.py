@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from edge.errors import ModelNotReady, Raw
 from edge.programs.program import Computed, Options
-from edge.runtimes.device_errors import fatal
+from edge.runtimes.cuda import fatal
 from edge.scheduling.batching import nonfinite, split
 from edge.scheduling.job import Job, JobResult
 from edge.scheduling.tier_executor import TierExecutor

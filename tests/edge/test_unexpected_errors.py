@@ -20,8 +20,7 @@ import pytest
 from edge.connections.quota import Quota
 from edge.errors import INTERNAL, InvalidRequest
 from edge.health.health import Health
-from edge.health.supervisor import Supervisor
-from edge.health.systemd import Notifier
+from edge.health.supervisor import Notifier, Supervisor
 from edge.instruments.memory import MemorySampler
 from edge.instruments.sensors import Sensors
 from edge.pb import inference_pb2 as pb

@@ -16,8 +16,7 @@ import numpy as np
 from edge.datatypes import Array
 from edge.errors import InvalidRequest
 from edge.runner import DecoderTensors
-from edge.runtimes.cuda import Device, Memory, Slices
-from edge.runtimes.device_errors import is_out_of_memory
+from edge.runtimes.cuda import Device, Memory, Slices, is_out_of_memory
 from edge.runtimes.host import Group, groups_of, places_for, places_left
 from edge.runtimes.tensorrt.device import SharedDevice
 from edge.runtimes.tensorrt.engine import ALIGNMENT, Engine, Enqueued, Shape, aligned

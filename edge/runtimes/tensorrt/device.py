@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
-from edge.runtimes.cuda import Device, Memory, abandon
-from edge.runtimes.device_errors import fatal_name
+from edge.runtimes.cuda import Device, Memory, abandon, fatal_name
 
 #: Makes a model use another arena, and drops its graphs, which have the address of the old one. No run is in progress.
 ArenaMoves = Callable[[Memory], None]

@@ -15,8 +15,7 @@ import numpy as np
 from edge.datatypes import NUMPY_TYPES, Array
 from edge.errors import BackendError, FewheadsError, InvalidRequest, Raw, RunnerError
 from edge.runner import Tensor
-from edge.runtimes.cuda import Memory, abandon, facts
-from edge.runtimes.device_errors import fatal_name, is_out_of_memory
+from edge.runtimes.cuda import Memory, abandon, facts, fatal_name, is_out_of_memory
 from edge.runtimes.tensorrt.device import SharedDevice, shared_device
 from edge.runtimes.tensorrt.engine import DATATYPES, Engine, EngineRefused, Shape
 from edge.runtimes.tensorrt.package import Flavor, import_tensorrt, logger_of, version
