@@ -46,11 +46,8 @@ class Listener:
         context: ssl.SSLContext | None = None,
         handshake_seconds: float = 10.0,
     ) -> None:
-        self._name = name
-        self._quota = quota
-        self._max_connections = max_connections
-        self._protocol = protocol
-        self._context = context
+        self._name, self._quota, self._max_connections = name, quota, max_connections
+        self._protocol, self._context = protocol, context
         self._handshake_seconds = handshake_seconds if context else None
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []

@@ -54,8 +54,7 @@ class Quota:
     """
 
     def __init__(self, max_bytes: int, max_connection_bytes: int, max_connections: int | None = None) -> None:
-        self.max_bytes = max_bytes
-        self.max_connection_bytes = max_connection_bytes
+        self.max_bytes, self.max_connection_bytes = max_bytes, max_connection_bytes
         self.max_connections = free_files() if max_connections is None else max_connections
         self.held_bytes = 0
         self.refusals: Counter[Refusal] = Counter()
@@ -131,8 +130,7 @@ class Share:
     __slots__ = ("_close", "_now", "_quota", "_sweep", "closed", "held_bytes", "idle_until", "limits", "port", "proven")
 
     def __init__(self, quota: Quota, port: str, close: Callable[[], object]) -> None:
-        self._quota = quota
-        self._close = close
+        self._quota, self._close = quota, close
         self._now = asyncio.get_running_loop().time
         self._sweep: Callable[[float], object] = _nothing
         self.port = port

@@ -66,8 +66,7 @@ class _Authorizing(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Authorizes a call before its message is read, without the additional coroutine of an interceptor."""
 
     def __init__(self, handler: grpc.GenericRpcHandler, find: Find) -> None:
-        self._handler = handler
-        self._find = find
+        self._handler, self._find = handler, find
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         handler = self._handler.service(handler_call_details)

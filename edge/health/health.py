@@ -48,9 +48,7 @@ class Health:
     def __init__(
         self, repository: Repository, runs: Runs, *, watchdog_seconds: float = math.inf, strict_readiness: bool = True
     ) -> None:
-        self._repository = repository
-        self._runs = runs
-        self._watchdog_seconds = watchdog_seconds
+        self._repository, self._runs, self._watchdog_seconds = repository, runs, watchdog_seconds
         self._strict_readiness = strict_readiness
         self.accepting = False
         self.draining = asyncio.Event()

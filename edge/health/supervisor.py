@@ -63,9 +63,7 @@ class Supervisor:
     """Reads the health four times a second, on the event loop, so that a hanging loop stops the pings to systemd."""
 
     def __init__(self, health: Health, repository: Repository, scheduler: Scheduler, notifier: Notifier) -> None:
-        self._health = health
-        self._repository = repository
-        self._scheduler = scheduler
+        self._health, self._repository, self._scheduler = health, repository, scheduler
         self._notifier = notifier
         self._problems: list[str] = []
         self._status = ""

@@ -25,8 +25,7 @@ class Watchdog:
     """Ends the process if only a restart helps, as for a run stuck ``stuck_exit_seconds`` beyond its limit."""
 
     def __init__(self, health: Health, stuck_exit_seconds: float) -> None:
-        self._health = health
-        self._stuck_exit_seconds = stuck_exit_seconds
+        self._health, self._stuck_exit_seconds = health, stuck_exit_seconds
         self._end_at = math.inf
         self._end_after = math.inf
         self._stopped = threading.Event()

@@ -52,8 +52,7 @@ class HttpConnection(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._unread_bytes = 0
-        self._application = application
-        self._connections = connections
+        self._application, self._connections = application, connections
         self._exchange: Exchange | None = None
         self._discard_bytes: int | None = None  # None while what is received is parsed
 

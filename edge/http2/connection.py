@@ -68,9 +68,7 @@ class Http2Connection(asyncio.Protocol):
         self._flushing = False
         self._receiving = False
         self._loop = asyncio.get_running_loop()
-        self._find = find
-        self._limits = limits
-        self._connections = connections
+        self._find, self._limits, self._connections = find, limits, connections
         self._last_fields: tuple[Field, ...] = ()
         self._last_head = _NO_HEAD
 

@@ -68,9 +68,7 @@ class ConnectionLimits:
     def __init__(
         self, limits: Limits, share: Share, rpcs: Mapping[int, Rpc], on_slow_handshake: Callable[[], None]
     ) -> None:
-        self._limits = limits
-        self._share = share
-        self._rpcs = rpcs
+        self._limits, self._share, self._rpcs = limits, share, rpcs
         # One timer for all calls: most end long before their deadline, and one for each would cost more than its start.
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = math.inf

@@ -76,8 +76,7 @@ class Messages:
     __slots__ = ("_buffer", "_compressed", "_encoding", "_length", "_max_bytes")
 
     def __init__(self, max_bytes: int, encoding: bytes = IDENTITY) -> None:
-        self._max_bytes = max_bytes
-        self._encoding = encoding
+        self._max_bytes, self._encoding = max_bytes, encoding
         self._buffer = bytearray()  # pieces would cost more than their bytes where a client sends small ones
         self._length = -1  # of the current message; -1 until its prefix is complete
         self._compressed = False

@@ -105,8 +105,7 @@ class Rpc:
         self.held = 0  # bytes received and not yet acknowledged
         self.request_ended = False
         self.done = route is None  # the status is sent, or the stream is closed
-        self._wire = wire
-        self._context = context
+        self._wire, self._context = wire, context
         self._handler, max_bytes, self._direct, _ = route or Route(None)
         self._call: Any = None
         self._fields = fields

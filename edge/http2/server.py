@@ -33,9 +33,7 @@ class Routes:
     """The methods of a server, ``direct`` by path. ``by_path`` says that one look-up for each path is enough."""
 
     def __init__(self, find: Find, limits: Limits, by_path: bool, direct: Mapping[str, Direct] | None = None) -> None:
-        self._find = find
-        self._limits = limits
-        self._by_path = by_path
+        self._find, self._limits, self._by_path = find, limits, by_path
         self._direct = direct or {}
         self._found: dict[str, Route] = {}
 

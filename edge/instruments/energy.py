@@ -92,8 +92,7 @@ class EnergyMeter:
     """
 
     def __init__(self, rails: Sequence[SensorFile], work: Work) -> None:
-        self._rails = rails
-        self._work = work
+        self._rails, self._work = rails, work
         self._lock = threading.Lock()
         self._energy: dict[ModelTier, TierEnergy] = {}
         self._pool_joules = 0.0

@@ -32,8 +32,7 @@ class LogitHead(Program):
     """Moves logits with the head's file of a tier."""
 
     def __init__(self, config: HeadProgram, runners: Mapping[str, Runner], layers: list[HeadLayer]) -> None:
-        self.config = config
-        self._runners = runners
+        self.config, self._runners = config, runners
         names = (config.keys, config.values, config.temperatures)
         self._layers: dict[str, list[dict[str, Handle]]] = {
             tier: [{name: runner.upload(array) for name, array in zip(names, layer, strict=True)} for layer in layers]

@@ -85,10 +85,7 @@ class LoopSession(Session):
     """Rows in progress. One thread uses it; ``idle`` are the loops without rows of the sessions of all threads."""
 
     def __init__(self, config: LoopProgram, limits: LoopLimits, runners: LoopRunners, idle: deque[DeviceLoop]) -> None:
-        self._config = config
-        self._limits = limits
-        self._runners = runners
-        self._idle = idle
+        self._config, self._limits, self._runners, self._idle = config, limits, runners, idle
         self._device: DeviceLoop | None = None  # while there are rows
         self._since: Array = np.arange(1 - config.check_every, 1)[:, None]  # loops of each step before the last one
         self._requests: dict[object, _Rows] = {}
@@ -217,8 +214,7 @@ class _Rows:
     """The results of a request's rows."""
 
     def __init__(self, key: object, rows: int) -> None:
-        self.key = key
-        self.left = rows
+        self.key, self.left = key, rows
         self._predictions = np.zeros((rows, 1), np.float32)
         self._loops = np.zeros((rows, 1), np.int32)
         self._residuals = np.zeros((rows, 1), np.float32)

@@ -46,16 +46,14 @@ class Entry:
     def __init__(
         self, path: Path, name: str, version: str, reason: str = "", *, on_change: Callable[[], None] = lambda: None
     ) -> None:
-        self.name = name
-        self.version = version
+        self.name, self.version = name, version
         self.statistics = ModelStatistics()
         self.path = path
         self.state: State = "UNAVAILABLE"
         self.wanted = False
         self.model: Model | None = None
         self.progress = ""
-        self._reason = reason
-        self._on_change = on_change
+        self._reason, self._on_change = reason, on_change
 
     @property
     def reason(self) -> str:

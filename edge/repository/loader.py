@@ -72,12 +72,8 @@ class Loader:
         budget: MemoryBudget | None = None,
         build: bool = True,
     ) -> None:
-        self._device = device
-        self._target = target
-        self._cache = cache
-        self._options = options
-        self._budget = budget
-        self._build = build
+        self._device, self._target, self._cache = device, target, cache
+        self._options, self._budget, self._build = options, budget, build
         self._building = threading.Lock()
         #: The bundle whose load occupies the device's thread, and since when in ``time.monotonic()``; None without one.
         self.occupied_by: tuple[Bundle, float] | None = None

@@ -44,12 +44,9 @@ class InferenceServicer:
         extensions: Extensions,
         access: Access | None = None,
     ) -> None:
-        self._access = access
-        self._service = service
+        self._access, self._service = access, service
         self.cancel_model_infer = service.cancel
-        self._metadata = metadata
-        self._streams = streams
-        self._extensions = extensions
+        self._metadata, self._streams, self._extensions = metadata, streams, extensions
 
     ServerLive = _unary(lambda self, _: pb.ServerLiveResponse(live=True))
     ServerReady = _unary(lambda self, _: pb.ServerReadyResponse(ready=self._metadata.server_ready()))

@@ -33,9 +33,7 @@ class Admission:
     def __init__(self, queue: JobQueue, instances: int, by_deadline: bool) -> None:
         self.correction = LatencyCorrection()
         self.returns = LatencyModel()  # from the end of a run to the transport
-        self._queue = queue
-        self._instances = instances
-        self._by_deadline = by_deadline
+        self._queue, self._instances, self._by_deadline = queue, instances, by_deadline
 
     def check(self, job: Job, now: float, full: str | None, runs: Callable[[], Iterable[Running]]) -> None:
         """Record the latency estimate of a job; raise Overloaded if the queue has no room for it or it would be late.

@@ -68,8 +68,7 @@ class JobQueue:
     """The waiting requests of a server, the bytes of their tensors, and the maxima of both since the start."""
 
     def __init__(self, max_jobs: int, max_bytes: int) -> None:
-        self.max_jobs = max_jobs
-        self.max_bytes = max_bytes
+        self.max_jobs, self.max_bytes = max_jobs, max_bytes
         self.size_bytes = 0
         self.peak_jobs = 0
         self.peak_bytes = 0

@@ -108,8 +108,7 @@ class TierSelector:
         policy: str,
         known: Mapping[str, Accuracies] = MappingProxyType({}),
     ) -> None:
-        self._model = model
-        self._executors = executors
+        self._model, self._executors = model, executors
         self._full = next(iter(executors.values()))
         #: The tiers that are known to be as accurate as a tier.
         self._rivals = {

@@ -55,8 +55,7 @@ class Watched(Generic[T]):
     def __init__(self, subject: str, paths: Sequence[Path], read: Callable[[], T], check_seconds: float) -> None:
         self._subject = subject
         self._paths = tuple(paths)
-        self._read = read
-        self._check_seconds = check_seconds
+        self._read, self._check_seconds = read, check_seconds
         self._lock = threading.Lock()
         self._problem = ""
         self._again_at = 0.0

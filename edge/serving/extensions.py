@@ -45,11 +45,8 @@ class Extensions:
         allow_log_settings: bool = False,
         traces: Traces | None = None,
     ) -> None:
-        self._repository = repository
-        self._control = control
-        self._shared_memory = shared_memory
-        self._logs = logs
-        self._allow_log_settings = allow_log_settings
+        self._repository, self._control, self._shared_memory = repository, control, shared_memory
+        self._logs, self._allow_log_settings = logs, allow_log_settings
         self._trace_settings = dict(_NOT_TRACED)
         if traces:
             rate = round(1 / traces.ratio) if traces.ratio else 0

@@ -55,9 +55,7 @@ class Metadata:
         default_timeout_seconds: float | None = None,
         extensions: tuple[str, ...] = (),
     ) -> None:
-        self._repository = repository
-        self._scheduler = scheduler
-        self._health = health
+        self._repository, self._scheduler, self._health = repository, scheduler, health
         self._default_timeout = default_timeout_seconds
         self._extensions = (*EXTENSIONS, *extensions)
         self.server_ready = health.server_ready

@@ -91,9 +91,7 @@ class SharedMemory:
     """The regions that clients have registered. Only the event loop uses it. Its errors are RequestErrors."""
 
     def __init__(self, max_bytes: int, max_tensor_bytes: int, directory: Path = DIRECTORY) -> None:
-        self._max_bytes = max_bytes
-        self._max_tensor_bytes = max_tensor_bytes
-        self._directory = directory
+        self._max_bytes, self._max_tensor_bytes, self._directory = max_bytes, max_tensor_bytes, directory
         self._regions: dict[str, Region] = {}
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:

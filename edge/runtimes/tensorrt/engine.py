@@ -91,11 +91,8 @@ class Engine:
     """
 
     def __init__(self, data: bytes, shared: SharedDevice, trt: Any, logger: Any, *, subject: str, graphs: bool) -> None:
-        self._subject = subject
-        self._shared = shared
-        self._trt = trt
-        self._logger = logger
-        self._uses_graphs = graphs
+        self._subject, self._shared, self._trt = subject, shared, trt
+        self._logger, self._uses_graphs = logger, graphs
         self._graphs: OrderedDict[Work, _Captured] = OrderedDict()
         self._seen: OrderedDict[Work, None] = OrderedDict()
         self._runs = 0

@@ -30,10 +30,7 @@ class TensorRtHandle:
     """A tensor in device memory; see :class:`edge.runner.Handle`."""
 
     def __init__(self, model: TensorRtModel, memory: Memory, datatype: str, shape: Shape) -> None:
-        self._model = model
-        self.memory = memory
-        self.datatype = datatype
-        self.shape = shape
+        self._model, self.memory, self.datatype, self.shape = model, memory, datatype, shape
 
     def numpy(self) -> Array:
         """Return a copy on the host. Only the thread that owns the GPU may call this."""
@@ -56,8 +53,7 @@ class TensorRtModel:
     """
 
     def __init__(self, engine: bytes, flavor: Flavor, *, subject: str, rebuild: str, graphs: bool = True) -> None:
-        self.subject = subject
-        self._flavor = flavor
+        self.subject, self._flavor = subject, flavor
         self._logger = logger_of(flavor)
         self.dropped: deque[Memory] = deque()
         self._memory: set[Memory] = set()

@@ -131,8 +131,7 @@ class PendingRun:
     def __init__(self, runner: TensorRtRunner, slot: Slot, layout: Layout, kept: dict[str, Tensor]) -> None:
         self._runner = runner
         self.slot: Slot | None = slot
-        self.layout = layout
-        self.kept = kept
+        self.layout, self.kept = layout, kept
 
     def result(self) -> dict[str, Array]:
         return self._runner.finish(self)  # type: ignore[return-value] # start() keeps nothing on the device
