@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final
 from edge.connections.quota import Quota
 from edge.errors import UsageError
 from edge.health.health import Health
-from edge.health.supervisor import Notifier, Supervisor
-from edge.health.watchdog import Watchdog
+from edge.health.supervisor import Notifier, Supervisor, Watchdog
 from edge.instruments.energy import energy_meter
 from edge.instruments.logs import Logs
 from edge.instruments.memory import MemorySampler

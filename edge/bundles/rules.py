@@ -7,8 +7,7 @@ from itertools import chain
 from typing import Any, Final
 
 from edge.bundles.fields import Role, require
-from edge.bundles.latency import check_latency
-from edge.bundles.manifest import MANIFEST_NAME, Artifact, Manifest, Tensors, Tier
+from edge.bundles.manifest import MANIFEST_NAME, Artifact, Latency, Manifest, PredictedLatency, Tensors, Tier
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
 from edge.bundles.steps import ScorePostprocess, TokenizerPreprocess
 from edge.datatypes import NUMPY_TYPES, TensorSpec
@@ -40,7 +39,7 @@ def check(manifest: Manifest, subject: str) -> None:
     for tier in manifest.tiers:
         _check_roles(manifest, tier, subject)
         for latency in tier.latencies:
-            check_latency(latency, manifest.roles == ("model",), f"{subject} tier {tier.name!r}")
+            _check_latency(latency, manifest.roles == ("model",), f"{subject} tier {tier.name!r}")
     _check_preprocess(manifest, subject)
     _check_postprocess(manifest, subject)
     check_program(manifest, subject)
@@ -104,6 +103,16 @@ def _alike(tensors: Tensors, role: Role) -> Tensors:
         for specs in (tensors.inputs, tensors.outputs)
     )
     return tensors._replace(inputs=reads, outputs=gives)
+
+
+def _check_latency(latency: Latency, one_run: bool, subject: str) -> None:
+    # A request of one run has no parts.
+    if isinstance(latency, PredictedLatency):
+        given = (latency.low_ms, latency.milliseconds, latency.high_ms)
+        require(given == tuple(sorted(given)), subject, "prediction", given, "low_ms <= milliseconds <= high_ms")
+    part = Raw("none") if latency.part is None else latency.part
+    expected = "none, because a request is one run" if one_run else "the part of a request, which has several"
+    require((latency.part is None) == one_run, subject, "latency part", part, expected)
 
 
 def _check_preprocess(manifest: Manifest, subject: str) -> None:

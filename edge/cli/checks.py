@@ -12,8 +12,8 @@ from typing import Final, Literal
 import msgspec
 
 from edge.instruments.board import Board, Release, parse_release
-from edge.instruments.kernel_files import read_text
 from edge.instruments.memory import MemorySampler
+from edge.instruments.sensors import read_text
 
 DRIVER: Final = "libcuda.so.1"
 #: Variable of our images with their release of L4T, such as r36.4.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from edge.bench.layer_latencies import PREDICTION
-from edge.bundles.latency import Latency, PredictedLatency
+from edge.bundles.manifest import Latency, PredictedLatency
 from edge.cli.output import print_table
 
 

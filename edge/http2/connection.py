@@ -15,8 +15,18 @@ import ngh2
 from edge.connections.paced import PacedReader
 from edge.connections.quota import Share
 from edge.http2.connection_limits import ConnectionLimits, UnreadAnswers
-from edge.http2.messages import IDENTITY, prefix
-from edge.http2.metadata import OK_TRAILERS, RESPONSE, Field, Head, Metadata, NotGrpc, read_head, trailers
+from edge.http2.messages import (
+    IDENTITY,
+    OK_TRAILERS,
+    RESPONSE,
+    Field,
+    Head,
+    Metadata,
+    NotGrpc,
+    prefix,
+    read_head,
+    trailers,
+)
 from edge.http2.rpc import UNREAD, Route, Rpc
 from edge.rpc.limits import Limits
 from edge.rpc.methods import Refused

@@ -15,8 +15,7 @@ from google.protobuf.message import DecodeError
 
 from edge import errors
 from edge.connections.quota import Share
-from edge.http2.messages import SMALL_BYTES, Messages, Packed, no_room
-from edge.http2.metadata import Field, Head, Metadata, read_metadata
+from edge.http2.messages import SMALL_BYTES, Field, Head, Messages, Metadata, Packed, no_room, read_metadata
 from edge.rpc.methods import UNPARSEABLE, Refused, Status
 from edge.serving.statuses import Code
 

@@ -11,7 +11,7 @@ from edge.connections.listener import Listener
 from edge.connections.quota import Quota, Share
 from edge.health.health import Health
 from edge.http2.connection import Http2Connection
-from edge.http2.metadata import Field, read_metadata
+from edge.http2.messages import Field, read_metadata
 from edge.http2.rpc import Direct, Route
 from edge.protocol import INFERENCE
 from edge.rpc.inference_servicer import InferenceServicer

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from edge.bundles.accuracy import accuracies
 from edge.bundles.bundle import Bundle
 from edge.bundles.fields import Role
 from edge.bundles.golden import check_outputs
@@ -29,7 +28,7 @@ from edge.scheduling.batching import BatchAssembler, nonfinite, within
 from edge.scheduling.job import UseCount
 from edge.scheduling.latency import LatencyModel
 from edge.scheduling.tier_executor import ServingOptions, TierExecutor, executor_class
-from edge.scheduling.tier_selection import DEADLINE, PINNED, ROUTER, TierSelector
+from edge.scheduling.tier_selection import DEADLINE, PINNED, ROUTER, TierSelector, accuracies
 
 #: Runs of each tier after it is loaded, for a first estimate of its latency.
 _MEASURED_RUNS = 3

@@ -94,7 +94,7 @@ def test_shutdown_ends_although_the_health_cannot_be_read() -> None:
     done = python(
         """
 import time
-from edge.health.watchdog import Watchdog
+from edge.health.supervisor import Watchdog
 
 class Unreadable:
     def failure(self, seconds):

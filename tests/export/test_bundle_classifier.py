@@ -10,8 +10,7 @@ import tritonclient.grpc as triton
 from msgspec.structs import replace
 
 from edge.bundles.bundle import Bundle
-from edge.bundles.latency import MeasuredLatency, PredictedLatency
-from edge.bundles.manifest import Profile
+from edge.bundles.manifest import MeasuredLatency, PredictedLatency, Profile
 from edge.bundles.steps import ScorePostprocess, TokenizerPreprocess
 from edge.errors import BundleError, UsageError
 from edge.launch import running_server
