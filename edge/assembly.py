@@ -20,9 +20,8 @@ from edge.repository.budget import MemoryBudget
 from edge.repository.control import ModelControl
 from edge.repository.loader import Loader
 from edge.repository.repository import Repository
-from edge.rpc.inference_servicer import InferenceServicer
 from edge.rpc.limits import MAX_STREAMS, Limits
-from edge.rpc.servicers import TelemetryServicer
+from edge.rpc.servicers import InferenceServicer, TelemetryServicer
 from edge.runtimes.table import choose
 from edge.scheduling.admission import CacheBudget
 from edge.scheduling.scheduler import Scheduler

@@ -9,10 +9,9 @@ import grpc
 
 from edge.connections.listener import port_is_taken
 from edge.health.health import Health
-from edge.rpc.inference_servicer import InferenceServicer
 from edge.rpc.limits import Limits
 from edge.rpc.methods import Find, Method, Refused, Status
-from edge.rpc.servicers import Endpoint, TelemetryServicer
+from edge.rpc.servicers import Endpoint, InferenceServicer, TelemetryServicer
 from edge.security.access import Access
 from edge.security.certificates import Certificates, ServerCertificates
 

@@ -14,10 +14,9 @@ from edge.http2.connection import Http2Connection
 from edge.http2.messages import Field, read_metadata
 from edge.http2.rpc import Direct, Route
 from edge.protocol import INFERENCE
-from edge.rpc.inference_servicer import InferenceServicer
 from edge.rpc.limits import Limits
 from edge.rpc.methods import Find, Refused
-from edge.rpc.servicers import Endpoint, TelemetryServicer
+from edge.rpc.servicers import Endpoint, InferenceServicer, TelemetryServicer
 from edge.security.access import CALLER, Access
 from edge.security.certificates import ServerCertificates
 from edge.serving.statuses import Code
@@ -35,7 +34,7 @@ class Routes:
     def __init__(self, find: Find, limits: Limits, by_path: bool, direct: Mapping[str, Direct] | None = None) -> None:
         self._find, self._limits, self._by_path = find, limits, by_path
         self._direct = direct or {}
-        self._found: dict[str, Route] = {}
+        self._routes: dict[str, Route] = {}
 
     def find(self, path: str, fields: Sequence[Field]) -> Route:
         """Return the route of a call with this path and these header fields.
@@ -43,7 +42,7 @@ class Routes:
         Raises:
             Refused: there is no such method, or the caller may not use it.
         """
-        route = self._found.get(path)
+        route = self._routes.get(path)
         if route is None:
             method = self._find(path, read_metadata(fields))
             if method is None:
@@ -51,7 +50,7 @@ class Routes:
             proves = self._by_path or bool(CALLER.get())
             route = Route(method, self._limits.max_request_bytes(path), self._direct.get(path), proves)
             if self._by_path:
-                self._found[path] = route
+                self._routes[path] = route
         return route
 
 

@@ -74,8 +74,8 @@ def head_of(bundle: Bundle, config: HeadProgram, runners: Mapping[str, Runner]) 
         fits = len(shape) == 3 and shape[2] == vocabulary and layer.values.shape == (shape[0], shape[2], shape[1])
         fits = fits and layer.temperatures.shape == shape[:1]
         fits = fits and bool((layer.temperatures > 0).all())
-        if not fits or any(one.dtype != np.float32 or not np.isfinite(one).all() for one in layer):
-            given = Raw(f"layer {number} of {[list(one.shape) for one in layer]}")
+        if not fits or any(array.dtype != np.float32 or not np.isfinite(array).all() for array in layer):
+            given = Raw(f"layer {number} of {[list(array.shape) for array in layer]}")
             expected = f"finite FP32 [groups, width, {vocabulary}], [groups, {vocabulary}, width] and [groups], above 0"
             raise BundleError(subject, given=given, expected=expected, fix=EXPORT_AGAIN)
     return LogitHead(config, runners, layers)

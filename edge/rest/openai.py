@@ -113,6 +113,6 @@ class OpenAiApi:
             await send(answers.document([], usage=answers.usage()))
 
 
-def _described(found: TextModel) -> dict[str, Any]:
-    model = found.model
+def _described(text_model: TextModel) -> dict[str, Any]:
+    model = text_model.model
     return {"id": model.name, "object": "model", "created": model.loaded_at, "owned_by": "fewheads"}

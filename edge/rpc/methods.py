@@ -142,17 +142,17 @@ def methods_of(
 
     ``packed`` says that the transport leaves messages compressed, and does not say which.
     """
-    found = {}
+    methods = {}
     for method in service.methods:
         path = f"/{service.full_name}/{method.name}"
-        found[path] = Method(
+        methods[path] = Method(
             _with_status(getattr(servicer, method.name), method.name, abort),
             _parser(GetMessageClass(method.input_type), limits.max_request_bytes(path), packed),
             GetMessageClass(method.output_type).SerializeToString,
             method.client_streaming,
             method.server_streaming,
         )
-    return found
+    return methods
 
 
 def _with_status(answer: _Answer, name: str, abort: Abort) -> _Answer:

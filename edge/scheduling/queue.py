@@ -161,8 +161,8 @@ class JobQueue:
                 ahead = group.ahead(job.priority)
             else:
                 before += group.executor.seconds(*group.ahead(job.priority))
-        unshared, own = job.executor.seconds_before_and_of(job.rows, job.size, job.options, ahead)
-        return before + unshared, own
+        unshared, run_seconds = job.executor.seconds_before_and_of(job.rows, job.size, job.options, ahead)
+        return before + unshared, run_seconds
 
     def _remove(self, key: Hashable, jobs: list[Job]) -> None:
         group = self._groups[key]

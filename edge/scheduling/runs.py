@@ -179,8 +179,8 @@ class Runs:
             job.timings.compute_input_ns += flight.joined_ns - flight.begun_ns
             job.timings.compute_infer_ns = infer_ns
             job.timings.compute_output_ns = split_ns
-            own = nonfinite({name: part[name] for name in bad}) if bad else ()
-            job.finish(JobResult(part, fact, own), computed_ns, total)
+            faults = nonfinite({name: part[name] for name in bad}) if bad else ()
+            job.finish(JobResult(part, fact, faults), computed_ns, total)
         seconds = (computed_ns - begun_ns) / 1e9
         self._samples[worker].append(partial(executor.latency.observe, flight.size, seconds, computed.repeats))
         if jobs[0].statistics:

@@ -148,9 +148,9 @@ class TierSelector:
         #: The tiers that are known to be as accurate as a tier.
         self._rivals = {
             executors[tier]: [
-                executors[other] for other in known if other != tier and is_as_accurate(known[other], own)
+                executors[other] for other in known if other != tier and is_as_accurate(known[other], accuracy)
             ]
-            for tier, own in known.items()
+            for tier, accuracy in known.items()
         }
         self._load = LoadLevel()
         self.policy = PINNED if policy == ROUTER and AUTO not in executors else policy

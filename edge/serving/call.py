@@ -197,9 +197,9 @@ def largest_classes(values: Array, count: int, labels: Sequence[str], rows: int)
     order = np.argsort(-table.astype(np.float64), axis=1, kind="stable")[:, :count]
     form = "%f" if table.dtype.kind == "f" else "%d"
     texts = np.empty(order.shape, np.object_)
-    for place, index in np.ndenumerate(order):
+    for cell, index in np.ndenumerate(order):
         label = f":{labels[index]}" if labels else ""
-        texts[place] = f"{form % table[place[0], index]}:{index}{label}".encode()
+        texts[cell] = f"{form % table[cell[0], index]}:{index}{label}".encode()
     return texts if rows else texts[0]
 
 

@@ -27,8 +27,7 @@ from edge.pb import inference_pb2 as pb
 from edge.protocol import INFERENCE, TELEMETRY
 from edge.repository.loader import Loader
 from edge.repository.repository import Repository
-from edge.rpc.inference_servicer import InferenceServicer
-from edge.rpc.servicers import TelemetryServicer
+from edge.rpc.servicers import InferenceServicer, TelemetryServicer
 from edge.scheduling.scheduler import Scheduler
 from edge.serving.call import Call
 from edge.serving.inference import InferenceService

@@ -55,7 +55,7 @@ class Entries:
 
     def shapes(self, rows: int) -> Mapping[str, Shape]:
         """Return the shape of each tensor, of its first rows."""
-        return {name: (rows, one.heads, self.places, one.width) for one in self._groups for name in one.names}
+        return {name: (rows, group.heads, self.places, group.width) for group in self._groups for name in group.names}
 
     def clear(self, device: Device, row: int, rows: int, stream: Any) -> None:
         """Enqueue a fill of some rows with zeros."""
@@ -73,7 +73,7 @@ class Entries:
         stream: Any,
         *,
         rows: int,
-        place: int,
+        position: int,
         places: int,
     ) -> None:
         """Enqueue copies from the first places of rows of other entries, one for each group.
@@ -81,11 +81,11 @@ class Entries:
         Args:
             source: with the same groups, or these entries themselves.
             moved: the first row there, and the first one here.
-            place: the first one here.
+            position: the first one here.
         """
         for group, start, other in zip(self._groups, self._starts, source._starts, strict=True):
             there, here = (row * group.heads for row in moved)
-            target = start.address + here * start.pitch + place * group.entry_bytes
+            target = start.address + here * start.pitch + position * group.entry_bytes
             device.copy_slices(
                 start._replace(address=target),
                 other._replace(address=other.address + there * other.pitch),
@@ -179,7 +179,7 @@ class DecoderBuffers:
             shared.device.clear(memory.address, memory.size_bytes, shared.compute)
             if rows:
                 kept = min(places, old.places)
-                cache.copy(old, (0, 0), shared.device, shared.compute, rows=rows, place=0, places=kept)
+                cache.copy(old, (0, 0), shared.device, shared.compute, rows=rows, position=0, places=kept)
             shared.compute.synchronize()
         except BaseException:
             if not shared.synchronize():
@@ -287,7 +287,7 @@ class TensorRtDecoder:
             new = buffers.run_prompts(*padded)
             buffers.cache.clear(shared.device, begin, count, shared.compute)
             for row, rows, length in _neighbours(lengths):
-                self._copy(shared, new, (row, begin + row), rows=rows, place=0, places=length)
+                self._copy(shared, new, (row, begin + row), rows=rows, position=0, places=length)
             buffers.done.record(shared.compute)
             buffers.done.synchronize()
             buffers.free_prompts()
@@ -299,7 +299,7 @@ class TensorRtDecoder:
         buffers = self._buffers
         with self._model.working() as (shared, _):
             for move in moves:
-                self._copy(shared, buffers.cache, move, place=0, places=buffers.cache.places)
+                self._copy(shared, buffers.cache, move, position=0, places=buffers.cache.places)
                 buffers.lengths[move[1]] = buffers.lengths[move[0]]
             buffers.lengths[rows:] = 0
             self._rows = rows
@@ -322,16 +322,16 @@ class TensorRtDecoder:
             buffers.done.record(shared.compute)
             # The host samples meanwhile. What comes next waits for these copies, as it is in the same stream.
             for row, count, length in _neighbours(lengths):
-                self._copy(shared, buffers.new, (row, row), rows=count, place=length, places=1)
+                self._copy(shared, buffers.new, (row, row), rows=count, position=length, places=1)
             buffers.done.synchronize()
         lengths += 1
         return buffers.logits[:rows]
 
     def _copy(
-        self, shared: SharedDevice, source: Entries, move: tuple[int, int], *, rows: int = 1, place: int, places: int
+        self, shared: SharedDevice, source: Entries, move: tuple[int, int], *, rows: int = 1, position: int, places: int
     ) -> None:
         cache = self._buffers.cache
-        cache.copy(source, move, shared.device, shared.compute, rows=rows, place=place, places=places)
+        cache.copy(source, move, shared.device, shared.compute, rows=rows, position=position, places=places)
 
     def _rejected(self, given: list[int], expected: str, fix: str) -> InvalidRequest:
         return InvalidRequest(f"rows of {self._model.subject}", given=given, expected=expected, fix=fix)

@@ -290,7 +290,7 @@ class Engine:
         self._check(not missing, "shapes", f"none of {missing}", "one of each input")
 
     def _listed(self, shapes: tuple[Shape, ...]) -> Raw:
-        return Raw(", ".join(f"{spec.name} {list(one)}" for spec, one in zip(self.inputs, shapes, strict=True)))
+        return Raw(", ".join(f"{spec.name} {list(shape)}" for spec, shape in zip(self.inputs, shapes, strict=True)))
 
     def _enqueue_plain(self, work: Work, before: Copies | None, after: Copies | None, begin: int = 0) -> None:
         for index in range(begin, len(work)):
