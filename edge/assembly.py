@@ -54,11 +54,7 @@ _CALLS_BYTES: Final = 16 * 1024**2
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """The parts of a server that are started, stopped or closed; those that are off are None.
-
-    Attributes:
-        pages: the port of metrics and the live page.
-    """
+    """The parts of a server that are started, stopped or closed; those that are off are None."""
 
     scheduler: Scheduler
     repository: Repository
@@ -71,7 +67,7 @@ class Parts:
     transport: Transport
     grpc: GrpcServer | Http2Server
     rest: HttpServer | None
-    pages: HttpServer | None
+    pages: HttpServer | None  # the port of metrics and the live page
     traces: Traces | None
 
 

@@ -36,9 +36,6 @@ _REFUSALS_SECONDS = 2.0
 class Notifier:
     """Sends notifications by systemd's protocol, a datagram each to the socket ``NOTIFY_SOCKET``, or nothing
     without one. An error is logged once, and nothing is sent again.
-
-    Attributes:
-        watchdog_seconds: time without a ping after which systemd ends this process; None if it does not.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
@@ -48,6 +45,7 @@ class Notifier:
         interval = environment.get("WATCHDOG_USEC", "")
         is_addressed = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         microseconds = int(interval) if address and is_addressed and interval.isascii() and interval.isdecimal() else 0
+        # Time without a ping after which systemd ends this process; None if it does not.
         self.watchdog_seconds = microseconds / 1e6 or None
 
     def notify(self, **fields: str | int) -> None:

@@ -56,12 +56,7 @@ class _Connection(Protocol):
 
 
 class Exchange:
-    """One request and its response. The bytes of both count in the share of the connection until the response ends.
-
-    Attributes:
-        task: the run of the application.
-        failed: whether the body is wrong or too large, so that no more of it is parsed.
-    """
+    """One request and its response. The bytes of both count in the share of the connection until the response ends."""
 
     def __init__(self, connection: _Connection, request: h11.Request, application: Application) -> None:
         self._connection = connection
@@ -77,13 +72,13 @@ class Exchange:
         self._begun = False  # the application has asked for the body
         self._received = False  # all of the body
         self._taken = False  # all of the body, by the application
-        self.failed = False
+        self.failed = False  # whether the body is wrong or too large, so that no more of it is parsed
         self._error: RequestError | None = None
         self._start: Message | None = None
         self._responding = False
         self._ended = False
         self._news = asyncio.Event()
-        # In a context of its own: the event loop would pass on that of an earlier request of the connection.
+        # The run of the application, in a context of its own: the event loop would pass on that of an earlier request.
         self.task = Context().run(asyncio.get_running_loop().create_task, self._run(application))
 
     @property

@@ -38,17 +38,12 @@ _BLANK_LINE: Final = re.compile(rb"\n\r?\n")
 
 
 class HttpConnection(asyncio.Protocol):
-    """A client's connection; ``connections`` holds it while it is open.
-
-    Attributes:
-        http: the state of the protocol.
-        ending: whether the next response is the last one.
-    """
+    """A client's connection; ``connections`` holds it while it is open."""
 
     def __init__(self, application: Application, share: Share, connections: set[HttpConnection]) -> None:
         self.share = share
-        self.http = h11.Connection(h11.SERVER, _MAX_HEAD_BYTES)
-        self.ending = False
+        self.http = h11.Connection(h11.SERVER, _MAX_HEAD_BYTES)  # the state of the protocol
+        self.ending = False  # whether the next response is the last one
         self._writable = asyncio.Event()
         self._writable.set()
         self._unread_bytes = 0

@@ -18,17 +18,13 @@ _REASON: Final = "unread answers"
 
 
 class UnreadAnswers:
-    """Counts them in the connection's share, which disconnects a client that reads too slowly.
-
-    Attributes:
-        size_bytes: those that are counted.
-    """
+    """Counts them in the connection's share, which disconnects a client that reads too slowly."""
 
     __slots__ = ("_share", "size_bytes")
 
     def __init__(self, share: Share) -> None:
         self._share = share
-        self.size_bytes = 0
+        self.size_bytes = 0  # those that are counted
 
     def take(self, size: int) -> bool:
         """Count an answer before it is queued; False if the client has too many already."""

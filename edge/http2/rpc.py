@@ -46,19 +46,13 @@ class Direct(NamedTuple):
 
 
 class Route(NamedTuple):
-    """How to answer a call.
+    """How to answer a call."""
 
-    Attributes:
-        handler: the :class:`edge.rpc.methods.Method`, or None for a refused call.
-        max_bytes: the limit for its requests.
-        direct: the direct method that replaces it, if any.
-        proves: whether the success of the call shows that its connection is of a client that the server wants: it is
-            false for methods that need no token, where the others do.
-    """
-
-    handler: Any
-    max_bytes: int = 0
-    direct: Direct | None = None
+    handler: Any  # the :class:`edge.rpc.methods.Method`, or None for a refused call
+    max_bytes: int = 0  # the limit for its requests
+    direct: Direct | None = None  # the direct method that replaces it, if any
+    # Whether the success of the call shows that its connection is of a client that the server wants: it is false for
+    # methods that need no token, where the others do.
     proves: bool = False
 
 

@@ -18,29 +18,17 @@ _MOST_SEED = 2**63 - 1
 
 
 class Sampling(NamedTuple):
-    """How to generate the text of a request.
+    """How to generate the text of a request."""
 
-    Attributes:
-        max_tokens: of the text, after which it ends.
-        temperature: that the logits are divided by; 0 takes the likeliest token.
-        top_k: draw from so many of the likeliest tokens; 0 from all.
-        top_p: draw from the fewest likeliest tokens whose probabilities sum up to this, after ``top_k``.
-        seed: of the draws; None is a new one for each request.
-        stop: texts that end the generated text, which does not include them.
-        logprobs: whether to return the tokens and their log-probabilities, too.
-        min_tokens: before which the text neither ends nor has a stop text.
-        ignore_eos: whether tokens that would end the text do not.
-    """
-
-    max_tokens: int
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    logprobs: bool = False
-    min_tokens: int = 0
-    ignore_eos: bool = False
+    max_tokens: int  # of the text, after which it ends
+    temperature: float = 0.0  # that the logits are divided by; 0 takes the likeliest token
+    top_k: int = 0  # draw from so many of the likeliest tokens; 0 from all
+    top_p: float = 1.0  # draw from the fewest likeliest tokens whose probabilities sum up to this, after ``top_k``
+    seed: int | None = None  # of the draws; None is a new one for each request
+    stop: tuple[str, ...] = ()  # texts that end the generated text, which does not include them
+    logprobs: bool = False  # whether to return the tokens and their log-probabilities, too
+    min_tokens: int = 0  # before which the text neither ends nor has a stop text
+    ignore_eos: bool = False  # whether tokens that would end the text do not
 
 
 def sampling_of(config: GenerateProgram, model: str, given: Mapping[str, Any]) -> Sampling:

@@ -33,26 +33,19 @@ State = Literal["LOADING", "READY", "UNAVAILABLE", "UNLOADING"]
 class Entry:
     """One version of a model, UNAVAILABLE at first. The event loop changes it by its methods, any thread may read it.
 
-    Attributes:
-        path: the directory that it was last loaded from.
-        name: of the model, or of the directory where the bundle cannot be read.
-        version: as the protocol writes it; empty where the bundle cannot be read.
-        statistics: of all models that have served under this name and version.
-        wanted: whether it should be READY: from :meth:`loading` to :meth:`unloaded`.
-        model: the model that serves; None unless READY.
-        progress: of a build that the load waits for; empty without one.
+    Where the bundle cannot be read, ``name`` is that of its directory, and ``version`` is empty.
     """
 
     def __init__(
         self, path: Path, name: str, version: str, reason: str = "", *, on_change: Callable[[], None] = lambda: None
     ) -> None:
         self.name, self.version = name, version
-        self.statistics = ModelStatistics()
-        self.path = path
+        self.statistics = ModelStatistics()  # of all models that have served under this name and version
+        self.path = path  # the directory that it was last loaded from
         self.state: State = "UNAVAILABLE"
-        self.wanted = False
-        self.model: Model | None = None
-        self.progress = ""
+        self.wanted = False  # whether it should be READY: from :meth:`loading` to :meth:`unloaded`
+        self.model: Model | None = None  # the model that serves; None unless READY
+        self.progress = ""  # of a build that the load waits for; empty without one
         self._reason, self._on_change = reason, on_change
 
     @property

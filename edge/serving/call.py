@@ -50,14 +50,7 @@ class Arrival(NamedTuple):
 
 
 class Call(Job):
-    """A job of the scheduler that answers a client.
-
-    Attributes:
-        over: whether it was answered or cancelled.
-        end: how a request to an iterative program ended.
-        tier_reason: why the scheduler chose the tier.
-        timer: for the server's time limit; None where the client's deadline comes first.
-    """
+    """A job of the scheduler that answers a client."""
 
     __slots__ = ("arrival", "end", "form", "over", "regions", "tier_reason", "timer")
 
@@ -90,9 +83,11 @@ class Call(Job):
             shapes=form.shapes,
         )
         self.form, self.arrival, self.regions = form, arrival, regions
-        self.tier_reason, self.over = PINNED, False
+        self.tier_reason = PINNED  # why the scheduler chose the tier
+        self.over = False  # whether it was answered or cancelled
+        # For the server's time limit; None where the client's deadline comes first.
         self.timer: asyncio.TimerHandle | None = None
-        self.end: End | None = None
+        self.end: End | None = None  # how a request to an iterative program ended
 
     def check_stream(self) -> None:
         """Raise an InvalidRequest if it cannot have the partial answers that it asks for."""
