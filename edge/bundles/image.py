@@ -70,10 +70,8 @@ class ImagePreprocessor:
 
     Resizing and normalising compute what torchvision's ``Resize``, ``CenterCrop``, ``ToTensor`` and ``Normalize`` do on
     Pillow images. Images are turned upright by their EXIF orientation; CMYK becomes RGB as in Pillow's ``convert``.
-    Other formats, broken files, animations, 16 bits in a channel, and pixels that are not opaque are refused.
-
-    Raises:
-        BackendError: Pillow is not installed.
+    Other formats, broken files, animations, 16 bits in a channel, and pixels that are not opaque are refused. Raise a
+    BackendError if Pillow is not installed.
     """
 
     largest: float | None = None

@@ -56,8 +56,7 @@ class Listener:
     async def open(self, host: str, port: int) -> int:
         """Listen on all addresses of a host, and return the port number; port 0 takes any free one.
 
-        Raises:
-            UsageError: an address or the port cannot be taken.
+        Raise a UsageError if an address or the port cannot be taken.
         """
         loop = asyncio.get_running_loop()
         bound, absent = port, None

@@ -233,11 +233,7 @@ def _address(name: object) -> tuple[str, int] | None:
 
 
 class HttpServer:
-    """Serves an ASGI application over HTTP/1.1. It is created, used and drained inside one running event loop.
-
-    Args:
-        name: of the port, as in :class:`edge.connections.listener.Listener`.
-    """
+    """Serves an ASGI application over HTTP/1.1. It is created, used and drained inside one running event loop."""
 
     def __init__(
         self,
@@ -254,11 +250,7 @@ class HttpServer:
         self._listener = Listener(name, quota, max_connections, self._connection, context)
 
     async def start(self, host: str, port: int) -> None:
-        """Listen.
-
-        Raises:
-            UsageError: the port cannot be taken.
-        """
+        """Listen; raise a UsageError if the port cannot be taken."""
         self.port = await self._listener.open(host, port)
 
     async def drain(self, grace_seconds: float) -> None:

@@ -63,8 +63,7 @@ class Packed(NamedTuple):
     async def inflated(self, hold: Callable[[int], bool]) -> bytes:
         """Decompress it, what is large beside the event loop; ``hold`` admits each piece.
 
-        Raises:
-            Refused: it is no stream of its encoding, or exceeds a limit.
+        Raise a Refused if it is no stream of its encoding, or exceeds a limit.
         """
         inflater = zlib.decompressobj(WINDOW_BITS[self.encoding])
         try:
@@ -176,9 +175,8 @@ class Head(NamedTuple):
 def read_head(fields: Sequence[Field], max_bytes: int) -> Head:
     """Read the parameters of a call from its fields, of at most ``max_bytes`` as HTTP/2 counts them.
 
-    Raises:
-        NotGrpc: the method is not POST, or the content type is not gRPC's.
-        Refused: the fields exceed the limit, or the encoding or the timeout is invalid.
+    Raise a NotGrpc if the method is not POST, or the content type is not gRPC's, and a Refused if the fields exceed the
+    limit, or the encoding or the timeout is invalid.
     """
     text = sum([len(name) + len(value) for name, value in fields])
     size = text + _FIELD_BYTES * len(fields)

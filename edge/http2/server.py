@@ -39,8 +39,7 @@ class Routes:
     def find(self, path: str, fields: Sequence[Field]) -> Route:
         """Return the route of a call with this path and these header fields.
 
-        Raises:
-            Refused: there is no such method, or the caller may not use it.
+        Raise a Refused if there is no such method, or the caller may not use it.
         """
         route = self._routes.get(path)
         if route is None:

@@ -183,9 +183,8 @@ class Model:
     def check_shapes(self, shapes: Shapes) -> int:
         """Check the shapes of a request's tensors by name, before any is decoded, and return the number of rows.
 
-        Raises:
-            InvalidRequest: an input is missing or superfluous, the batch is too large or uneven, or a shape is outside
-                the profile.
+        Raise an InvalidRequest if an input is missing or superfluous, the batch is too large or uneven, or a shape is
+        outside the profile.
         """
         rows = self._rows(shapes)
         self._check_points(shapes)
@@ -241,8 +240,7 @@ class Model:
     def apply_head(self, options: Options, head: Model, alpha: float | None) -> Options:
         """Return options that apply a head; no alpha is the head's own.
 
-        Raises:
-            InvalidRequest: this model generates no text, or the other one is not a head of it.
+        Raise an InvalidRequest if this model generates no text, or the other one is not a head of it.
         """
         config, program = head.manifest.program, self.manifest.program
         if not isinstance(program, GenerateProgram):
@@ -292,8 +290,7 @@ class Model:
     def options(self, loop: Mapping[str, Any], text: Mapping[str, Any]) -> Options:
         """Return the options of the full tier for the parameters of a loop, and of generated text, that a request sets.
 
-        Raises:
-            InvalidRequest: the model has no such parameters, or a value is out of range.
+        Raise an InvalidRequest if the model has no such parameters, or a value is out of range.
         """
         program, options = self.manifest.program, Options(self.full_tier)
         if loop and not isinstance(program, LoopProgram):

@@ -159,9 +159,8 @@ class Graph:
 class Device:
     """The context of the GPU on the thread that made this object.
 
-    Raises:
-        BackendError: pycuda is missing, or there is no GPU.
-        pycuda.driver.Error: the device cannot be used.
+    Raise a BackendError if pycuda is missing, or there is no GPU, and a pycuda.driver.Error if the device cannot be
+    used.
     """
 
     def __init__(self) -> None:
@@ -214,11 +213,7 @@ class Device:
         self._driver.memcpy_dtod_async(target, source, size_bytes, stream)
 
     def copy_slices(self, target: Slices, source: Slices, shape: tuple[int, int, int], stream: Any) -> None:
-        """Enqueue one copy within the device.
-
-        Args:
-            shape: bytes of each line, lines of each slice, and slices.
-        """
+        """Enqueue one copy within the device; its shape is bytes of each line, lines of each slice, and slices."""
         like = target[1:], source[1:], shape
         copy = self._copies.get(like)
         if copy is None:

@@ -211,7 +211,6 @@ class Runtime(ABC):
     def load(self, source: Source, built: Product | None) -> Runner:
         """Load a build, or the ONNX file itself if ``built`` is None, on the calling thread.
 
-        Raises:
-            BundleError: the model is broken.
-            BackendError: the runtime is not installed, or cannot load the model.
+        Raise a BundleError if the model is broken, and a BackendError if the runtime is not installed, or cannot load
+        the model.
         """

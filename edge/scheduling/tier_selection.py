@@ -33,10 +33,7 @@ def accuracies(measures: Iterable[Measure], runtimes: Mapping[str, str]) -> dict
     """Return what is known of each tier.
 
     A measure is of the tier that its split ends with: ``DATA, tier NAME``, or ``DATA, tier NAME on RUNTIME`` if it is
-    of the file for this runtime alone.
-
-    Args:
-        runtimes: of the files that compute, by tier.
+    of the file for this runtime alone. ``runtimes`` are those of the files that compute, by tier.
     """
     by_tier: dict[str, dict[tuple[str, str, int], float]] = {tier: {} for tier in runtimes}
     for measure in measures:

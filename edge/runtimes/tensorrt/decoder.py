@@ -29,10 +29,7 @@ _NUMBER = np.dtype(np.float32)
 class Entries:
     """Tensors [rows, heads, places, width] in one memory, those of a group one behind the other.
 
-    A line has the places of one head, and a slice is one tensor.
-
-    Args:
-        address: of the memory. Entries without one tell their size.
+    A line has the places of one head, and a slice is one tensor. Entries without an address tell their size.
     """
 
     def __init__(self, groups: tuple[Group, ...], rows: int, places: int, address: int = 0) -> None:
@@ -76,12 +73,9 @@ class Entries:
         position: int,
         places: int,
     ) -> None:
-        """Enqueue copies from the first places of rows of other entries, one for each group.
+        """Enqueue copies from the first places of rows of ``source``, or of these entries, one for each group.
 
-        Args:
-            source: with the same groups, or these entries themselves.
-            moved: the first row there, and the first one here.
-            position: the first one here.
+        ``moved`` is the first row there, and the first one here; ``position`` is the first place here.
         """
         for group, start, other in zip(self._groups, self._starts, source._starts, strict=True):
             there, here = (row * group.heads for row in moved)
@@ -246,9 +240,7 @@ class TensorRtDecoder:
 
     A step computes a number of rows that is a power of two, so that few graphs are enough. The cache is 0 behind the
     end of each row: the engine multiplies these places by 0, and a NaN of an earlier row would stay one.
-
-    Args:
-        check: raises an InvalidRequest for indices outside their tables, by the inputs' names.
+    ``check`` raises an InvalidRequest for indices outside their tables, by the inputs' names.
     """
 
     def __init__(

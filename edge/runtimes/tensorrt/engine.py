@@ -138,8 +138,7 @@ class Engine:
     def profile_of(self, shapes: tuple[Shape, ...]) -> int:
         """Return the smallest optimization profile for input shapes.
 
-        Raises:
-            InvalidRequest: no profile admits them.
+        Raise an InvalidRequest if no profile admits them.
         """
         admitting = [
             (sum(prod(allowed.most) for allowed in ranges), profile)
@@ -173,8 +172,7 @@ class Engine:
     def output_shapes(self, profile: int, shapes: tuple[Shape, ...]) -> list[Shape]:
         """Return the output shapes for input shapes that a profile admits.
 
-        Raises:
-            InvalidRequest: the input shapes contradict each other.
+        Raise an InvalidRequest if the input shapes contradict each other.
         """
         output_shapes = self._output_shapes.get((profile, shapes))
         if output_shapes is None:
@@ -192,10 +190,7 @@ class Engine:
     ) -> None:
         """Enqueue runs, ``before`` ahead of each and ``after`` behind it, all of which become part of the graph.
 
-        Raise a TensorRtError or a CudaError if one is rejected.
-
-        Args:
-            recurs: whether the work may get a graph.
+        Raise a TensorRtError or a CudaError if one is rejected. Work that ``recurs`` may get a graph.
         """
         self._runs += 1
         captured = self._graphs.get(work)

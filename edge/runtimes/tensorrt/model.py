@@ -89,8 +89,7 @@ class TensorRtModel:
     def upload(self, array: Array) -> TensorRtHandle:
         """Copy an array to the device; see :class:`edge.runner.Runner`.
 
-        Raises:
-            InvalidRequest: TensorRT does not support the datatype.
+        Raise an InvalidRequest if TensorRT does not support the datatype.
         """
         datatypes = {NUMPY_TYPES[name]: name for name in DATATYPES.values()}
         if array.dtype not in datatypes:

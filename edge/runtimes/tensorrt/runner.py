@@ -88,8 +88,7 @@ class Slot:
     ) -> Layout:
         """Return where the tensors of some shapes are; raise a TensorRtError if one exceeds its buffer.
 
-        Args:
-            elsewhere: the tensors that are in other memory of the device.
+        Those ``elsewhere`` are in other memory of the device.
         """
         if len(self.layouts) >= _LAYOUTS:
             self.layouts.clear()
