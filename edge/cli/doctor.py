@@ -23,8 +23,8 @@ from edge.cli.options import PATH, cache_option, target_option
 from edge.cli.output import json_option, print_fields, print_json
 from edge.errors import FewheadsError
 from edge.instruments.board import Board, Release, parse_release, read_board
-from edge.instruments.kernel_files import read_text
 from edge.instruments.memory import MemorySampler
+from edge.instruments.sensors import read_text
 from edge.programs.tier_program import load_tier
 from edge.runtimes.cache import cache_directory
 from edge.runtimes.runtime import Runtime

@@ -11,8 +11,7 @@ import click
 from edge.bench.layer_latencies import PREDICTION
 from edge.bundles import manifest as manifests
 from edge.bundles.bundle import Bundle
-from edge.bundles.latency import Latency, PredictedLatency
-from edge.bundles.manifest import Manifest
+from edge.bundles.manifest import Latency, Manifest, PredictedLatency
 from edge.bundles.preprocess import postprocessors
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
 from edge.bundles.steps import ImagePreprocess

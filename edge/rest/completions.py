@@ -136,7 +136,7 @@ def _stops(value: object) -> list[str]:
         given = Raw(f"{len(texts)} texts")
         raise InvalidRequest("stop of body", given=given, expected=f"at most {MOST_STOPS}", fix="Give fewer texts.")
     what = "a text of stop of body" if isinstance(value, list) else "stop of body"
-    return [checked(one, str, what) for one in texts]
+    return [checked(text, str, what) for text in texts]
 
 
 def _prompts(value: object) -> list[str | list[int]]:
@@ -147,7 +147,7 @@ def _prompts(value: object) -> list[str | list[int]]:
         raise InvalidRequest("prompt of body", given=given, expected=f"1 to {MOST_CHOICES}", fix=fix)
     for prompt in prompts:
         ids = prompt if isinstance(prompt, list) else [] if isinstance(prompt, str) else [prompt]
-        if wrong := [kind_of(one) for one in ids if type(one) is not int or one is prompt]:
+        if wrong := [kind_of(token) for token in ids if type(token) is not int or token is prompt]:
             expected, fix = "a string, ids of tokens, or a list of such prompts", "Send it in one of these forms."
             raise InvalidRequest("prompt of body", given=Raw(wrong[0]), expected=expected, fix=fix)
     return prompts

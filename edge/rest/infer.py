@@ -69,7 +69,6 @@ class InferEndpoint:
         self._service, self._endpoints = service, endpoints
 
     async def infer(self, request: Request) -> Response:
-        """Answer a request."""
         body = await self._endpoints.body(request)
         return await unless_gone(request, self._answer(request, body))
 
@@ -102,7 +101,6 @@ class BodyEncoder(Encoder):
                 raise _binary_only(f"output {name!r}", datatype)
 
     def slow(self, form: Form, answer: JobResult) -> bool:
-        """Return whether there is much to write as JSON."""
         if super().slow(form, answer):
             return True
         outputs, derived = answer.outputs, form.model.derived
@@ -156,10 +154,10 @@ def infer_request(model: str, version: str, body: bytes, end: int) -> tuple[Unch
     for item in _tensors(document, "outputs"):
         name = field(checked(item, dict, "an output"), "name", str, "an output")
         subject = f"output {name!r}"
-        own = dict(field(item, "parameters", dict, subject, {}))
-        if _BINARY in own:
-            binary[name] = checked(own.pop(_BINARY), bool, f"{_BINARY} of {subject}")
-        outputs.append(RequestedOutput(name, parameters_of(own, subject)))
+        settings = dict(field(item, "parameters", dict, subject, {}))
+        if _BINARY in settings:
+            binary[name] = checked(settings.pop(_BINARY), bool, f"{_BINARY} of {subject}")
+        outputs.append(RequestedOutput(name, parameters_of(settings, subject)))
     request = UncheckedRequest(model, version, field(document, "id", str, default=""), values, inputs, outputs)
     raw = [tensor.contents for tensor in inputs if isinstance(tensor.contents, bytes)]
     if len(raw) == len(inputs) and not request.id:  # no key of a message begins so
@@ -189,9 +187,9 @@ def _input(item: dict[str, Any], body: bytes, start: int) -> tuple[InputTensor, 
     subject = f"input {name!r}"
     shape = tuple([whole(size, INT64, f"shape of {subject}") for size in field(item, "shape", list, subject)])
     datatype = field(item, "datatype", str, subject)
-    own = dict(field(item, "parameters", dict, subject, {}))
-    size = own.pop(_BINARY_SIZE, None)
-    parameters = parameters_of(own, subject)
+    settings = dict(field(item, "parameters", dict, subject, {}))
+    size = settings.pop(_BINARY_SIZE, None)
+    parameters = parameters_of(settings, subject)
     shared = is_shared(parameters)
     ways = {"data": "data" in item, _BINARY_SIZE: size is not None, "shared memory": shared}
     sent = [way for way, there in ways.items() if there]
@@ -233,14 +231,14 @@ def _array_of(data: list[Any], datatype: str, shape: tuple[int, ...], subject: s
 
 def _from_base64(element: dict[str, Any], subject: str) -> bytes:
     """Return the bytes of an element ``{"b64": "…"}``, for those that are not text."""
-    own, fix = f"an element of {subject}", f'Send {{"{_BASE64}": "…"}}, a string, or binary data.'
+    element_subject, fix = f"an element of {subject}", f'Send {{"{_BASE64}": "…"}}, a string, or binary data.'
     if element.keys() != {_BASE64} or type(element[_BASE64]) is not str:
         given = Raw(f"an object with {sorted(element)}")
-        raise InvalidRequest(own, given=given, expected=f"a string under {_BASE64!r} alone", fix=fix)
+        raise InvalidRequest(element_subject, given=given, expected=f"a string under {_BASE64!r} alone", fix=fix)
     try:
         return base64.b64decode(element[_BASE64], validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InvalidRequest(own, given=Raw(error), expected="base64", fix=fix) from None
+        raise InvalidRequest(element_subject, given=Raw(error), expected="base64", fix=fix) from None
 
 
 def _flat(data: list[Any], shape: tuple[int, ...], subject: str) -> list[Any]:

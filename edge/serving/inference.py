@@ -50,10 +50,6 @@ class InferenceService:
     Args:
         default_timeout_seconds: the limit for requests without a deadline.
         shared_memory, cache: the regions, and the memory for keys and values; None allows none, or sets no limit.
-
-    Attributes:
-        limited, traced: whether transports must name callers, and pass their trace context.
-        threads: for what takes milliseconds, here and in transports.
     """
 
     def __init__(
@@ -69,13 +65,13 @@ class InferenceService:
     ) -> None:
         self._repository, self._scheduler = repository, scheduler
         self._default_timeout = default_timeout_seconds
-        self._limit, self.limited = limit, limit is not None
-        self._traces, self.traced = traces, traces is not None
+        self._limit, self.limited = limit, limit is not None  # transports must name callers
+        self._traces, self.traced = traces, traces is not None  # transports must pass the callers' trace context
         self._cache = cache
         self._forms = Forms(repository, shared_memory)
         self._responses = ResponseBuilder()
         self._loop = asyncio.get_running_loop()
-        self.threads = Threads(scheduler.queue)
+        self.threads = Threads(scheduler.queue)  # for what takes milliseconds, here and in transports
         # One object each, so that the jobs of a run are delivered together.
         self._deliver, self._publish = self._accept_ended, self._accept_partial
         self._ended: deque[Call] = deque()

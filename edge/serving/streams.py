@@ -80,8 +80,7 @@ class Streams:
     def __init__(self, service: InferenceService, draining: asyncio.Event) -> None:
         self.open = 0  # streams
         self.in_flight = 0  # their requests in progress
-        self._service = service
-        self._draining = draining
+        self._service, self._draining = service, draining
 
     async def answer(self, read: Read, write: WriteMessage, deadline: float | None) -> None:
         """Answer one stream. Cancelling this cancels all of its requests. ``deadline`` is in ``time.monotonic()``

@@ -109,7 +109,7 @@ def test_few_files_read_the_environment() -> None:
     script = "export/papers/backward/generate_mathematics.py"  # it starts itself again with a fixed seed of hashes
     jobs = "export/training/jobs.py"  # each has one thread, and may have a GPU of its own
     serve = "edge/cli/serve.py"  # sets what gRPC's core logs
-    assert readers == {"edge/runtimes/cache.py", "edge/health/systemd.py", "edge/cli/doctor.py", serve, script, jobs}
+    assert readers == {"edge/runtimes/cache.py", "edge/health/supervisor.py", "edge/cli/doctor.py", serve, script, jobs}
 
 
 def test_no_part_of_edge_imports_a_later_one() -> None:
