@@ -13,10 +13,10 @@ from edge.cli.output import json_option, print_json, print_table, progress, work
 from edge.errors import UsageError
 from export.bundle.exported import print_exported
 from export.bundle.outputs import check_bundle, check_name
+from export.cli.backward import compare, export_head, head, mismatch
 from export.generate.files import check_language_model
 from export.generate.formats import read_source, source_of
 from export.generate.options import RATE, data_option, files_of, language_seed_option, limit_option
-from export.papers.backward.run import compare, export_head, head, mismatch
 from export.report.measures import print_measures
 from export.training.loading import loading_torch
 from export.training.options import (
@@ -333,21 +333,21 @@ def reduce(
     sources = [source_of(text) for text in data]
     check_language_model("--out", out, {"DIRECTORY": source, **files_of(sources)}, replace=replace)
     with loading_torch("loading torch, model and data"):
-        from export.generate.reduce import Shares, reduce_directory
+        from export.generate.reduce import reduce_directory
         from export.generate.train import read_corpus
 
         corpus = read_corpus(sources, seed=seed, limit=limit)
     with watching(out.name, lines=False) as watch:
         reduced = reduce_directory(
-            source, corpus, out, Shares(heads, neurons), method=method, texts=texts, seed=seed, device=device,
+            source, corpus, out, heads, neurons, method=method, texts=texts, seed=seed, device=device,
             on_part=watch.on_part,
         )  # fmt: skip
     if as_json:
         print_json(reduced)
         return
     rows = [
-        (number, len(layer.heads), layer.neurons, layer.attention_error, layer.feed_forward_error)
-        for number, layer in enumerate(reduced.layers)
+        (of.number, of.plan.shape.num_heads, of.plan.shape.ffn_dim, of.attention_error, of.feed_forward_error)
+        for of in reduced.layers
     ]
     columns = ("layer", "heads", "neurons", "attention's error", "feed-forward's error")
     print_table(f"Reduced {source}", columns, rows)

@@ -1,11 +1,11 @@
-"""The objective of a fine-tuning on a task, with an optional teacher and an optional further loss."""
+"""The objective of a fine-tuning on a task, with an optional teacher."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,19 +26,6 @@ from export.training.recipe import Precision
 MOST_KEPT_BYTES = 4 << 30
 _KEPT = torch.bfloat16
 _BATCH = 64
-
-
-class Extra(Protocol):
-    """A further loss, a name for all that it depends on, and the relative learning rates of its parameters."""
-
-    name: str
-    rates: Mapping[nn.Parameter, float]
-
-    def prepare(self, progress: float) -> None:
-        """Prepare for the next batch, after a share ``progress`` of all steps."""
-
-    def loss(self, progress: float) -> Tensor:
-        """Return the loss, a scalar, for the last forward pass of the model."""
 
 
 class TeacherOutputs(NamedTuple):
@@ -96,7 +83,6 @@ class TaskObjective:
         seed: of the order of the rows.
         evaluate: returns the score on the hold-out, named ``metric``, for the model in evaluation mode; more is better.
         teacher: a model with outputs of the same shape, which are imitated; or its outputs on the same rows.
-        extra: a further loss. Its state must be part of the model's.
 
     Raises:
         UsageError: the recipe imitates hidden states, and the teacher's have another width.
@@ -112,13 +98,12 @@ class TaskObjective:
         evaluate: Callable[[], float],
         metric: str = "score",
         teacher: Head | Teacher | None = None,
-        extra: Extra | None = None,
     ) -> None:
         self.model: Head = model
         self._train, self._recipe, self._seed = train, recipe, seed
-        self._evaluate, self._metric, self._extra = evaluate, metric, extra
+        self._evaluate, self._metric = evaluate, metric
         self.steps_per_epoch = math.ceil(len(train.targets) / recipe.batch_size)
-        self.rates = extra.rates if extra else {}
+        self.rates: Mapping[nn.Parameter, float] = {}
         self._device = model_device(model)
         self._student_layers, self._teacher_layers = list[int](), list[int]()
         if teacher is not None and recipe.distillation.hidden:
@@ -130,9 +115,9 @@ class TaskObjective:
         self._teacher = teacher
 
     def fingerprint(self) -> str:
-        """Return a hash of the weights, the teacher's, the rows, and the further loss."""
+        """Return a hash of the weights, the teacher's, and the rows."""
         models = [self.model] if self._teacher is None else [self.model, self._teacher.model]
-        return fingerprint(models, self._train.contents, self._extra.name if self._extra else "")
+        return fingerprint(models, self._train.contents, "")
 
     def batches(self, epoch: int, first: int) -> Iterator[Array]:
         """Yield the rows of each batch."""
@@ -140,28 +125,22 @@ class TaskObjective:
         yield from rows[first:]
 
     def loss(self, batch: Array, progress: float) -> Tensor:
-        """Return the task's loss, or its mixture with the teacher's, and the further one."""
+        """Return the task's loss, or its mixture with the teacher's."""
         inputs = self._train.batch(batch).to(self._device)
         wanted = self._teacher.outputs_for(batch, inputs, self._teacher_layers) if self._teacher else None
-        if self._extra:
-            self._extra.prepare(progress)
-        loss = self._task_loss(inputs, wanted)
-        return loss + self._extra.loss(progress) if self._extra else loss
-
-    def _task_loss(self, batch: Batch, wanted: TeacherOutputs | None) -> Tensor:
         model, how = self.model, self._recipe.distillation
         with (
             multiplying_in(self._recipe.precision, self._device),
             hidden_states(model.transformer, self._student_layers) as states,
         ):
-            outputs = outputs_of(model, batch)
-        loss = model.loss(outputs, batch.targets)
+            outputs = outputs_of(model, inputs)
+        loss = model.loss(outputs, inputs.targets)
         if wanted is None:
             return loss
         imitation = model.imitation(outputs, wanted.outputs, how.temperature)
         loss = (1 - how.imitation) * loss + how.imitation * imitation
         if states:
-            loss = loss + how.hidden * hidden_loss([state.float() for state in states], wanted.states, batch.mask)
+            loss = loss + how.hidden * hidden_loss([state.float() for state in states], wanted.states, inputs.mask)
         return loss
 
     def evaluate(self) -> Score:

@@ -72,7 +72,7 @@ def write_shapes(
         given, fix = Raw("something there"), "Choose another place, or replace it with --replace."
         raise UsageError(f"--out {directory}", given=given, expected="a free path", fix=fix)
     grid = grid_of(config)
-    shapes = grid.beside(widest(config)).all()
+    shapes = grid.shapes(widest(config))
     names = [Shape.of(shape) for shape in shapes]
     writer = _Writer(lengths, runtimes, Path(source).name)
     total = len(shapes) + 2

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from export.estimate.devices import DEFAULT_BOARD
+from export.estimate.predictions import Predictions, read_predictions
+from export.estimate.roofline import predict
+from export.estimate.sizes import USUAL_BATCHES, USUAL_LENGTHS
+from export.estimate.work import transformer_work
+from export.models.transformer import LayerShape, TransformerConfig
 from export.training.intervals import Difference, points
 
-PAGE = Path(__file__).with_name("LIMITS.md")
+PAGE, PREDICTED = (Path(__file__).with_name(name) for name in ("LIMITS.md", "predicted.json"))
 _RUNS = ("sts-b", "mrpc", "cola", "sts-b-lean")
 _TASKS = {"sts-b": "STS-B", "mrpc": "MRPC", "cola": "CoLA", "sts-b-lean": "STS-B, a third"}
 
@@ -19,6 +26,7 @@ _TASKS = {"sts-b": "STS-B", "mrpc": "MRPC", "cola": "CoLA", "sts-b-lean": "STS-B
 def tables() -> dict[str, list[str]]:
     """Return the lines of each table by its name."""
     return {
+        "predicted": _predicted(),
         "teachers": _teachers(),
         "recipes": _recipes(),
         "variants": _variants(),
@@ -59,6 +67,21 @@ def _trainings(
             rows.append(["" if row["task"] in seen else f"{row['task']}, {row['n']}", _rate(row), *cells(row)])
             seen.add(row["task"])
     return _table(("task, n", "peak rate", *head), rows, f"-r{aligned}")
+
+
+def predicted() -> Predictions:
+    """Predict all-MiniLM-L6-v2 with every layer of one shape."""
+    found = []
+    for heads, tokens, rows in product((12, 8, 6, 4, 3), USUAL_LENGTHS, USUAL_BATCHES):
+        config = TransformerConfig(architecture="bert", dim=384, layers=(LayerShape(heads, 32, 128 * heads),) * 6)
+        one = predict(transformer_work(config, tokens, rows), None, DEFAULT_BOARD.mode)
+        found.append((f"{heads} heads, {128 * heads:,} units", f"{tokens} tokens, batch {rows}", one))
+    return Predictions.of(found)
+
+
+def _predicted() -> list[str]:
+    head, rows = read_predictions(PREDICTED).table()
+    return _table(head, rows, "-rrrr")
 
 
 def _teachers() -> list[str]:
@@ -131,4 +154,5 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]], aligned: str) 
 
 
 if __name__ == "__main__":
+    predicted().write(PREDICTED)
     PAGE.write_text(page_of(PAGE.read_text()))

@@ -7,14 +7,14 @@ import sys
 import pytest
 
 from edge.errors import UsageError
+from export.cli.compare import compare
 from export.cli.export import export
 from export.cli.finetune import finetune
+from export.cli.frontier import frontier
 from export.cli.pack import pack
 from export.cli.reduce import reduce
 from export.cli.route import route
 from export.cli.train import train
-from export.papers.adaptive.run import compare
-from export.papers.frontier.cli import frontier
 from tests.support.task_data import invoke
 
 

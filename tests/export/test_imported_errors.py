@@ -7,7 +7,9 @@ import safetensors.torch
 import torch
 
 from edge.errors import GoldenError, UsageError
+from export.cli.compare import compare
 from export.cli.import_ import import_
+from export.cli.int8 import int8
 from export.cli.reduce import reduce
 from export.cli.report import report
 from export.cli.route import route
@@ -16,8 +18,6 @@ from export.errors import CheckpointError, DataError
 from export.importing.directory import read_directory
 from export.importing.image_processor import read_image_processor
 from export.importing.run import check_parity
-from export.papers.adaptive.run import compare
-from export.papers.frontier.int8_cli import int8
 from tests.support.imported_directories import (
     LABELS,
     change,

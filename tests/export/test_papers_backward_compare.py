@@ -21,8 +21,8 @@ from export.generate.formats import Example, Source, read_source
 from export.generate.model import Base, LastStates, identity_of, new_gpt2, save_backbone
 from export.generate.tokenizer import train_characters
 from export.generate.train import read_corpus
-from export.papers.backward.compare import Comparison, Record, Settings
 from export.papers.backward.methods import ADAPTER, FROZEN, HEAD, METHODS, read_task
+from export.papers.backward.run import Comparison, Record, Settings
 from export.papers.backward.training import LowRankAdapter, Temperature, load_head, new_head, train_head
 from export.papers.experiment import read_records
 from export.training.objective import Observer

@@ -8,11 +8,11 @@ import pytest
 import scipy.stats
 
 from edge.errors import UsageError
+from export.cli.calculator import calculator
 from export.papers.calculator import tables
 from export.papers.calculator.benchmark import baseline, errors_of, score
 from export.papers.calculator.networks import NETWORKS
 from export.papers.calculator.records import FROZEN, RunRecord, grouped, pooled, results_of
-from export.papers.calculator.run import calculator
 from export.papers.calculator.train import train_run
 from export.papers.experiment import read_records
 from export.training.checkpoint import load

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from edge.bench.layer_latencies import LayerLatencies, Rest
 from edge.errors import UsageError
 from edge.files import write_whole
+from export.cli.frontier import frontier
 from export.errors import CheckpointError, DataError
 from export.estimate.devices import DEFAULT_BOARD
 from export.finetune.predictions import Predictions, encode_predictions
@@ -22,7 +23,6 @@ from export.finetune.run import TASKS
 from export.models.transformer import LayerShape
 from export.papers.experiment import RECORDS, SETTINGS, read_records
 from export.papers.frontier.boards import BoardPlans, table_of
-from export.papers.frontier.cli import frontier
 from export.papers.frontier.family import best_dense
 from export.papers.frontier.records import (
     DENSE,

@@ -10,16 +10,15 @@ import torch
 from click.testing import CliRunner
 
 from edge.errors import UsageError
+from export.cli.looped import looped
 from export.papers.experiment import RECORDS, read_records
 from export.papers.looped import MODEL, tables
 from export.papers.looped.baselines import BASELINES
-from export.papers.looped.cli import looped
 from export.papers.looped.measure import TaskResult, error_path, pair_errors, stopping_of
 from export.papers.looped.model import PromptTransformer, Trajectory
 from export.papers.looped.prompts import draw_prompts
 from export.papers.looped.recipes import Curriculum, Rising, plan_of
-from export.papers.looped.report import tables_of
-from export.papers.looped.run import group_name, open_runs, tasks_of
+from export.papers.looped.run import group_name, open_runs, tables_of, tasks_of
 from export.papers.looped.train import train_run
 from export.training.checkpoint import save
 from export.training.intervals import Sample

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
+from export.cli.compare import compare
 from export.cli.export import export
 from export.cli.finetune import finetune
 from export.cli.plan import plan
@@ -19,8 +20,7 @@ from export.cli.route import route
 from export.errors import DataError
 from export.finetune.models import open_model
 from export.finetune.predictions import read_predictions
-from export.papers.adaptive.comparison import Record
-from export.papers.adaptive.run import compare
+from export.papers.adaptive.run import Record
 from export.papers.experiment import read_records
 from export.training.runs import CONFIG, REPORT, read_config
 from tests.support.task_data import NEUTRAL, invoke, make_sentiment

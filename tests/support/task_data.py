@@ -117,10 +117,9 @@ def accuracy_on(model, rows):
     return evaluate
 
 
-def fine_tune(model, rows, recipe, *, evaluate, teacher=None, extra=None, **options):
+def fine_tune(model, rows, recipe, *, evaluate, teacher=None, objective=TaskObjective, **options):
     """Train a model in place; ``options`` are those of the trainer."""
-    objective = TaskObjective(model, rows, recipe, seed=0, evaluate=evaluate, teacher=teacher, extra=extra)
-    return train(objective, recipe, seed=0, **options)
+    return train(objective(model, rows, recipe, seed=0, evaluate=evaluate, teacher=teacher), recipe, seed=0, **options)
 
 
 class Seen(Observer):

@@ -10,7 +10,7 @@ import msgspec
 
 from edge.bundles.manifest import Measure
 from edge.files import write_whole
-from export.papers.backward import compare, mismatch
+from export.papers.backward import mismatch, run
 from export.papers.experiment import Table, read_records, read_settings, report_experiment, with_blocks
 from export.training.intervals import bounds_of
 
@@ -28,10 +28,10 @@ _KEPT = {
 }
 
 
-def experiments(results: Path) -> tuple[compare.Comparison, mismatch.Mismatch]:
+def experiments(results: Path) -> tuple[run.Comparison, mismatch.Mismatch]:
     """Return the comparison and the mismatch as they were run, without their models."""
     return (
-        compare.Comparison(read_settings(results / "compare", compare.Settings), results / "compare"),
+        run.Comparison(read_settings(results / "compare", run.Settings), results / "compare"),
         mismatch.Mismatch(read_settings(results / "mismatch", mismatch.Settings), results / "mismatch"),
     )
 
@@ -39,7 +39,7 @@ def experiments(results: Path) -> tuple[compare.Comparison, mismatch.Mismatch]:
 def page() -> str:
     """Return RESULTS.md with its tables made from the records."""
     comparison, mismatched = experiments(RESULTS)
-    entropies, *_ = comparison.tables(read_records(RESULTS / "compare", compare.Record))
+    entropies, *_ = comparison.tables(read_records(RESULTS / "compare", run.Record))
     switches, conditions = mismatched.tables(read_records(RESULTS / "mismatch", mismatch.Record))
     tables = {
         "compare": entropies,

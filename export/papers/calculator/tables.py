@@ -1,21 +1,25 @@
-"""Tables and figures of the calculators; ``python -m export.papers.calculator.tables`` writes those of documents."""
+"""Tables of the calculators; ``python -m export.papers.calculator.tables`` writes documents and figures anew."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import torch
 
 from edge.bundles.manifest import Measure
 from edge.files import write_whole
-from export.data.expressions import IN_RANGE, LONG_TERMS
-from export.papers.calculator.benchmark import FLOOR, PAPER_SCORE, SCORE, SPLIT
+from export.data.expressions import LONG_TERMS
+from export.estimate.devices import DEFAULT_BOARD
+from export.estimate.parts import predict_file
+from export.estimate.predictions import Predictions, read_predictions
+from export.models.convert import to_onnx
+from export.papers.calculator.benchmark import PAPER_SCORE, SCORE, SPLIT
+from export.papers.calculator.figures import errors_by_operands, errors_by_terms
+from export.papers.calculator.networks import create
 from export.papers.calculator.records import (
     FROZEN,
-    Grids,
     ModelResult,
     RunRecord,
     Trial,
@@ -24,13 +28,10 @@ from export.papers.calculator.records import (
     grouped,
     pooled,
 )
-from export.papers.calculator.specs import SPECS
+from export.papers.calculator.specs import NAMES, SPECS
 from export.papers.experiment import Table, read_records, with_blocks
-from export.report.drawing import finish_axes, new_figure, plot_band, write_figure
+from export.report.drawing import write_figure
 from export.training.intervals import Mean, over_seeds
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -40,8 +41,6 @@ _LENGTHS = (*(f"long/{terms}" for terms in LONG_TERMS), "long/without_5", "long/
 _PRODUCT = "activation × optimiser"
 _VARIED = {f"mae {split}": head for head, split in {"MAE val": "val", **_ERRORS}.items()} | {"score benchmark": "score"}
 _SHARES = {f"exact_match {split}": head for head, split in _RIGHT.items()}
-#: Errors below the first have the colour of 0, and larger ones a logarithmic scale up to the second.
-_SMALL, _LARGE = 0.1, 20.0
 
 
 def sums_tables(models: Sequence[ModelResult]) -> list[Table]:
@@ -157,42 +156,15 @@ def search_table(records: Mapping[str, Trial]) -> Table:
     return Table("Search", heads, rows, texts=2)
 
 
-def errors_by_terms(models: Sequence[ModelResult]) -> Figure:
-    """Draw the error on long expressions by their number of terms, with intervals."""
-    figure = new_figure(9, 5, without="give --no-plots")
-    axes = figure.subplots()
-    for number, model in enumerate(models):
-        measures = [model.measure("mae", f"long/{terms}") for terms in LONG_TERMS]
-        ends = np.array([(one.value, *(one.interval or (one.value, one.value))) for one in measures]).T
-        marker = "osD^v"[(number // 10 + number) % 5]
-        plot_band(axes, LONG_TERMS, *np.maximum(ends, FLOOR), color=f"C{number % 10}", marker=marker, label=model.name)
-    axes.axvline(3, color="0.6", linewidth=0.8, linestyle=":")
-    title = f"3 terms were trained on; errors below {FLOOR:g} are drawn as that; bands are 95 % intervals"
-    finish_axes(axes, legend=False, yscale="log", xlabel="terms", ylabel="mean absolute error", title=title)
-    figure.legend(loc="outside right center", fontsize=8)
-    return figure
-
-
-def errors_by_operands(models: Mapping[str, Grids]) -> Figure:
-    """Draw answers less truths by two operands: a row for each model, a column for each form."""
-    from matplotlib.colors import SymLogNorm
-    from matplotlib.patches import Rectangle
-
-    forms = list(next(iter(models.values())))
-    figure = new_figure(2.4 * len(forms) + 1, 2.5 * len(models) + 0.7, without="give --no-plots")
-    panels = figure.subplots(len(models), len(forms), squeeze=False, sharex=True, sharey=True)
-    image: Any = None
-    for row, (name, grids) in zip(panels, models.items(), strict=True):
-        for axes, (form, errors) in zip(row, grids.items(), strict=True):
-            most, norm = len(errors) / 2, SymLogNorm(_SMALL, vmin=-_LARGE, vmax=_LARGE)
-            image = axes.imshow(errors, cmap="RdBu_r", norm=norm, extent=(-most, most) * 2, origin="lower")
-            trained = (IN_RANGE.start - 0.5,) * 2
-            axes.add_patch(Rectangle(trained, len(IN_RANGE), len(IN_RANGE), fill=False, linewidth=1.2))
-            axes.set(title=form, xlabel="b")
-        row[0].set_ylabel(f"{name}\na")
-    figure.colorbar(image, ax=panels, shrink=0.9, extend="both", label="answer less truth")
-    figure.suptitle("Error by operands; the frame holds those of training")
-    return figure
+def predicted() -> Predictions:
+    """Predict the networks on a Jetson."""
+    found = []
+    for name in NAMES:
+        data = to_onnx(create(name, 0), {"x": torch.zeros(2, 15)}, ["value"], {"x": {0: "batch"}})
+        for rows in (1, 64):
+            one = predict_file(data, {"x": (rows, 15)}, DEFAULT_BOARD.mode, name)
+            found.append((name.removeprefix("calculator-"), f"{rows} row{'s' * (rows > 1)}", one))
+    return Predictions.of(found)
 
 
 def documents() -> dict[Path, list[Table]]:
@@ -200,7 +172,10 @@ def documents() -> dict[Path, list[Table]]:
     vary, losses = (read_records(RESULTS / name, Variation) for name in ("variations", "benchmark_loss"))
     varied = variation_tables(vary, "One factor at a time") + variation_tables(losses, "Losses, and the best trial")
     return {
-        HERE / "RESULTS.md": sums_tables([*read_records(RESULTS / "models", ModelResult).values()]),
+        HERE / "RESULTS.md": [
+            *sums_tables([*read_records(RESULTS / "models", ModelResult).values()]),
+            Table("predicted", *read_predictions(RESULTS / "predicted.json").table(speeds=False)),
+        ],
         HERE / "VARIATIONS.md": [*varied, search_table(read_records(RESULTS / "search", Trial))],
         HERE / "stack" / "RESULTS.md": stack_tables(read_records(RESULTS / "stack", RunRecord)),
     }
@@ -215,6 +190,7 @@ def written(page: str, tables: Sequence[Table]) -> str:
 
 def main() -> None:
     """Write the tables of the documents, and their figures."""
+    predicted().write(RESULTS / "predicted.json")
     for path, tables in documents().items():
         write_whole(path, written(path.read_text(), tables).encode())
     views = {view.model: view.grids for view in read_records(RESULTS / "views", View).values()}

@@ -22,11 +22,10 @@ from export.finetune import needed_data
 from export.models.transformer import LayerShape
 from export.papers.experiment import Table, read_records
 from export.papers.frontier.records import DENSE, Answered, Record, frozen
-from export.reduce.device import Device, devices_of
-from export.reduce.grid import grid_of
+from export.reduce.device import Device
 from export.reduce.losses import measure_losses
 from export.reduce.options import reduction_progress
-from export.reduce.run import open_source, state_of
+from export.reduce.run import open_source
 from export.reduce.search import choose_shapes
 from export.training.options import DIRECTORY, imported_data_option
 from export.training.points import Point, PointTimes
@@ -76,19 +75,18 @@ def plan_tiers(run: Path, data: Path, board: str, examples: int = _EXAMPLES) -> 
         run: an imported run of the model of the published families.
         data: texts, for the losses.
     """
-    opened = open_source(run, data, examples)
-    model, config, state = opened.model, opened.model.transformer.config, state_of(run, run)
-    grid = grid_of(config)
-    (even,) = devices_of([board_mode(board)], model, grid, [Point(*size) for size in _SIZES], state)
-    weights = [1 / times.of(config.layers) for times in even.times]
+    opened = open_source(run, data, run, examples)
+    dense, grid = opened.layers, opened.grid
+    with reduction_progress() as on_progress:
+        (even,) = opened.devices([board_mode(board)], [Point(*size) for size in _SIZES], "fp16", on_progress)
+        losses = measure_losses(opened.model, opened.data.train, grid, state=opened.state, on_progress=on_progress)
+    weights = [1 / times.of(dense) for times in even.times]
     fair = [Point(*size, weight) for size, weight in zip(_SIZES, weights, strict=True)]
     device = even._replace(points=tuple(fair))
     short = device._replace(points=device.points[:1], times=device.times[:1])
-    with reduction_progress() as on_progress:
-        losses = measure_losses(model, opened.data.train, grid, state=state, on_progress=on_progress)
     records = read_records(_RESULTS, Record).values()
     families = sorted((one.answered for one in records if one.answered), key=lambda one: (one.task, one.seed))
-    targets, dense = frozen({}).tiers, config.layers
+    targets = frozen({}).tiers
     rows = [_published(name, families, device) for name in (DENSE, *targets, *_CONTROLS)]
     plans: dict[str, Sequence[LayerShape | None]] = {
         f"layers {', '.join(map(str, kept))}": [shape if number in kept else None for number, shape in enumerate(dense)]

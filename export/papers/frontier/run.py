@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from export.papers.experiment import Experiment, Part, Table, read_records
+from export.papers.frontier.figures import draw
 from export.papers.frontier.records import Family, Record, Settings, measured
 from export.papers.frontier.summary import Summary
-from export.papers.frontier.tables import draw, tables_of, text_of
+from export.papers.frontier.tables import tables_of, text_of
 from export.training.watch import Watch
 
 if TYPE_CHECKING:

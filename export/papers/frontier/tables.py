@@ -1,10 +1,9 @@
-"""Tables and the figure of a frontier, for its report, README and LIMITS."""
+"""Tables of a frontier, for its report, README and LIMITS."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import product
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,13 +17,8 @@ from export.models.transformer import LayerShape, TransformerConfig
 from export.papers.experiment import Table
 from export.papers.frontier.records import DENSE, FP32, INT8, REDUCED, STATIC, Key
 from export.papers.frontier.summary import BASELINE, Summary, geometric
-from export.report.drawing import finish_axes, new_figure, plot_points
 from export.training.intervals import Difference, with_interval
 from export.training.provenance import described
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 #: The product's aims for the judged tasks: a tier's precision, its speed-up, and the points it may lose.
 AIMS = {
@@ -56,7 +50,7 @@ def text_of(found: Summary) -> str:
     several = any(len(task.families) > 1 for task in found.tasks.values())
     trained = {one.gpu or described([one.processor])[0] for one in (family.answered for family in found.families)}
     lines = [
-        f"Tasks: {', '.join(seeds)}. ONNX Runtime, one thread, batch 1, timed on {', '.join(_processors(found))}; "
+        f"Tasks: {', '.join(seeds)}. ONNX Runtime, one thread, batch 1, timed on {', '.join(processors(found))}; "
         f"trained on {', '.join(sorted(trained))}. Differences are paired, in points, with 95 % intervals over items"
         f"{' and seeds' if several else ''}."
     ]
@@ -140,7 +134,7 @@ def _aims(found: Summary) -> Iterator[tuple[str, ...]]:
     for key, (speedup, most) in AIMS.items():
         if key in found.keys:
             speed, difference = geometric(found.speedups(key)), found.difference(key)
-            has_vnni = all("VNNI" in one for one in _processors(found))
+            has_vnni = all("VNNI" in one for one in processors(found))
             slow = "too slow" if key[1] == FP32 or has_vnni else "needs VNNI"
             verdict = _verdict(difference, most) if speed >= speedup else slow
             yield f"{key[1].upper()} {speedup:.1f}× at {most}", verdict, f"{speed:.2f}", *_worst(difference)
@@ -229,7 +223,8 @@ def _by_task(found: Summary, files: Iterable[Key]) -> Iterator[tuple[str, ...]]:
         yield *key, *cells
 
 
-def _processors(found: Summary) -> tuple[str, ...]:
+def processors(found: Summary) -> tuple[str, ...]:
+    """Return the names of the processors that timed."""
     return described(family.timed.processor for family in found.families)
 
 
@@ -265,47 +260,3 @@ def _signed(difference: Difference) -> str:
 def _lost(difference: Difference) -> str:
     low, high = difference.interval
     return with_interval(-difference.value, (-high, -low), lambda value: f"{value:.1f}".replace("-0.0", "0.0"))
-
-
-def draw(found: Summary) -> Figure:
-    """Draw the differences to dense FP32 over the speed-ups; bars are 95 % intervals, thin lines are tasks.
-
-    Controls that lack one of the judged tasks are left out, since their average is that of others.
-    """
-    figure = new_figure(6.0 * len(PAPER), 4.5, without="give --no-plots")
-    panels = figure.subplots(1, len(PAPER), sharey=True)
-    for axes, precision in zip(panels, PAPER, strict=True):
-        _panel(axes, found, precision)
-    panels[0].set_ylabel("points lost or won against dense FP32")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
-    tasks = ", ".join(f"{name} ({len(found.tasks[name].families)})" for name in found.judged)
-    where = ", ".join(_processors(found))
-    figure.suptitle(f"Tasks (seeds): {tasks}; ONNX Runtime, one thread, batch 1, {where}")
-    return figure
-
-
-def _panel(axes: Axes, found: Summary, precision: str) -> None:
-    runs = [run for run, form in found.keys if form == precision]
-    tiers = [(run, precision) for run in runs if run in (DENSE, *found.settings.tiers)]
-    speeds = {key: geometric(found.speedups(key)) for key in tiers}
-    for name in found.judged:
-        having = [key for key in tiers if found.tasks[name].having(key)]
-        points = [(speeds[key], found.difference(key, tasks=[name]).value) for key in having]
-        axes.plot(*zip(*points, strict=True), ".-", linewidth=0.8, alpha=0.5, label=name)
-    _with_bars(axes, found, tiers, fmt="o-", label="average", color="black")
-    controls = [(run, precision) for run in runs if run not in (DENSE, *found.settings.tiers)]
-    for number, key in enumerate(key for key in controls if found.is_complete(key)):
-        name = key[0].removeprefix(f"{found.settings.control_tier}-")
-        _with_bars(axes, found, [key], fmt="sDv^P"[number % 5], label=name, color=f"C{5 + number}", markersize=5)
-    for key in tiers:
-        at = (speeds[key], found.difference(key).value)
-        axes.annotate(key[0], at, xytext=(6, 6), textcoords="offset points")
-    axes.plot(*PAPER[precision], "x", color="C3", markersize=9, label="paper 002 claims")
-    axes.axhline(0, color="0.7", linewidth=0.8)
-    finish_axes(axes, legend=False, title=precision.upper(), xlabel="times as fast as dense FP32, dev as it is")
-
-
-def _with_bars(axes: Axes, found: Summary, keys: list[Key], **style: Any) -> None:
-    differences = [found.difference(key) for key in keys]
-    speeds = [geometric(found.speedups(key)) for key in keys]
-    plot_points(axes, speeds, [one.value for one in differences], [one.interval for one in differences], **style)

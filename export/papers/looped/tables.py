@@ -1,4 +1,4 @@
-"""The tables of RESULTS.md; ``python -m export.papers.looped.tables`` makes them and the report from the records."""
+"""The tables of RESULTS.md; ``python -m export.papers.looped.tables`` makes them, predictions and the report anew."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ from typing import Any
 import msgspec
 
 from edge.files import write_whole
+from export.estimate.devices import DEFAULT_BOARD
+from export.estimate.parts import predict_file
+from export.estimate.predictions import Predictions, read_predictions
+from export.models.transformer import LayerShape
 from export.papers.experiment import Part, Table, read_records, read_settings, report_experiment, with_blocks
+from export.papers.looped.bundle import usual_steps
 from export.papers.looped.measure import TaskResult
-from export.papers.looped.report import seeds_of
-from export.papers.looped.run import Looped, Settings
+from export.papers.looped.model import PromptConfig, PromptTransformer, step_feeds, step_onnx
+from export.papers.looped.run import Looped, Settings, seeds_of
 from export.training.intervals import Mean, with_interval
 
 _PAGE = Path(__file__).with_name("RESULTS.md")
 RESULTS = Path(__file__).with_name("results")
+_PREDICTED = RESULTS / "predicted.json"
 
 
 def page_tables(records: Mapping[str, TaskResult], precisions: Mapping[str, Any]) -> dict[str, Table]:
@@ -64,8 +70,22 @@ def page_of(page: str) -> str:
     """Return RESULTS.md with its tables made anew from the records."""
     records = read_records(RESULTS, TaskResult)
     precisions = msgspec.json.decode((RESULTS / "precisions.json").read_bytes())
-    blocks = {name: table.markdown() for name, table in page_tables(records, precisions).items()}
+    tables = page_tables(records, precisions) | {"predicted": Table("", *read_predictions(_PREDICTED).table())}
+    blocks = {name: table.markdown() for name, table in tables.items()}
     return with_blocks(page, "export.papers.looped.tables", blocks)
+
+
+def predicted() -> Predictions:
+    """Predict a step of the full and of the reduced model on a Jetson."""
+    found = []
+    for name, shape in (("full", LayerShape(4, 16, 256)), ("reduced", LayerShape(4, 8, 128))):
+        config = PromptConfig(dims=5, points=11, dim=64, shapes=(shape,))
+        _, step = usual_steps(step_onnx(PromptTransformer(config)))["tensorrt"]
+        for rows in (1, 8, 64):
+            shapes = {key: array.shape for key, array in step_feeds(config, rows).items()}
+            one = predict_file(step, shapes, DEFAULT_BOARD.mode, name)
+            found.append((f"{name}, a step in FP16", f"{rows} row{'s' * (rows > 1)}", one))
+    return Predictions.of(found)
 
 
 def _short(value: Mean | None, form: str = "{:#.2g}") -> str:
@@ -76,6 +96,7 @@ def main() -> None:
     """Write the report, its figures, and the tables of RESULTS.md from the records."""
     parts = [Part(name) for name in read_records(RESULTS, TaskResult)]
     report_experiment(Looped(read_settings(RESULTS, Settings), parts), RESULTS)
+    predicted().write(_PREDICTED)
     write_whole(_PAGE, page_of(_PAGE.read_text()).encode())
 
 

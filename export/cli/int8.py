@@ -51,7 +51,7 @@ def int8(
     """
     data_dir = labelled_data(recorded(run), data_dir)
     with loading_torch():
-        from export.papers.frontier.int8 import compare_int8
+        from export.report.int8 import compare_int8
         from export.training.intervals import bounds_of
     with counting("scoring") as on_file:
         found = compare_int8(run, data_dir, methods, trained, split=split, calibration_rows=rows, on_file=on_file)
