@@ -55,7 +55,7 @@ def test_every_dependency_is_collected_or_known_to_be_elsewhere() -> None:
     assert names <= collected | left_out
     assert not collected & left_out
     assert "torch" in left_out
-    assert {"grpcio", "msgspec", "onnxruntime", "pytest", "tritonclient"} <= collected
+    assert {"grpcio", "msgspec", "pytest", "tritonclient"} <= collected
 
 
 @pytest.mark.skipif(not WHEELS.exists(), reason="needs `make gpu-wheels`")

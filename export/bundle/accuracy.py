@@ -63,18 +63,9 @@ def outputs_by_row(
     return [found[row] for row in range(len(rows.targets))]
 
 
-def predict_file(
-    data: bytes,
-    rows: Rows,
-    *,
-    subject: str,
-    names: Mapping[str, str] | None = None,
-    rows_at_once: bool = True,
-    on_rows: Callable[[int, int], None] = lambda done, rows: None,
-) -> Predictions:
-    """Return the predictions of a classifier's file; arguments as :func:`outputs_by_row`."""
-    outputs = outputs_by_row(data, rows, subject=subject, names=names, rows_at_once=rows_at_once, on_rows=on_rows)
-    return _predictions(outputs, rows.targets)
+def predictions_of(outputs: Sequence[Mapping[str, Array]], targets: Array) -> Predictions:
+    """Return the predictions of a classifier from its outputs for each row."""
+    return Predictions(np.stack([logits for row in outputs for logits in row.values()]), targets)
 
 
 def int8_measures(
@@ -107,7 +98,7 @@ def int8_measures(
         )
         if isinstance(task, ImportedTask):
             return task.compared(_without_padding(task, outputs, rows.lengths), rows.targets)
-        return _predictions(outputs, rows.targets)
+        return predictions_of(outputs, rows.targets)
 
     measures: list[Measure] = []
     for split, rows in splits.items():
@@ -132,10 +123,6 @@ def int8_measures(
 def in_tier(measures: Iterable[Measure], tier: str) -> list[Measure]:
     """Return measures whose splits name a tier, too."""
     return [msgspec.structs.replace(measure, split=f"{measure.split}, tier {tier}") for measure in measures]
-
-
-def _predictions(outputs: Sequence[Mapping[str, Array]], targets: Array) -> Predictions:
-    return Predictions(np.stack([logits for row in outputs for logits in row.values()]), targets)
 
 
 def _without_padding(task: ImportedTask, rows: Sequence[Mapping[str, Array]], lengths: Array) -> list[Outputs]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edge.bundles.latency import Latency
-from edge.cli.latencies import print_latencies
+from edge.bundles.manifest import Latency
+from edge.cli.info import print_latencies
 from edge.cli.output import print_json, print_table
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from edge.bench.conditions import cpu_name
 from edge.bench.timing import WARM_UP, compared, times_in_turns
 from edge.bundles import golden
 from edge.bundles.fields import Role
-from edge.bundles.latency import Latency, MeasuredLatency, PredictedLatency
-from edge.bundles.manifest import Artifact, Manifest
+from edge.bundles.manifest import Artifact, Latency, Manifest, MeasuredLatency, PredictedLatency
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.estimate.devices import DEFAULT_BOARD, DEVICES
 from export.estimate.operations import ModelWork

@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from edge.bundles.fields import Role
+from edge.bundles.golden import decode_npz
 from edge.bundles.manifest import Artifact, Manifest, Tensors, Tier
-from edge.bundles.npz import decode_npz
 from edge.bundles.programs import GenerateProgram, HeadProgram, LoopProgram
 from edge.programs.head import HeadLayer
 from export.estimate.devices import Mode

@@ -18,8 +18,8 @@ from edge.bundles.programs import CacheTensor, GenerateProgram
 from edge.bundles.steps import TokenizerPreprocess
 from edge.datatypes import Array, TensorSpec
 from edge.errors import Raw, UsageError
-from edge.programs.factory import golden_options
 from edge.programs.generate import Generate
+from edge.programs.tier_program import golden_options
 from edge.runtimes.host import FEWEST_PLACES
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.bundle.exported import FULL, Exported, int8_tier

@@ -12,7 +12,7 @@ import onnx
 from msgspec.structs import replace
 
 from edge.errors import Raw, UsageError
-from export.bundle.accuracy import predict_file
+from export.bundle.accuracy import outputs_by_row, predictions_of
 from export.bundle.tier_files import static_int8
 from export.finetune.image_tasks import ImageTask
 from export.finetune.models import Architecture, open_model
@@ -128,7 +128,8 @@ def compare_int8(
                 ranges = input_ranges(plain, calibration_feeds(data.train, calibration_rows), _SCHEMES[method])
             share, file = _share(source, ranges), static_int8(source, ranges)
         at_once, on_rows = method != DYNAMIC, partial(on_file, method)
-        answers = predict_file(file, rows, subject=method, rows_at_once=at_once, on_rows=on_rows)
+        outputs = outputs_by_row(file, rows, subject=method, rows_at_once=at_once, on_rows=on_rows)
+        answers = predictions_of(outputs, rows.targets)
         error = float(np.sqrt(np.square(answers.logits - fp32.logits).mean()) / fp32.logits.std())
         change = paired(task.headline, [answers], [fp32])
         scored.append(Scored(method, share, answers.score(task.headline), change, error))

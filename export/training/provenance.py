@@ -14,7 +14,7 @@ import msgspec
 from edge import __version__
 from edge.bench.conditions import cpu_name
 from edge.bundles.manifest import Provenance
-from edge.instruments.kernel_files import read_text
+from edge.instruments.sensors import read_text
 
 _PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime", "numpy")
 

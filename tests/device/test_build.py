@@ -19,7 +19,6 @@ from edge.runtimes.build import build, load_runner
 from edge.runtimes.runtime import BuildOptions, BuildProgress
 from edge.runtimes.table import choose
 from edge.runtimes.tensorrt.build import compile_onnx
-from edge.runtimes.tensorrt.package import logger_of
 from edge.runtimes.tensorrt.runtime import TensorRt
 from tests.support.builds import children
 from tests.support.commands import answer, fewheads
@@ -28,7 +27,6 @@ from tests.support.models import (
     attention_onnx,
     oracle_golden,
     oracle_manifest,
-    oracle_onnx,
     write_attention_bundle,
     write_oracle_bundle,
 )
@@ -59,7 +57,7 @@ def test_build_is_checked_kept_and_loaded(oracle: Bundle, tmp_path: Path):
     assert record.golden.passed
     assert not any(diff.nonfinite for diff in record.golden.outputs)
     assert record.engine is not None
-    assert (record.engine.typing, record.engine.timing_cache, record.engine.warnings) == ("strong", "new", ())
+    assert (record.engine.timing_cache, record.engine.warnings) == ("new", ())
     assert {"onnx", "version", "compute_capability", "device_name", "l4t", "cuda", "precision", "profiles"} <= {
         *record.key
     }
@@ -188,28 +186,6 @@ def test_failed_build_keeps_nothing(
     assert not [path for path in tmp_path.iterdir() if path.name != "timing"]
     monkeypatch.delenv(name)
     assert not build(oracle, TARGET, tmp_path).reused
-
-
-def test_failed_strongly_typed_build_is_repeated_weakly_typed(monkeypatch: pytest.MonkeyPatch):
-    if not hasattr(trt.BuilderFlag, "FP16"):
-        pytest.skip("TensorRT 11 has no weakly typed networks")
-    real, flags = trt.Builder.build_serialized_network, []
-
-    def build_serialized_network(builder: Any, network: Any, config: Any) -> Any:
-        if network.get_flag(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED):
-            logger_of("tensorrt").log(trt.ILogger.ERROR, "no implementation of a strongly typed node")
-            return None
-        flags.append([config.get_flag(flag) for flag in (trt.BuilderFlag.FP16, trt.BuilderFlag.INT8)])
-        return real(builder, network, config)
-
-    monkeypatch.setattr(trt.Builder, "build_serialized_network", build_serialized_network)
-    for precision, set_flags in (("fp32", [False, False]), ("fp16", [True, False]), ("int8", [True, True])):
-        options = {"flavor": "tensorrt", "compute_capability": None, "precision": precision, "subject": "model"}
-        report = compile_onnx(oracle_onnx(), oracle_manifest().profile, **options).report
-        reason = "the strongly typed build failed: no implementation of a strongly typed node"
-        assert (report.typing, report.typing_reason) == ("weak", reason)
-        assert f"weakly typed: {reason}" in report.notes
-        assert flags.pop() == set_flags
 
 
 def test_server_builds_missing_engines_before_it_is_ready(tmp_path: Path):

@@ -16,8 +16,7 @@ from edge.bundles.bundle import Bundle
 from edge.datatypes import Array
 from edge.errors import BackendError, RunnerError
 from edge.runtimes import cuda
-from edge.runtimes.cuda import facts
-from edge.runtimes.device_errors import fatal
+from edge.runtimes.cuda import facts, fatal
 from edge.runtimes.runtime import Product, Source
 from edge.runtimes.tensorrt.runner import TensorRtRunner
 from edge.runtimes.tensorrt.runtime import TensorRt

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edge.bundles.accuracy import accuracies, is_as_accurate
 from edge.bundles.manifest import Measure
+from edge.scheduling.tier_selection import accuracies, is_as_accurate
 
 
 def test_measures_are_of_the_tier_and_runtime_that_their_splits_name() -> None:

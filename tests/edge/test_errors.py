@@ -11,7 +11,7 @@ import pytest
 from edge import errors
 from edge.__main__ import cli
 from edge.errors import FewheadsError, InvalidRequest, Raw, RequestError, RunnerError, Whole, printable
-from edge.runtimes.device_errors import fatal, fatal_name, is_out_of_memory
+from edge.runtimes.cuda import fatal, fatal_name, is_out_of_memory
 from edge.serving.statuses import STATUSES
 
 #: Kinds that are not listed have the exit code of their base.

@@ -94,7 +94,6 @@ def test_imports_by_name() -> None:
     assert found == {
         ("edge/runtimes/tensorrt/package.py", "import_module(flavor)"),
         ("edge/__main__.py", "point.load()"),  # the commands' entry points
-        ("edge/client/__init__.py", "import_module(f'{__name__}.{module}')"),
     }
     assert set(get_args(Flavor)) == {"tensorrt", "tensorrt_rtx"}
 
@@ -111,7 +110,7 @@ def test_few_files_read_the_environment() -> None:
     script = "export/papers/backward/generate_mathematics.py"  # it starts itself again with a fixed seed of hashes
     jobs = "export/training/jobs.py"  # each has one thread, and may have a GPU of its own
     serve = "edge/cli/serve.py"  # sets what gRPC's core logs
-    assert readers == {"edge/runtimes/cache.py", "edge/health/systemd.py", "edge/cli/checks.py", serve, script, jobs}
+    assert readers == {"edge/runtimes/cache.py", "edge/health/supervisor.py", "edge/cli/doctor.py", serve, script, jobs}
 
 
 def test_no_part_of_edge_imports_a_later_one() -> None:
@@ -180,7 +179,7 @@ def test_imports_load_no_runtime() -> None:
 
 
 def test_server_models_and_commands_load_without_grpc() -> None:
-    wanted = ["runtimes.build", "server", "http2.server", "rest.paths", "__main__", "client.inference"]
+    wanted = ["runtimes.build", "server", "http2.server", "rest.paths", "__main__"]
     commands = [module_of(path) for path in EDGE if path.parent.name == "cli"]
     assert "grpc" not in imported_by(*(f"edge.{module}" for module in wanted), *commands)
 

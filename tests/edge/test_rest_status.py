@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -24,12 +25,13 @@ from edge.rest.infer import BodyEncoder, infer_request
 from edge.rest.json_messages import MAX_JSON_BYTES
 from edge.security.access import INFER_STREAM, Access
 from edge.serving.call import InferResponse
-from edge.serving.request import InferRequest, InputTensor
+from edge.serving.request import InputTensor, UncheckedRequest
 from edge.serving.wire import to_raw
 from tests.support.http_requests import INFER, JSON_LENGTH, TOKENS, ask, binary, changed, echo, good, output, without
+from tests.support.in_process import running_service
 from tests.support.models import ORACLE
 from tests.support.secured_servers import tokens_file
-from tests.support.server_models import echo_input, echo_output
+from tests.support.server_models import echo_input, echo_output, write_echo_bundle
 
 
 class Row(NamedTuple):
@@ -208,7 +210,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 TEXTS = st.lists(TEXT, min_size=1, max_size=4)
 
 
-def request_of(document: object, behind: bytes = b"") -> tuple[InferRequest, BodyEncoder]:
+def request_of(document: object, behind: bytes = b"") -> tuple[UncheckedRequest, BodyEncoder]:
     written = json.dumps(document).encode()
     return infer_request("m", "2", written + behind, len(written))
 
@@ -283,6 +285,33 @@ def test_which_outputs_are_binary_data() -> None:
     request, encoder = request_of({"parameters": {"binary_data_output": True}, "outputs": outputs})
     assert [encoder._binary(name) for name in "abc"] == [False, True, True]
     assert request.outputs == [("a", {"mine": True}), ("b", {})]
+
+
+@pytest.mark.parametrize(
+    ("elements", "binary", "beside"), [(2048, False, False), (2049, False, True), (2049, True, False)]
+)
+async def test_large_answers_as_json_are_written_beside_the_event_loop(
+    tmp_path: Path, elements: int, binary: bool, beside: bool
+) -> None:
+    threads: list[bool] = []
+
+    class Recorder(BodyEncoder):
+        def encode(self, response: InferResponse) -> tuple[bytes, int | None]:
+            threads.append(threading.current_thread() is not threading.main_thread())
+            return super().encode(response)
+
+    array: Array = np.zeros(elements, np.int64)
+    item = {
+        "name": "in_int64",
+        "datatype": "INT64",
+        "shape": [elements],
+        "parameters": {"binary_data_size": array.nbytes},
+    }
+    document = json.dumps({"inputs": [item]}).encode()
+    request, _ = infer_request("echo-int64", "", document + array.tobytes(), len(document))
+    async with running_service(tmp_path, lambda repository: write_echo_bundle(repository, "INT64")) as running:
+        await running.service.infer(request, None, Recorder(binary, {}))
+    assert threads == [beside]
 
 
 def test_nonfinite_numbers_are_as_in_triton() -> None:

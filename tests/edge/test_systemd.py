@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from edge.cli.serve import serve
-from edge.health.systemd import Notifier
+from edge.health.supervisor import Notifier
 from edge.settings import Settings
 from tests.support.metrics import wait_until
 from tests.support.models import write_oracle_bundle

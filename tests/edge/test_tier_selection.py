@@ -15,13 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.bundles.accuracy import Accuracies
 from edge.bundles.manifest import Measure
 from edge.errors import InvalidRequest
 from edge.pb import inference_pb2 as pb
 from edge.scheduling.latency import LatencyModel
 from edge.scheduling.tier_executor import TierExecutor
-from edge.scheduling.tier_selection import AUTO, Demand, LoadLevel, TierSelector
+from edge.scheduling.tier_selection import AUTO, Accuracies, Demand, LoadLevel, TierSelector
 from tests.support.in_process import running_service
 from tests.support.jobs import executor_of
 from tests.support.server_models import WIDTH, write_tiered_bundle

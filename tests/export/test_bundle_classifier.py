@@ -10,12 +10,13 @@ import tritonclient.grpc as triton
 from msgspec.structs import replace
 
 from edge.bundles.bundle import Bundle
-from edge.bundles.latency import MeasuredLatency, PredictedLatency
-from edge.bundles.steps import ScorePostprocess
+from edge.bundles.manifest import MeasuredLatency, PredictedLatency, Profile
+from edge.bundles.steps import ScorePostprocess, TokenizerPreprocess
 from edge.errors import BundleError, UsageError
 from edge.launch import running_server
 from edge.runtimes.build import build
-from export.bundle.accuracy import predict_file
+from export.bundle.accuracy import outputs_by_row, predictions_of
+from export.bundle.clients import ClientInputs, profiles_of
 from export.bundle.targets import tier_names
 from export.cli.export import export
 from export.cli.finetune import finetune
@@ -106,7 +107,8 @@ def test_the_bundle_has_a_tier_for_each_run_and_precision_with_the_outputs_of_tr
     for runtime in ("onnxruntime", "tensorrt"):
         data, split = bundle.read(bundle.artifact(runtime, "half-int8").file), f"dev, tier half-int8 on {runtime}"
         names = {"input_ids": "inputs", "attention_mask": "mask"}
-        answers = predict_file(data, dev, subject="half", names=names, rows_at_once=runtime == "tensorrt")
+        outputs = outputs_by_row(data, dev, subject="half", names=names, rows_at_once=runtime == "tensorrt")
+        answers = predictions_of(outputs, dev.targets)
         measure, change = found["accuracy", split], found["accuracy, difference to FP32", split]
         assert (measure.value, measure.n) == (answers.score("accuracy"), 40)
         assert change.value == pytest.approx(measure.value - found["accuracy", "dev, tier half"].value)
@@ -122,6 +124,14 @@ def test_the_bundle_has_a_tier_for_each_run_and_precision_with_the_outputs_of_tr
             np.testing.assert_allclose(result.as_numpy("logits"), np.stack(want), atol=1e-4)
             assert result.as_numpy("label")[:, 0].tolist() == labels
         assert ask("x1-int8").as_numpy("label")[:, 0].tolist() == labels
+
+
+@pytest.mark.parametrize(("pair", "most", "usual"), [(None, 512, 32), ("text_pair", 512, 64), ("text_pair", 48, 48)])
+def test_runtimes_tune_for_texts_of_32_tokens(pair, most, usual):
+    names = {"input": "text", "pair": pair, "ids": "input_ids", "mask": "attention_mask"}
+    step = TokenizerPreprocess(**names, file="tokenizer.json", max_length=most, pad_id=0, max_text_bytes=1000)
+    inputs = ClientInputs(step, {}, {}, {"input_ids": np.zeros((1, 7), np.int64)}, [])
+    assert profiles_of(inputs, 8) == {"input_ids": Profile(min=(1, 1), opt=(1, usual), max=(8, most))}
 
 
 @pytest.fixture(scope="module")

@@ -186,7 +186,6 @@ def test_tensorrt_fuses_every_attention(precision, tier):
 def compiled(data, profile):
     """Compile a file, and check that nothing in it makes TensorRT slower than it has to be."""
     report = compile_onnx(data, profile, flavor="tensorrt_rtx", compute_capability="SM86", subject="model").report
-    assert report.typing == "strong"
     assert not report.notes
     assert not count(data)["If"]
     return report

@@ -23,7 +23,7 @@ from xml.etree import ElementTree
 from tests.gpu import IMAGE, RECORD, ROOT
 
 FORMAT = 1
-PACKAGES = (*IMAGE, "torch", "pycuda", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx-cu12")
+PACKAGES = (*IMAGE, "torch", "pycuda", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx-cu12")
 #: What a machine without a module leaves untested.
 NEEDS = {
     "tensorrt": "building and running engines (`tests/device`): no TensorRT on this machine",

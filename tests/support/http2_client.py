@@ -13,11 +13,10 @@ from hyperframe import frame as h2
 
 from edge.connections.quota import Quota
 from edge.http2.messages import prefix
-from edge.http2.routes import Direct, Routes
-from edge.http2.server import Port
+from edge.http2.rpc import Direct
+from edge.http2.server import Port, Routes
 from edge.rpc.limits import Limits
-from edge.rpc.methods import Method
-from edge.rpc.parsing import Refused, Status
+from edge.rpc.methods import Method, Refused, Status
 from edge.serving.statuses import Code
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -21,9 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from edge.bundles.bundle import Bundle, write_bundle
-from edge.bundles.golden import Golden
+from edge.bundles.golden import Golden, encode_npz
 from edge.bundles.manifest import Artifact, Manifest, Measure, Profile, Provenance, Tier
-from edge.bundles.npz import encode_npz
 from edge.bundles.programs import GenerateProgram, HeadBase, HeadProgram
 from edge.datatypes import Array, TensorSpec
 from edge.errors import Raw, UsageError

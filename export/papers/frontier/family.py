@@ -23,7 +23,7 @@ from edge.datatypes import Array
 from edge.errors import UsageError
 from edge.files import write_whole
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.bundle.accuracy import predict_file
+from export.bundle.accuracy import outputs_by_row, predictions_of
 from export.bundle.tier_files import static_int8
 from export.data.examples import HOLDOUT
 from export.data.tokens import Encoded, load_tokenizer
@@ -210,7 +210,8 @@ def answer(family: Family, inputs: Inputs, directory: Path, watch: Watch) -> Ans
             path = file_of(directory, (run, precision))
             write_whole(path, data)
             sizes[f"{run}/{precision}"] = len(data)
-            answers[run, precision] = predict_file(data, dev, subject=path.name, rows_at_once=False).answers
+            outputs = outputs_by_row(data, dev, subject=path.name, rows_at_once=False)
+            answers[run, precision] = predictions_of(outputs, dev.targets).answers
         if run != DENSE:
             answers[run, REDUCED] = read_matching(directory / reduced_name(run), "dev", dev.targets).answers
         watch.on_part("runs", done + 1, len(family.runs))
