@@ -1,30 +1,24 @@
-"""The prediction of latencies: the work of graphs, the constants of the fit, and the command, on looped models too."""
+"""The prediction of latencies: the work of graphs, the constants of the fit, and the command."""
 
 from __future__ import annotations
 
 import json
 import logging
-import sys
 
 import numpy as np
 import onnx
 import pytest
 import torch
-from msgspec.structs import replace
 
 from edge.bench.layer_latencies import PREDICTION, Shape
-from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import Profile
-from edge.bundles.rules import check
 from edge.datatypes import TensorSpec
 from edge.errors import BundleError, UsageError
-from edge.programs.tier_program import golden_loops, load_tier
 from export.bundle.fewest_kernels import fewest_kernels
 from export.bundle.tier_files import static_int8
 from export.cli.estimate import estimate
 from export.estimate.devices import BOARD_MODES, DEFAULT_BOARD, DEVICES, board_mode, mode_of
 from export.estimate.document import compare, errors, fit
-from export.estimate.estimate import estimate_bundle
 from export.estimate.measurements import published
 from export.estimate.model import kernels, parse_layers
 from export.estimate.operations import ModelWork, work_of
@@ -35,14 +29,10 @@ from export.models.convert import dynamic_of, to_onnx
 from export.models.heads import SequenceClassifier
 from export.models.transformer import LayerShape, Transformer, TransformerConfig
 from export.papers.calculator.networks import create
-from export.papers.looped.bundle import export_looped
-from export.papers.looped.recipes import plan_of
-from export.papers.looped.train import train_run
 from export.quantize.precision import half
 from export.quantize.ranges import LARGEST, input_ranges
 from export.reduce.latency import feeds_of
 from export.reduce.plan import macs_per_token
-from tests.support.commands import shown
 from tests.support.task_data import invoke
 
 LAYER = LayerShape(12, 32, 1536)
@@ -280,51 +270,3 @@ def test_the_work_by_the_sizes_of_layers_is_that_of_the_file(architecture, sizes
         of_file, of_sizes = (predict(work, None, DEFAULT_BOARD.mode) for work in (of_file, of_sizes))
         assert of_sizes.milliseconds == pytest.approx(of_file.milliseconds, rel=1e-3)
         assert of_sizes.regimes == of_file.regimes
-
-
-@pytest.fixture(scope="module")
-def looped_bundle(tmp_path_factory):
-    place = tmp_path_factory.mktemp("looped")
-    train_run("linear", plan_of("linear", "small", dim=8, steps=1), place / "run", seed=0)
-    return Bundle.open(export_looped([place / "run"], place).bundle)
-
-
-def test_a_request_is_an_embedding_and_its_loops(looped_bundle, tmp_path):
-    program = load_tier(looped_bundle, "onnxruntime", tmp_path)
-    mean = golden_loops(program)
-    program.close()
-    for options, loops in (((), mean), (("--loops", 5), 5)):
-        rows = json.loads(invoke(estimate, looped_bundle.path, "--batch", "1,8", *options, "--json"))["rows"]
-        assert [(row["part"], row["rows"]) for row in rows] == [
-            (part, batch) for batch in (1, 8) for part in ("embed", "step", f"{loops:.3g} loops")
-        ]
-        for embed, step, whole in (rows[:3], rows[3:]):
-            assert whole["loops"] == loops
-            for key in ("milliseconds", "launch_ms", "gflop"):
-                embed_part, step_part, whole_part = (row["prediction"][key] for row in (embed, step, whole))
-                assert whole_part == pytest.approx(embed_part + loops * step_part)
-            assert 0 < embed["prediction"]["gflop"] < step["prediction"]["gflop"]
-        assert rows[4]["prediction"]["gflop"] == pytest.approx(8 * rows[1]["prediction"]["gflop"])
-    assert "the mean of the golden prompts" in invoke(estimate, looped_bundle.path)
-
-
-def test_the_manifest_has_the_predictions_of_estimate(looped_bundle, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)  # so that nobody counts the kernels of an engine
-    rows = estimate_bundle(looped_bundle.path, *DEFAULT_BOARD, batches=(1, 8)).rows
-    found = looped_bundle.manifest.tiers[0].latencies
-    assert [(one.part, one.rows, one.tokens, one.milliseconds, one.high_ms) for one in found] == [
-        (row.part, row.rows, row.tokens, row.milliseconds, row.prediction.high_ms) for row in rows
-    ]
-    assert len(found) == 6
-    assert {one.precision for one in found} == {"fp16"}
-    lines = shown("info", looped_bundle.path).splitlines()
-    for one in found:
-        assert any(f" {one.part} " in line and "prediction" in line for line in lines), one
-    tier, nameless = looped_bundle.manifest.tiers[0], replace(found[0], part=None)
-    with pytest.raises(BundleError, match="latency part: got none, expected the part of a request, which has several"):
-        check(replace(looped_bundle.manifest, tiers=(replace(tier, latencies=(nameless,)),)), "manifest")
-
-
-def test_options_of_other_models_are_refused(looped_bundle):
-    with pytest.raises(UsageError, match=r"--lengths: got \(8,\), expected none for looped-linear, which is looped"):
-        invoke(estimate, looped_bundle.path, "--lengths", "8")
