@@ -54,9 +54,14 @@ def estimate(
     with progress() as bar:
         task = bar.add_task(f"predicting {bundle.name}", total=None, note="")
         estimated = estimate_bundle(
-            bundle, device, mode, lengths=lengths, batches=batches or (1,), loops=loops,
+            bundle,
+            device,
+            mode,
+            lengths=lengths,
+            batches=batches or (1,),
+            loops=loops,
             on_tier=lambda done, tiers: bar.update(task, completed=done, total=tiers),
-        )  # fmt: skip
+        )
     if as_json:
         print_json(estimated)
     else:
@@ -66,9 +71,19 @@ def estimate(
 def _print(result: Estimate) -> None:
     parts = ["part"] if any(row.part for row in result.rows) else []
     columns = (
-        "tier", *parts, "precision", "rows", "tokens", "GFLOP", "kernels", "ms", "from", "to", "bound by",
+        "tier",
+        *parts,
+        "precision",
+        "rows",
+        "tokens",
+        "GFLOP",
+        "kernels",
+        "ms",
+        "from",
+        "to",
+        "bound by",
         "times faster",
-    )  # fmt: skip
+    )
     rows = [
         (
             row.tier,

@@ -193,10 +193,21 @@ def finetune(
     for run_seed, run in runs.items():
         with watching(run.name) as watch:
             metrics = finetune_run(
-                selected, source, data, reader, run, recipe, seed=run_seed, max_length=max_length, data_dir=read_from,
-                teacher=data.teacher or teacher, int8=input_ranges_of if int8 else None, device=device,
-                tensorboard=tensorboard, observer=watch,
-            )  # fmt: skip
+                selected,
+                source,
+                data,
+                reader,
+                run,
+                recipe,
+                seed=run_seed,
+                max_length=max_length,
+                data_dir=read_from,
+                teacher=data.teacher or teacher,
+                int8=input_ranges_of if int8 else None,
+                device=device,
+                tensorboard=tensorboard,
+                observer=watch,
+            )
         trained.append(metrics)
     metrics = pooled(trained)
     if as_json:

@@ -52,9 +52,15 @@ def plan(run: Path, names: tuple[str, ...], tables: tuple[Path, ...], options: P
         from export.reduce.comparison import compare_plans
     with reduction_progress() as on_progress:
         compared = compare_plans(
-            run, data_dir, options.target_speedup, targets, points=points, examples=options.examples,
-            precision=precision, on_progress=on_progress,
-        )  # fmt: skip
+            run,
+            data_dir,
+            options.target_speedup,
+            targets,
+            points=points,
+            examples=options.examples,
+            precision=precision,
+            on_progress=on_progress,
+        )
     if as_json:
         print_json(compared)
     else:

@@ -105,9 +105,17 @@ def reduce(
         remark(f"{out.name}: resumes from the timings and layers in {state_of(run, out)}")
     with reduction_progress() as on_progress:
         reduced = reduce_run(
-            run, data_dir, out, options.target_speedup, points=points, examples=options.examples, target=target,
-            precision=precision, strategy=strategy, on_progress=on_progress,
-        )  # fmt: skip
+            run,
+            data_dir,
+            out,
+            options.target_speedup,
+            points=points,
+            examples=options.examples,
+            target=target,
+            precision=precision,
+            strategy=strategy,
+            on_progress=on_progress,
+        )
     if target == THIS and reduced.measured_speedup < _SLOWER * reduced.expected_speedup:
         remark(
             f"{out.name}: {reduced.measured_speedup:.2f} times faster, where the timed shapes promised "

@@ -43,9 +43,13 @@ def shapes(
     with progress() as bar:
         task = bar.add_task("writing shapes", total=None, note="")
         written = write_shapes(
-            model, out, lengths=lengths, runtimes=artifacts or RUNTIMES, replace=replace,
+            model,
+            out,
+            lengths=lengths,
+            runtimes=artifacts or RUNTIMES,
+            replace=replace,
             on_shape=lambda done, total: bar.update(task, completed=done, total=total),
-        )  # fmt: skip
+        )
     if as_json:
         print_json(written)
         return

@@ -17,9 +17,15 @@ from export.errors import DataError, listed
 
 _TEXTS = ("text", "sentence", "review", "comment", "content", "message", "document", "body", "tweet", "headline")
 _PAIRS = (
-    ("text_a", "text_b"), ("text1", "text2"), ("text", "text_pair"), ("sentence1", "sentence2"),
-    ("sentence_a", "sentence_b"), ("question1", "question2"), ("question", "sentence"), ("premise", "hypothesis"),
-)  # fmt: skip
+    ("text_a", "text_b"),
+    ("text1", "text2"),
+    ("text", "text_pair"),
+    ("sentence1", "sentence2"),
+    ("sentence_a", "sentence_b"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("premise", "hypothesis"),
+)
 _LABELS = ("label", "target", "score", "class", "category", "sentiment", "rating", "stars")
 #: Labels, in small letters, that programs write for a missing one. "None" and "NA" are not among them: they also name
 #: classes. Classes that a data set declares may have these names: nan is a language, for example.

@@ -117,10 +117,18 @@ def estimate_bundle(
         mean, source = means[tier_name] if part.whole else (None, "")
         files = models[tier_name]
         row = Row(
-            tier=tier_name, precision=files[manifest.roles[-1]].artifact.precision, rows=part.rows, tokens=part.tokens,
-            milliseconds=prediction.milliseconds, prediction=prediction, times_faster=times_faster, part=part.name,
-            counted=all(file.launches is not None for file in files.values()), loops=mean, loops_source=source,
-        )  # fmt: skip
+            tier=tier_name,
+            precision=files[manifest.roles[-1]].artifact.precision,
+            rows=part.rows,
+            tokens=part.tokens,
+            milliseconds=prediction.milliseconds,
+            prediction=prediction,
+            times_faster=times_faster,
+            part=part.name,
+            counted=all(file.launches is not None for file in files.values()),
+            loops=mean,
+            loops_source=source,
+        )
         rows.append(row)
     recommended, reason = _recommended([row for row in rows if row.loops] or rows)
     bounds = {regime: ERRORS[regime] for regime in ERRORS if any(regime in row.prediction.regimes for row in rows)}

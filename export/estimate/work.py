@@ -147,6 +147,12 @@ def product(rows: int, inner: int, width: int, precision: str = _PRECISION, conv
     """Return the kernel of a matrix product, or of a convolution that reads so many values."""
     size = ITEM_BYTES[precision]
     return Kernel(
-        "product", 2e-9 * rows * inner * width, precision, rows, inner, bool(convolved),
-        weight_bytes=size * inner * width, activation_bytes=size * ((convolved or rows * inner) + rows * width),
-    )  # fmt: skip
+        "product",
+        2e-9 * rows * inner * width,
+        precision,
+        rows,
+        inner,
+        bool(convolved),
+        weight_bytes=size * inner * width,
+        activation_bytes=size * ((convolved or rows * inner) + rows * width),
+    )

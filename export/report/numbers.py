@@ -152,9 +152,16 @@ def report_of(run: Path, opened: OpenedModel, task: Task, items: Items) -> Repor
         _split(name, read_matching(run, name, one.targets), one, items) for name, one in items.measured.items()
     )
     return Report(
-        str(run), task.name, task.headline, opened.metrics, speed_of(opened.config, opened.architecture),
-        opened.config.provenance, items.files, items.rows, splits,
-    )  # fmt: skip
+        str(run),
+        task.name,
+        task.headline,
+        opened.metrics,
+        speed_of(opened.config, opened.architecture),
+        opened.config.provenance,
+        items.files,
+        items.rows,
+        splits,
+    )
 
 
 def _split(name: str, predictions: Predictions, items: SplitItems, every: Items) -> Split:

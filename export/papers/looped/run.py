@@ -92,10 +92,17 @@ def tables_of(task: TaskResult) -> list[Table]:
     """Return the tables of a function class and size."""
     name = f"{task.function}, d = {task.dims}, {task.points - 1} pairs"
     groups = [
-        (one.name, seeds_of(len(one.by_seed)), f"{one.parameters:,}", one.loops, one.error, _number(one.longest),
-         ", ".join(map(_number, one.by_seed.values())))
+        (
+            one.name,
+            seeds_of(len(one.by_seed)),
+            f"{one.parameters:,}",
+            one.loops,
+            one.error,
+            _number(one.longest),
+            ", ".join(map(_number, one.by_seed.values())),
+        )
         for one in task.groups
-    ]  # fmt: skip
+    ]
     heads = ("model", "seeds", "parameters", "loops", "error", "after most loops", "by seed")
     common = sorted(set(range(1, task.points)).intersection(*task.by_pairs.values()))
     pairs = common[:: len(common) // -_COLUMNS][::-1]  # the last one, and even steps before it
