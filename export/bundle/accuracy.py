@@ -16,18 +16,17 @@ import torch
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
+from export.bundle.exportable import OnRows
 from export.bundle.exported import int8_tier
 from export.bundle.tier_files import ExportedArtifact
 from export.data.tokens import Rows, sorted_batches
 from export.finetune.imported import ImportedTask
 from export.finetune.predictions import Predicted, Predictions, paired
 from export.finetune.task import Task
-from export.models.heads import Outputs, SpanClassifier
+from export.models.heads import Outputs
 from export.quantize.calibration import feeds_of
 
 _BATCH = 16
-#: Called with the file that is measured, the rows that are done, and all rows.
-OnRows = Callable[[str, int, int], None]
 
 
 def outputs_by_row(
@@ -140,12 +139,11 @@ def _predictions(outputs: Sequence[Mapping[str, Array]], targets: Array) -> Pred
 
 def _without_padding(task: ImportedTask, rows: Sequence[Mapping[str, Array]], lengths: Array) -> list[Outputs]:
     head = task.original
-    found: list[Outputs] = []
-    for row, length in zip(rows, lengths, strict=True):
-        end = length if head.by_token else None
-        tensors = [torch.from_numpy(row[name][:end]) for name in head.outputs]
-        found.append((tensors[0], tensors[1]) if isinstance(head, SpanClassifier) else tensors[0])
-    return found
+    ends = lengths if head.by_token else [None] * len(rows)
+    return [
+        head.joined([torch.from_numpy(row[name][:end]) for name in head.outputs])
+        for row, end in zip(rows, ends, strict=True)
+    ]
 
 
 def _difference(metric: str, split: str, found: Predictions, fp32: Predictions) -> Measure:

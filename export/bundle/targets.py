@@ -12,38 +12,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge.errors import Raw, UsageError
-from export.bundle.exported import FULL, Exported, int8_tier
+from export.bundle.exported import FULL, RUNTIMES, int8_tier
 from export.bundle.outputs import check_bundle, check_name
 from export.finetune import data_inputs, place_of_data
 from export.training.points import THIS
 from export.training.runs import RunConfig, read_config, recorded
 
 if TYPE_CHECKING:
-    from export.bundle.accuracy import OnRows
-
-
-class Options(NamedTuple):
-    """Options of an export; see ``fewheads export``."""
-
-    repository: Path
-    version: int
-    artifacts: Sequence[str]
-    measure: bool
-    replace: bool
+    from export.bundle.exportable import Exportable
 
 
 class Kind(NamedTuple):
     """A kind of run that becomes a bundle.
 
     Attributes:
-        export: writes the bundle; called with the rows of a file that are measured.
-        name_of: the name of a run's bundle, None for a run of another kind; None where the user gives the name.
+        exportable: loads torch, and returns the model that becomes the bundle of a target.
+        name_of: the name of a run's bundle; None where the user gives the name.
         has_tiers: whether several runs become the tiers of one bundle.
+        has_artifacts: whether its files are of one runtime each, so that ``--artifacts`` chooses among them.
     """
 
-    export: Callable[[Target, Options, OnRows], Exported]
-    name_of: Callable[[RunConfig], str | None] = lambda config: None
-    has_tiers: bool = False
+    exportable: Callable[[Target], Exportable]
+    name_of: Callable[[RunConfig], str] | None = None
+    has_tiers: bool = True
+    has_artifacts: bool = True
 
 
 class Target(NamedTuple):
@@ -52,6 +44,7 @@ class Target(NamedTuple):
     Attributes:
         tiers: their names; empty for a kind with one tier.
         data: data directory of fine-tuned runs; of imported ones their texts or images, None for some of ours.
+        artifacts: of :data:`export.bundle.exported.RUNTIMES`.
     """
 
     kind: Kind
@@ -60,38 +53,40 @@ class Target(NamedTuple):
     runs: tuple[Path, ...]
     tiers: tuple[str, ...]
     data: Path | None
+    artifacts: tuple[str, ...]
 
 
 def targets_of(
     runs: Sequence[Path],
-    kinds: Sequence[Kind],
-    named: Kind,
-    options: Options,
+    kind_of: Callable[[RunConfig], Kind],
+    repository: Path,
     *,
+    version: int,
+    replace: bool,
     name: str | None,
     tiers: Sequence[str],
+    artifacts: tuple[str, ...],
     data_dir: Path | None,
     data: Path | None,
 ) -> list[Target]:
     """Return the bundles of runs: those of one kind and name are tiers of one bundle, where the kind has tiers.
 
     Args:
-        kinds: those whose bundles have the names of their models.
-        named: the kind of all other runs, whose bundle has the given name.
-        name: of the bundle of runs that are not of ``kinds``; None for the others.
+        name: of the bundle of the runs that have no name by their kind.
+        artifacts: runtimes whose files a bundle carries; empty for all.
         data_dir: data directory; None for the one that the first run recorded.
         data: texts or images of imported runs; None for those that the first run with any recorded.
 
     Raises:
-        UsageError: names and runs do not go together, or a bundle may not be written to its path.
+        UsageError: options and runs do not go together, or a bundle may not be written to its path.
     """
     configs = [_config(run) for run in runs]
     given = (place_of_data(config, data_dir, data) for config in configs)
     directory = next((path for path in given if path), None)
     groups: dict[str, tuple[Kind, str, list[int]]] = {}
     for number, (run, config) in enumerate(zip(runs, configs, strict=True)):
-        kind, own = next(((kind, own) for kind in kinds if (own := kind.name_of(config))), (named, None))
-        bundle = _checked_name(run, config, own, name)
+        kind = kind_of(config)
+        bundle = _checked_name(run, config, kind, name)
         key = bundle if kind.has_tiers else f"{bundle} {number}"
         groups.setdefault(key, (kind, bundle, []))[2].append(number)
     inputs: dict[str, Path | None] = {f"run {run}": run for run in runs}
@@ -101,13 +96,16 @@ def targets_of(
     for kind, bundle, numbers in groups.values():
         chosen, described = [runs[number] for number in numbers], [configs[number] for number in numbers]
         names = _checked_tiers(kind, bundle, chosen, described, tiers)
-        path = options.repository / f"{bundle}-{options.version}"
-        targets.append(Target(kind, path, bundle, tuple(chosen), names, directory))
-        if path in [other.directory for other in targets[:-1]]:
+        if artifacts and not kind.has_artifacts:
+            expected = f"nothing for {bundle}, whose one file is for every runtime"
+            raise UsageError("--artifacts", given=artifacts[0], expected=expected, fix="Leave --artifacts out.")
+        path = repository / f"{bundle}-{version}"
+        if path in [other.directory for other in targets]:
             fix = "Export one of them at a time, with another --version."
             again = Raw("a second run of this model")
             raise UsageError(f"bundle {path}", given=again, expected="one run for each bundle", fix=fix)
-        check_bundle(path, inputs, replace=options.replace)
+        targets.append(Target(kind, path, bundle, tuple(chosen), names, directory, artifacts or RUNTIMES))
+        check_bundle(path, inputs, replace=replace)
     return targets
 
 
@@ -120,17 +118,20 @@ def _config(run: Path) -> RunConfig:
     raise UsageError(f"run {run}", given=given, expected=expected, fix=fix)
 
 
-def _checked_name(run: Path, config: RunConfig, own: str | None, name: str | None) -> str:
-    """Return the name of a run's bundle: its own, or the given one."""
-    if own is None and name is None:
+def _checked_name(run: Path, config: RunConfig, kind: Kind, name: str | None) -> str:
+    """Return the name of a run's bundle: that of its kind, or the given one."""
+    if kind.name_of is None:
+        if name is not None:
+            return check_name("--name", name)
         example = Path(config.arguments.get("task", "my-model")).stem.lower()
         fix = f"Give --name, for example --name {example}; all runs become tiers of that bundle."
         given, expected = Raw("a fine-tuned run without --name"), "--name, the name of its bundle"
         raise UsageError(f"run {run}", given=given, expected=expected, fix=fix)
-    if own is not None and name is not None:
-        expected = f"no name for run {run}, because its bundle is named {own}"
+    bundle = kind.name_of(config)
+    if name is not None:
+        expected = f"no name for run {run}, because its bundle is named {bundle}"
         raise UsageError("--name", given=name, expected=expected, fix="Leave --name out, or that run.")
-    return own or check_name("--name", name)
+    return bundle
 
 
 def _checked_tiers(

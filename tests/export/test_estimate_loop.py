@@ -10,10 +10,11 @@ from edge.bundles.bundle import Bundle
 from edge.bundles.rules import check
 from edge.errors import BundleError, UsageError
 from edge.programs.tier_program import golden_loops, load_tier
+from export.bundle.exportable import export_bundle
 from export.cli.estimate import estimate
 from export.estimate.devices import DEFAULT_BOARD
 from export.estimate.estimate import estimate_bundle
-from export.papers.looped.bundle import export_looped
+from export.papers.looped.bundle import LoopedRuns
 from export.papers.looped.recipes import plan_of
 from export.papers.looped.train import train_run
 from tests.support.commands import shown
@@ -24,7 +25,7 @@ from tests.support.task_data import invoke
 def bundle(tmp_path_factory):
     place = tmp_path_factory.mktemp("looped")
     train_run("linear", plan_of("linear", "small", dim=8, steps=1), place / "run", seed=0)
-    return Bundle.open(export_looped([place / "run"], place).bundle)
+    return Bundle.open(export_bundle(LoopedRuns([place / "run"]), place).bundle)
 
 
 def test_a_request_is_an_embedding_and_its_loops(bundle, tmp_path):

@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 
 from edge import __version__
-from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, Manifest, Profile, Provenance, Tier
 from edge.bundles.steps import ImagePreprocess
 from edge.datatypes import Array
-from edge.errors import BundleError, UsageError
+from edge.errors import UsageError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
+from export.bundle.exportable import Contents, write_contents
 from export.bundle.exported import FULL
 from export.bundle.outputs import check_bundle, check_name
 from export.bundle.pack.golden import (
@@ -185,7 +185,7 @@ def pack_model(
         tiers.setdefault(variant.tier, []).append(variant.artifact)
     manifest = Manifest(
         name=name,
-        version=version,
+        version=1,
         description=f"{path.name}, as given to 'fewheads pack'",
         inputs=specs[0],
         outputs=specs[1],
@@ -200,11 +200,12 @@ def pack_model(
         measures=tuple(measure for variant in variants for measure in variant.measures),
     )
     begin("writing")
-    files = {given.file: model.data, manifest.golden: golden.encode()}
+    files: dict[str, bytes | Golden] = {given.file: model.data, manifest.golden: golden}
     files |= {variant.artifact.file: variant.data for variant in variants}
-    written = write_bundle(target, _with_latencies(manifest, files, model), files, replace=replace)
+    contents = Contents(manifest, files, predicted="never" if model.operators.control_flow else "countable")
+    write_contents(contents, target, version=version, replace=replace)
     return Packed(
-        str(written.path),
+        str(target),
         max_batch_size,
         source,
         golden.rows,
@@ -217,18 +218,6 @@ def pack_model(
 def _file(tier: str, artifact: Artifact, data: bytes, errors: Sequence[OutputError] = ()) -> PackedFile:
     rms, largest = (max(values, default=None) for values in ([e.rms for e in errors], [e.largest for e in errors]))
     return PackedFile(tier, artifact.file, artifact.runtime, artifact.precision, len(data), rms, largest)
-
-
-def _with_latencies(manifest: Manifest, files: dict[str, bytes], model: OnnxModel) -> Manifest:
-    """Return the manifest with predicted latencies, unless the work of the graph does not follow from its nodes."""
-    if model.operators.control_flow:
-        return manifest
-    from export.bundle.latencies import with_latencies  # it imports onnx, which no help needs
-
-    try:
-        return with_latencies(manifest, files)
-    except BundleError:
-        return manifest
 
 
 def _golden(
