@@ -7,7 +7,9 @@ QuantizeLinear does, and multiplies what DequantizeLinear returns. Sums and roun
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -46,9 +48,8 @@ def outputs_by_row(
         rows_at_once: whether rows may share a run: in dynamic INT8, they would share their scales.
         on_rows: called with the rows that are done, and all rows.
     """
-    runner = OnnxRuntimeRunner(data, subject=subject)
     found: dict[int, dict[str, Array]] = {}
-    try:
+    with closing(OnnxRuntimeRunner(data, subject=subject)) as runner:
         for indices in sorted_batches(rows.lengths, _BATCH if rows_at_once else 1):
             feeds = feeds_of(rows, indices)
             feeds["offsets"] = np.zeros((*feeds["inputs"].shape[:2], 2), np.int64)
@@ -57,23 +58,12 @@ def outputs_by_row(
             for place, row in enumerate(indices):
                 found[row] = {name: array[place] for name, array in outputs.items()}
             on_rows(len(found), len(rows.targets))
-    finally:
-        runner.close()
     return [found[row] for row in range(len(rows.targets))]
 
 
-def predict_file(
-    data: bytes,
-    rows: Rows,
-    *,
-    subject: str,
-    names: Mapping[str, str] | None = None,
-    rows_at_once: bool = True,
-    on_rows: Callable[[int, int], None] = lambda done, rows: None,
-) -> Predictions:
-    """Return the predictions of a classifier's file; arguments as :func:`outputs_by_row`."""
-    outputs = outputs_by_row(data, rows, subject=subject, names=names, rows_at_once=rows_at_once, on_rows=on_rows)
-    return _predictions(outputs, rows.targets)
+def predict_file(data: bytes, rows: Rows, **options: Any) -> Predictions:
+    """Return the predictions of a classifier's file; options as those of :func:`outputs_by_row`."""
+    return _predictions(outputs_by_row(data, rows, **options), rows.targets)
 
 
 def int8_measures(

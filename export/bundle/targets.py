@@ -28,14 +28,13 @@ class Kind(NamedTuple):
     Attributes:
         exportable: loads torch, and returns the model that becomes the bundle of a target.
         name_of: the name of a run's bundle; None where the user gives the name.
-        has_tiers: whether several runs become the tiers of one bundle.
-        has_artifacts: whether its files are of one runtime each, so that ``--artifacts`` chooses among them.
+        has_tiers: whether several runs become the tiers of one bundle, with a file for each runtime; else a run becomes
+            one file for all of them.
     """
 
     exportable: Callable[[Target], Exportable]
     name_of: Callable[[RunConfig], str] | None = None
     has_tiers: bool = True
-    has_artifacts: bool = True
 
 
 class Target(NamedTuple):
@@ -96,7 +95,7 @@ def targets_of(
     for kind, bundle, numbers in groups.values():
         chosen, described = [runs[number] for number in numbers], [configs[number] for number in numbers]
         names = _checked_tiers(kind, bundle, chosen, described, tiers)
-        if artifacts and not kind.has_artifacts:
+        if artifacts and not kind.has_tiers:
             expected = f"nothing for {bundle}, whose one file is for every runtime"
             raise UsageError("--artifacts", given=artifacts[0], expected=expected, fix="Leave --artifacts out.")
         path = repository / f"{bundle}-{version}"

@@ -55,8 +55,8 @@ def _classifiers(target: Target) -> Exportable:
 
 #: Kinds by the models of their runs; all other runs are classifiers, or embed.
 KINDS = {
-    **dict.fromkeys(SUMMING, Kind(_sums, lambda config: config.model, has_tiers=False, has_artifacts=False)),
-    STACK: Kind(_stack, lambda config: config.model, has_tiers=False, has_artifacts=False),
+    **dict.fromkeys(SUMMING, Kind(_sums, lambda config: config.model, has_tiers=False)),
+    STACK: Kind(_stack, lambda config: config.model, has_tiers=False),
     looped.MODEL: Kind(_looped, lambda config: f"{looped.PREFIX}{config.arguments.get('function')}"),
 }
 CLASSIFIERS = Kind(_classifiers)
@@ -78,15 +78,16 @@ CLASSIFIERS = Kind(_classifiers)
     "--artifacts",
     multiple=True,
     type=click.Choice(RUNTIMES),
-    help="Runtime whose files a bundle of fine-tuned runs carries, repeatable; both by default. Without onnxruntime, a "
-    "board serves it only where TensorRT runs.",
+    help="Runtime whose files a bundle carries, repeatable; both by default, and of calculators always. Without "
+    "onnxruntime, a board serves it only where TensorRT runs.",
 )
 @click.option(
     "--measure/--no-measure",
     default=True,
     show_default=True,
-    help="Measure the files in INT8 on the hold-out and dev, of imported runs on a tenth of --data, and time those of "
-    "all tiers on this machine, for the manifest; a minute for two thousand texts.",
+    help="Measure the files in INT8 on the hold-out and dev, of imported runs on a tenth of --data, and those of "
+    "calculators on all splits, and time them on this machine, for the manifest; a minute for two thousand texts. "
+    "Without, or of looped runs, it has what the runs recorded.",
 )
 @run_data_dir_option
 @imported_data_option

@@ -86,7 +86,7 @@ class Teacher:
         ]
         columns = zip(*(_tensors(row.outputs) for row in kept), strict=True)
         padded = [pad_sequence(list(column), True, self.model.padding).to(device) for column in columns]
-        return TeacherOutputs(_like(kept[0].outputs, padded), states)
+        return TeacherOutputs(self.model.joined(padded), states)
 
 
 class TaskObjective:
@@ -176,7 +176,7 @@ def outputs_of(model: Head, batch: Batch) -> Outputs:
     [N, T].
     """
     outputs: Outputs = model(batch.inputs, batch.mask, batch.segments)
-    return _like(outputs, [tensor.float() for tensor in _tensors(outputs)])
+    return model.joined([tensor.float() for tensor in _tensors(outputs)])
 
 
 def outputs_by_row(
@@ -204,7 +204,7 @@ def outputs_by_row(
                 for tensor in _tensors(outputs)
             ]
             of_row = [state[index, :length].to("cpu", _KEPT, copy=True) for state in states]
-            kept[row] = TeacherOutputs(_like(outputs, cut), of_row)
+            kept[row] = TeacherOutputs(model.joined(cut), of_row)
         on_rows(len(kept), len(lengths))
     return [kept[row] for row in range(len(lengths))]
 
@@ -274,8 +274,3 @@ def _run(model: Head, batch: Batch, layers: Sequence[int], precision: Precision)
 
 def _tensors(outputs: Outputs) -> tuple[Tensor, ...]:
     return (outputs,) if isinstance(outputs, Tensor) else outputs
-
-
-def _like(outputs: Outputs, tensors: Sequence[Tensor]) -> Outputs:
-    """Return tensors in the form of outputs: one alone, or a pair."""
-    return tensors[0] if isinstance(outputs, Tensor) else (tensors[0], tensors[1])

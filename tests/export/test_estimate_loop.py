@@ -12,6 +12,7 @@ from edge.errors import BundleError, UsageError
 from edge.programs.tier_program import golden_loops, load_tier
 from export.bundle.exportable import export_bundle
 from export.cli.estimate import estimate
+from export.cli.export import export
 from export.estimate.devices import DEFAULT_BOARD
 from export.estimate.estimate import estimate_bundle
 from export.papers.looped.bundle import LoopedRuns
@@ -62,6 +63,14 @@ def test_the_manifest_has_the_predictions_of_estimate(bundle, monkeypatch):
     tier, nameless = bundle.manifest.tiers[0], replace(found[0], part=None)
     with pytest.raises(BundleError, match="latency part: got none, expected the part of a request, which has several"):
         check(replace(bundle.manifest, tiers=(replace(tier, latencies=(nameless,)),)), "manifest")
+
+
+def test_a_bundle_carries_the_files_of_chosen_runtimes(bundle, tmp_path):
+    options = ("--artifacts", "onnxruntime", "--no-measure", "--json")
+    (made,) = json.loads(invoke(export, bundle.path.parent / "run", "--repository", tmp_path, *options))
+    (tier,) = Bundle.open(made["bundle"]).manifest.tiers
+    assert [(one.role, one.runtime) for one in tier.artifacts] == [("embed", "any"), ("step", "onnxruntime")]
+    assert tier.latencies == ()
 
 
 def test_options_of_other_models_are_refused(bundle):

@@ -1,8 +1,10 @@
 import json
 
+import msgspec
 import pytest
 
 from edge.bundles.bundle import Bundle
+from edge.bundles.latency import PredictedLatency
 from edge.errors import UsageError
 from export.cli.export import export
 from export.cli.train import train
@@ -36,8 +38,11 @@ def test_tables(runs, tmp_path):
     shown = invoke(train, "calculator-fnn2", "--epochs", 1, "--out", tmp_path)
     for text in ("6,211 parameters", "2.23", "from a slip in its code"):
         assert text in shown
-    shown = invoke(export, runs / "calculator-gate", "--repository", tmp_path)
+    shown = invoke(export, runs / "calculator-gate", "--repository", tmp_path, "--no-measure")
     assert "largest difference to torch" in " ".join(shown.split())
+    manifest, recorded = Bundle.open(tmp_path / "calculator-gate-1").manifest, runs / "calculator-gate" / "metrics.json"
+    assert msgspec.to_builtins(manifest.measures) == json.loads(recorded.read_text())["measures"]
+    assert {type(one) for one in manifest.tiers[0].latencies} == {PredictedLatency}
 
 
 def test_several_seeds_give_means_with_intervals(tmp_path):
@@ -72,6 +77,7 @@ def test_a_calculator_has_the_name_of_its_model_and_one_tier(runs, tmp_path):
     for options, message in (
         ((run, "--name", "sum"), r"--name: got 'sum', .*its bundle is named calculator-gate"),
         ((run, "--tier-name", "x"), "--tier-name: got 'x', expected no name: calculator-gate has one tier"),
+        ((run, "--artifacts", "tensorrt"), "--artifacts: got 'tensorrt', expected nothing for calculator-gate, whose"),
         ((run, run), r"calculator-gate-1: got a second run of this model"),
     ):
         with pytest.raises(UsageError, match=message):

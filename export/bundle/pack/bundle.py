@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -139,8 +140,7 @@ def pack_model(
     model = read_model(path)
     for option in [f"--{kind}" for kind in ("fp16", "int8") if getattr(options, kind)]:
         check_convertible(model, option)
-    runner = load_model(model)
-    try:
+    with closing(load_model(model)) as runner:
         specs = runner.inputs, runner.outputs
         max_batch_size = _max_batch_size(runner, path, options.max_batch_size)
         # Before the profiles, which would ask for the sizes of dynamic images that --image refuses.
@@ -154,8 +154,6 @@ def pack_model(
         # Requests never share a run of an INT8 tier, because dynamic quantization depends on the whole run.
         if max_batch_size > 1 and model.precision != "int8":
             check_rows_independent(runner, golden, tolerance, path)
-    finally:
-        runner.close()
     runtime = "onnxruntime" if model.operators.only_onnxruntime else "any"
     given = Artifact(
         file="model.onnx", runtime=runtime, precision=model.precision, opset=model.opset, tolerance=tolerance

@@ -87,14 +87,8 @@ def check_repeatable(
 ) -> None:
     """Check that a second run of the graph gives the golden outputs."""
     again = outputs_of(runner, golden.inputs, max_batch_size, f"model {path}")
-    for diff in compare(again, golden, tolerance).outputs:
-        if not diff.passed:
-            raise GoldenError(
-                f"output {diff.name!r} of {path} for the same inputs",
-                given=Raw(f"a largest difference of {diff.max_abs_diff:.3g}"),
-                expected=f"at most {diff.allowed:.3g}",
-                fix="Export the model in evaluation mode, without random operators.",
-            )
+    fix = "Export the model in evaluation mode, without random operators."
+    _check_same(again, golden, tolerance, GoldenError, f"{path} for the same inputs", "", fix)
 
 
 def check_rows_independent(runner: OnnxRuntimeRunner, golden: Golden, tolerance: Tolerance, path: Path) -> None:
@@ -103,13 +97,25 @@ def check_rows_independent(runner: OnnxRuntimeRunner, golden: Golden, tolerance:
     beside = {name: np.concatenate([array, _neighbour(golden.inputs[name])]) for name, array in row.items()}
     joined = {name: output[:1] for name, output in outputs_of(runner, beside, 0, f"model {path}").items()}
     alone = Golden(row, outputs_of(runner, row, 0, f"model {path}"))
-    for diff in compare(joined, alone, tolerance).outputs:
+    where, reason = f"{path} for a row alone and beside another one", ", because a server joins the requests of clients"
+    fix = "Export the model in evaluation mode, or give --max-batch-size 0 if it has no batch dimension."
+    _check_same(joined, alone, tolerance, UsageError, where, reason, fix)
+
+
+def _check_same(
+    got: Mapping[str, Array],
+    golden: Golden,
+    tolerance: Tolerance,
+    error: type[GoldenError | UsageError],
+    where: str,
+    reason: str,
+    fix: str,
+) -> None:
+    for diff in compare(got, golden, tolerance).outputs:
         if not diff.passed:
-            raise UsageError(
-                f"output {diff.name!r} of {path} for a row alone and beside another one",
-                given=Raw(f"a difference of {diff.max_abs_diff:.3g}"),
-                expected=f"at most {diff.allowed:.3g}, because a server joins the requests of several clients",
-                fix="Export the model in evaluation mode, or give --max-batch-size 0 if it has no batch dimension.",
+            given = Raw(f"a largest difference of {diff.max_abs_diff:.3g}")
+            raise error(
+                f"output {diff.name!r} of {where}", given=given, expected=f"at most {diff.allowed:.3g}{reason}", fix=fix
             )
 
 

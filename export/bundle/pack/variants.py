@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -121,11 +122,8 @@ def _with_fewest_kernels(folded: bytes, checks: Checks) -> bytes:
     golden = checks.golden
     try:
         changed = fewest_kernels(folded)
-        runner = OnnxRuntimeRunner(changed, subject="model with fewer kernels")
-        try:
+        with closing(OnnxRuntimeRunner(changed, subject="model with fewer kernels")) as runner:
             got = outputs_of(runner, golden.inputs, checks.max_batch_size, "model with fewer kernels")
-        finally:
-            runner.close()
     except Exception:  # onnx and ONNX Runtime raise classes of their own
         _LOG.debug("The graph keeps its kernels", exc_info=True)
         return folded
@@ -154,10 +152,8 @@ def _checked(
     except BundleError as error:
         fix = f"Leave {option} out."
         raise UsageError(error.subject, given=error.given, expected=error.expected, fix=fix) from None
-    try:
+    with closing(runner):
         got = outputs_of(runner, checks.golden.inputs, checks.max_batch_size, subject, f"Leave {option} out.")
-    finally:
-        runner.close()
     if runtime == "tensorrt":
         _check_range(data, option, subject, checks)
     errors = check_accuracy(got, checks.golden, checks.max_batch_size > 0, option, subject, checks.absent)
@@ -196,10 +192,7 @@ def overflowing_tensor(model: bytes, inputs: Mapping[str, Array], subject: str) 
     halves = [one for one in graph.value_info if one.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16]
     graph.output.extend(halves)
     order = {name: place for place, node in enumerate(graph.node) for name in node.output}
-    runner = OnnxRuntimeRunner(shown.SerializeToString(), subject=subject)
-    try:
+    with closing(OnnxRuntimeRunner(shown.SerializeToString(), subject=subject)) as runner:
         outputs = runner.infer(inputs)
-    finally:
-        runner.close()
     bad = [one.name for one in halves if (np.isnan(outputs[one.name]) | np.isposinf(outputs[one.name])).any()]
     return min(bad, key=lambda name: order.get(name, -1), default=None)
