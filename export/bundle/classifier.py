@@ -31,16 +31,15 @@ from export.bundle.tier_files import ExportedArtifact, export_tier, files_of, ti
 from export.data.examples import HOLDOUT, Examples, drawn, limited, split_holdout
 from export.data.images import ImageFolder, Images, ImageShape, image_step
 from export.data.unlabelled import MAX_TEXT_BYTES, read_image, read_pixels, sample_texts
-from export.finetune import answers_like_imported
+from export.finetune import IMPORTED
 from export.finetune.image_tasks import ImageTask
-from export.finetune.imported import MOST_HELD_OUT, check_alike
+from export.finetune.imported import MOST_HELD_OUT, ImportedTask, check_alike
 from export.finetune.models import Architecture, OpenedModel, open_model
-from export.finetune.predictions import read_predictions
+from export.finetune.predictions import read_matching
+from export.finetune.questions import SQUAD, SquadQuestions, as_imported
 from export.finetune.run import task_of
 from export.finetune.text_tasks import SentenceTask
 from export.importing.image_processor import sample_images
-from export.importing.questions import as_imported
-from export.importing.questions import task_of as imported_task_of
 from export.models.convert import golden_of
 from export.models.heads import Head
 from export.quantize.calibration import CALIBRATION_ROWS
@@ -85,11 +84,12 @@ class Classifiers(NamedTuple):
         Raises:
             UsageError: a run is no classifier, or the runs are of different tasks, classes, inputs or images.
             DataError: ``data`` cannot be read.
+            CheckpointError: ``data`` are others than those that a run was measured on.
         """
         opened = [_opened(tier, run) for tier, run in zip(self.tiers, self.runs, strict=True)]
         first = opened[0]
         source: _FineTuned | _Imported
-        if answers_like_imported(first.opened.config):
+        if first.architecture.task in IMPORTED:
             source = _Imported(opened, self.data)
         else:
             assert self.data is not None, "only imported runs may have none"
@@ -179,16 +179,8 @@ class _FineTuned:
             return measures
         length = run.architecture.max_length
         splits = task.prepare(self._data_dir, task.reader(run.path), max_length=length, limit=None).measured
-        recorded = {} if trained else {split: read_predictions(run.path, split) for split in splits}
-        for split, predictions in recorded.items():
-            number, found = len(predictions.targets), len(splits[split].targets)
-            if number != found:
-                subject, expected = (
-                    f"{split} of {task.name} in {self._data_dir}",
-                    f"{number} rows, as the run was measured on",
-                )
-                fix = "Give the --data-dir that the run was trained with, or --no-measure."
-                raise UsageError(subject, given=Raw(f"{found} rows"), expected=expected, fix=fix)
+        kept = {} if trained else splits
+        recorded = {split: read_matching(run.path, split, rows.targets) for split, rows in kept.items()}
         names = self.inputs.batch_names
         made = int8_measures(task, run.tier, exported, splits, names=names, on_rows=on_rows, recorded=recorded)
         return made if trained else [*measures, *made]
@@ -202,7 +194,9 @@ class _Imported:
         for run in runs:
             fix = "Give an imported run first, and runs that were reduced from it; or runs on SQuAD alone."
             check_alike(f"run {run.path}", run.opened, first.architecture, first.path, fix)
-        self.task = task = imported_task_of(first.opened)
+        config = first.opened.config
+        is_squad = config is not None and config.arguments["task"] == SQUAD.name
+        self.task = task = (SquadQuestions if is_squad else ImportedTask)(first.architecture, first.head)
         self._data, self._first = data, first.path
         self.labels = labels = first.architecture.labels
         what = task.name.replace("-", " ")
@@ -259,10 +253,7 @@ class _WithOffsets(nn.Module):
 
 
 def _opened(tier: str, run: Path) -> _Run:
-    found = open_model(run)
-    like_imported = answers_like_imported(found.config)
-    if like_imported:
-        found = as_imported(found)
+    found = as_imported(open_model(run))
     head, architecture = found.head, found.architecture
     if architecture is None or head is None:
         fix = "Give runs of 'fewheads finetune' or 'fewheads reduce' on texts or images."

@@ -70,12 +70,6 @@ def is_imported(config: RunConfig | None) -> bool:
     return config is not None and config.own_data is None and config.arguments.get("task") in IMPORTED
 
 
-def answers_like_imported(config: RunConfig | None) -> bool:
-    """Return whether a bundle of a run has the inputs and outputs of an imported model: also of one on SQuAD."""
-    of_squad = config is not None and config.own_data is None and config.arguments.get("task") == "SQuAD"
-    return of_squad or is_imported(config)
-
-
 def place_of_data(config: RunConfig | None, data_dir: Path | None, data: Path | None) -> Path | None:
     """Return what the task of a run reads: ``data``, texts or images, for an imported model, else ``data_dir``.
 

@@ -143,100 +143,93 @@ HEAD = "text,label\n"
 GOOD = "".join(f"{text},{label}\n" for text, label in ROWS)
 
 
+def malformed(content, message, name="x.csv", **choices):
+    return name, content, choices, message
+
+
 @pytest.mark.parametrize(
     ("name", "content", "choices", "message"),
     [
-        ("x.csv", "id,words\n1,a\n", {}, r"--label: got no column with a common name, .* has the columns id, words"),
-        ("x.csv", "id,label\n1,a\n", {}, "--text: got no column with a common name"),
-        ("x.csv", "text,review,label\na,b,c\n", {}, "--text: got text and review, which could all be it"),
-        ("x.csv", HEAD + GOOD, {"texts": ("body",)}, "--text: got no column body, .* columns text, label: name one"),
-        ("x.csv", HEAD + GOOD + "a,b,c\n", {}, r"x\.csv line 42: got 3 cells, expected 2"),
-        ("x.tsv", "text\tlabel\n" + "a\n", {}, r"x\.tsv line 2: got 1 cells, .* Quotes mean nothing in \.tsv"),
-        ("x.csv", HEAD + GOOD + '"a,b\n', {}, r"x\.csv line 42: got unexpected end of data"),
-        ("x.csv", HEAD + GOOD + '"a"b,c\n', {}, r"x\.csv line 42: got .* expected a row of CSV"),
-        ("x.csv", HEAD + "caf\udce9,good\n", {}, r"x\.csv line 2: got byte 0xe9, .* expected UTF-8"),
-        ("x.csv", HEAD + GOOD + " ,good\n", {}, r"line 42 column text: got an empty cell, expected text"),
-        ("x.csv", HEAD + GOOD + "fine,\n", {}, r"line 42 column label: got an empty cell, expected a label"),
-        (
-            "x.csv",
-            HEAD + GOOD + "a,NaN\n" * 12,
-            {},
-            r"line 42 column label: got 'NaN', expected a label\. .* remove the row",
+        malformed("id,words\n1,a\n", r"--label: got no column with a common name, .* has the columns id, words"),
+        malformed("id,label\n1,a\n", "--text: got no column with a common name"),
+        malformed("text,review,label\na,b,c\n", "--text: got text and review, which could all be it"),
+        malformed(HEAD + GOOD, "--text: got no column body, .* columns text, label: name one", texts=("body",)),
+        malformed(HEAD + GOOD + "a,b,c\n", r"x\.csv line 42: got 3 cells, expected 2"),
+        malformed("text\tlabel\n" + "a\n", r"x\.tsv line 2: got 1 cells, .* Quotes mean nothing in \.tsv", "x.tsv"),
+        malformed(HEAD + GOOD + '"a,b\n', r"x\.csv line 42: got unexpected end of data"),
+        malformed(HEAD + GOOD + '"a"b,c\n', r"x\.csv line 42: got .* expected a row of CSV"),
+        malformed(HEAD + "caf\udce9,good\n", r"x\.csv line 2: got byte 0xe9, .* expected UTF-8"),
+        malformed(HEAD + GOOD + " ,good\n", r"line 42 column text: got an empty cell, expected text"),
+        malformed(HEAD + GOOD + "fine,\n", r"line 42 column label: got an empty cell, expected a label"),
+        malformed(
+            HEAD + GOOD + "a,NaN\n" * 12, r"line 42 column label: got 'NaN', expected a label\. .* remove the row"
         ),
-        ("x.tsv", "text\tlabel\na\t<NA>\nb\tgood\n", {}, r"x\.tsv line 2 column label: got '<NA>', expected a label"),
-        (
-            "x.jsonl",
+        malformed(
+            "text\tlabel\na\t<NA>\nb\tgood\n", r"x\.tsv line 2 column label: got '<NA>', expected a label", "x.tsv"
+        ),
+        malformed(
             '{"text": "a", "label": " nan"}\n{"text": "b", "label": "c"}\n',
-            {},
             "line 1 .* got ' nan', expected a label",
+            "x.jsonl",
         ),
-        ("x.csv", "text,text,label\na,b,c\n", {}, "heading: got 'text', expected each name once"),
-        ("x.csv", HEAD, {}, "got no rows, expected one at least, below the heading"),
-        ("x.csv", HEAD + "a,yes\n" * 9, {}, r"x\.csv column label: got the one class 'yes' in 9 examples"),
-        ("x.csv", HEAD + "a,good\nb,bad\n" * 9, {}, r"class 'bad': got no examples left to train on, .*held out"),
-        (
-            "x.csv",
+        malformed("text,text,label\na,b,c\n", "heading: got 'text', expected each name once"),
+        malformed(HEAD, "got no rows, expected one at least, below the heading"),
+        malformed(HEAD + "a,yes\n" * 9, r"x\.csv column label: got the one class 'yes' in 9 examples"),
+        malformed(HEAD + "a,good\nb,bad\n" * 9, r"class 'bad': got no examples left to train on, .*held out"),
+        malformed(
             HEAD + GOOD + "a,god\nb,god\n",
-            {},
             r"x\.csv column label: got 2 of 'god' \(.*x\.csv line 42\), expected 5 examples or more of each class",
         ),
-        ("x.csv", HEAD + GOOD, {"labels": ("bad", "good", "fair")}, "got 0 of 'fair', .* leave the class out"),
-        (
-            "x.csv",
+        malformed(HEAD + GOOD, "got 0 of 'fair', .* leave the class out", labels=("bad", "good", "fair")),
+        malformed(
             HEAD + "".join(f"text {row},id{row}\n" for row in range(10_000)),
-            {},
             r"got 10,000 classes in 10,000 examples, expected at most 4,096 classes\. .*--regression",
         ),
-        (
-            "x.csv",
+        malformed(
             HEAD + "".join(f"text {row},{row / 4}\n" for row in range(40)) + "a,n/a\n",
-            {},
             r"line 42 column label: got 'n/a', expected a number",
         ),
-        (
-            "x.csv",
+        malformed(
             HEAD + "a,1.5\nb,200.5\n",
-            {},
             r"line 3 column label: got '200\.5', expected a number from -10 to 10\. .*, or give --classification",
         ),
-        ("x.csv", HEAD + "a,2\n" * 9, {"regression": True}, r"x\.csv column label: got the one value 2"),
-        ("x.csv", HEAD + GOOD, {"labels": ("bad", "fine")}, "line 3 column label: got 'good', .* give --labels all"),
-        (
-            "x.csv",
+        malformed(HEAD + "a,2\n" * 9, r"x\.csv column label: got the one value 2", regression=True),
+        malformed(HEAD + GOOD, "line 3 column label: got 'good', .* give --labels all", labels=("bad", "fine")),
+        malformed(
             HEAD + "a,0.0\nb,1.0\n" * 9,
-            {"labels": ("bad", "good")},
             r"line 2 column label: got '0\.0', .* as the column has them, or new names for 0, 1",
+            labels=("bad", "good"),
         ),
-        ("x/cat/1.webp", "", {}, r"x: got 1 images in other formats, such as 1\.webp, expected images as \.jpg"),
-        ("x.csv", HEAD + GOOD, {"labels": ("bad",)}, r"--labels: got \['bad'\], expected two names or more"),
-        ("x.jsonl", '{"text": "a", "label": "b"}\n{"text": \n', {}, r"x\.jsonl line 2: got .* expected a JSON object"),
-        (
-            "x.jsonl",
+        malformed("", r"x: got 1 images in other formats, such as 1\.webp, expected images as \.jpg", "x/cat/1.webp"),
+        malformed(HEAD + GOOD, r"--labels: got \['bad'\], expected two names or more", labels=("bad",)),
+        malformed(
+            '{"text": "a", "label": "b"}\n{"text": \n', r"x\.jsonl line 2: got .* expected a JSON object", "x.jsonl"
+        ),
+        malformed(
             '{"text": "a", "label": "b"}\n{"text": "a", "label": 1}\n',
-            {},
             "line 2 .* got a number, 1, expected text",
+            "x.jsonl",
         ),
-        ("x.jsonl", '{"text": 7, "label": "b"}\n', {}, r"line 1 column text: got 7, expected text"),
-        ("x.jsonl", '{"text": "a", "label": ["b"]}\n', {}, r"line 1 .* got \['b'\], expected text or a number"),
-        ("x.xlsx", "", {}, r"x\.xlsx: got a file \.xlsx, expected a table \(\.csv, \.tsv, \.jsonl or \.parquet\)"),
-        ("x/notes.txt", "", {}, r"x: got notes\.txt, expected a table .* Give a file, or a directory with train\.csv"),
-        ("x/dev.csv", HEAD + GOOD, {}, "got dev, expected a split train"),
-        (
-            "x.csv",
+        malformed('{"text": 7, "label": "b"}\n', r"line 1 column text: got 7, expected text", "x.jsonl"),
+        malformed('{"text": "a", "label": ["b"]}\n', r"line 1 .* got \['b'\], expected text or a number", "x.jsonl"),
+        malformed("", r"x\.xlsx: got a file \.xlsx, expected a table \(\.csv, \.tsv, \.jsonl or \.parquet\)", "x.xlsx"),
+        malformed(
+            "", r"x: got notes\.txt, expected a table .* Give a file, or a directory with train\.csv", "x/notes.txt"
+        ),
+        malformed(HEAD + GOOD, "got dev, expected a split train", "x/dev.csv"),
+        malformed(
             HEAD + "".join(f"the same,{row / 10}\n" for row in range(60)),
-            {},
             r"x\.csv: got \d+ examples to train on, and \d+ distinct targets held out, expected 5 and 3 at least",
         ),
-        ("x.csv", HEAD + "a,0.5\nb,1.5\nc,2.5\n", {}, r"got \d examples to train on, and \d distinct .* equal texts"),
-        (
-            "x/train-00000-of-00003.csv",
+        malformed(HEAD + "a,0.5\nb,1.5\nc,2.5\n", r"got \d examples to train on, and \d distinct .* equal texts"),
+        malformed(
             HEAD + GOOD,
-            {},
             r"expected 3 files for train, .*\. Compare train-00001-of-00003\.csv, train-00002-of-00003\.csv with",
+            "x/train-00000-of-00003.csv",
         ),
-        ("x.csv", HEAD + GOOD + f"a,{'long' * 2000}\n", {}, "got a class of 8,000 characters, expected 1 to 4,096"),
-        ("x.csv", HEAD + "a,0\nb,1\nc,2\n" * 9, {"labels": ("a", "", "c")}, "two names or more that differ, of 1 to"),
-        ("x/state.json", '{"_data_files": []}', {}, "x: got no rows, expected one at least"),
+        malformed(HEAD + GOOD + f"a,{'long' * 2000}\n", "got a class of 8,000 characters, expected 1 to 4,096"),
+        malformed(HEAD + "a,0\nb,1\nc,2\n" * 9, "two names or more that differ, of 1 to", labels=("a", "", "c")),
+        malformed('{"_data_files": []}', "x: got no rows, expected one at least", "x/state.json"),
     ],
 )
 def test_malformed_data(name, content, choices, message, tmp_path):
@@ -325,12 +318,9 @@ def test_dev_with_other_labels_or_none_and_files_of_one_split_in_two_formats(tmp
     for content, message in (
         (
             "text,label\na,good\nb,awful\n",
-            r"dev\.csv line 3 .* got 'awful', expected one of the 2 .*: bad, good\. .* to the training set",
+            r"dev\.csv line 3 .* got 'awful', expected one of the 2 .*: bad, good\. .* to",
         ),
-        (
-            "text,lable\na,good\n",
-            r"dev\.csv: got the columns text, lable, expected the label column label, .* called test",
-        ),
+        ("text,lable\na,good\n", r"dev\.csv: got the columns text, lable, expected the label column label, .* called"),
         ("text,label\na,\n", r"dev\.csv: got none, expected labels in the column label"),
         ("words,label\na,good\n", r"dev\.csv --text: got no column text, .*training set.* columns words, label"),
     ):
@@ -360,8 +350,7 @@ def test_data_are_found_where_they_were_or_below_data_dir_and_must_not_change(tm
     with open(Path(moved) / "reviews.csv", "a") as file:
         file.write("new,good\n")
     with pytest.raises(
-        DataError,
-        match=r"there/reviews\.csv file reviews\.csv: got 41 rows with SHA-256 .*, expected 40 rows with SHA-256",
+        DataError, match=r"there/reviews\.csv file .*: got 41 rows with SHA-256 .*, expected 40 rows with"
     ):
         task.examples(moved)
 

@@ -44,7 +44,7 @@ class SumCalculator(NamedTuple):
     run: Path
 
     def contents(self, on_rows: OnRows | None) -> Contents:
-        """See :class:`export.bundle.exportable.Exportable`."""
+        """Return the bundle, with the measures of its file on all splits, or without ``on_rows`` those of the run."""
         model, config, metrics = load_run(self.run, NETWORKS)
         spec, splits = SPECS[config.model], data.load()
         parts = [splits[name] for name in EVALUATED]
@@ -73,7 +73,7 @@ class StackCalculator(NamedTuple):
     run: Path
 
     def contents(self, on_rows: OnRows | None) -> Contents:
-        """See :class:`export.bundle.exportable.Exportable`."""
+        """Return the bundle, with the measures of its file on all splits, or without ``on_rows`` those of the run."""
         model, config, metrics = load_run(self.run, {STACK: StackMachine})
         splits = expressions.load()
 
