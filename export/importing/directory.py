@@ -198,7 +198,7 @@ def _load_head(place: Path, model: Head, pretrained: Pretrained, embedder: Embed
             k: one.shape for k, one in wanted.items()
         }:
             shape = "none" if found is None else f"{list(found['weight'].shape)}, bias {'bias' in found}"
-            raise _broken(f"{place} tensors of {_LAYERS[name]}", Raw(shape), f"{list(layer.weight.shape)} with a bias")
+            raise _broken(f"{place} tensors of {_LAYERS.get(name, name)}", Raw(shape), f"{list(layer.weight.shape)} with a bias")
         layer.load_state_dict(found)
 
 

@@ -270,24 +270,22 @@ def test_malformed_parquet(tmp_path):
             describe(malformed, None, Choices())
 
 
-def test_missing_labels_in_columns_of_arrow_are_refused(tmp_path):
+def test_labels_in_columns_of_arrow(tmp_path):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    for name, labels, message in (
-        ("floats", [0.0, 1.0, float("nan")], "row 3 column label: got an empty cell, expected a label"),
-        ("infinite", [0.0, 1.0, float("inf")], "row 3 column label: got inf, expected a finite number"),
-        ("texts", ["good", "NaN", "bad"], "row 2 column label: got 'NaN', expected a label"),
+    path = tmp_path / "x.parquet"
+    for labels, message in (
+        ([0.0, 1.0, float("nan")], "row 3 column label: got an empty cell, expected a label"),
+        ([0.0, 1.0, float("inf")], "row 3 column label: got inf, expected a finite number"),
+        (["good", "NaN", "bad"], "row 2 column label: got 'NaN', expected a label"),
     ):
-        parquet.write_table(pyarrow.table({"text": ["a", "b", "c"], "label": labels}), tmp_path / f"{name}.parquet")
+        parquet.write_table(pyarrow.table({"text": ["a", "b", "c"], "label": labels}), path)
         with pytest.raises(DataError, match=message):
-            describe(tmp_path / f"{name}.parquet", None, Choices())
-
-
-def test_a_class_that_a_data_set_declares_may_be_called_nan(tmp_path):
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+            describe(path, None, Choices())
+    # A class that a data set declares may be called nan.
     names = {"info": {"features": {"label": {"_type": "ClassLabel", "names": ["eng", "nan"]}}}}
     table = pyarrow.table({"text": [f"text {number}" for number in range(40)], "label": [0, 1] * 20})
-    parquet.write_table(table.replace_schema_metadata({"huggingface": json.dumps(names)}), tmp_path / "x.parquet")
-    assert describe(tmp_path / "x.parquet", None, Choices()).labels == ("eng", "nan")
+    parquet.write_table(table.replace_schema_metadata({"huggingface": json.dumps(names)}), path)
+    assert describe(path, None, Choices()).labels == ("eng", "nan")
 
 
 @pytest.mark.parametrize(
