@@ -60,11 +60,7 @@ def export_bundle(
     replace: bool = False,
     on_rows: OnRows | None = None,
 ) -> Exported:
-    """Write the bundle ``repository/NAME-VERSION``, with the latencies of its tiers.
-
-    Args:
-        on_rows: of :meth:`Exportable.contents`; with None, no tier is timed on this machine, either.
-    """
+    """Write the bundle ``repository/NAME-VERSION``; only with ``on_rows`` are its tiers timed on this machine."""
     contents = model.contents(on_rows)
     path = Path(repository) / f"{contents.manifest.name}-{version}"
     bundle = write_contents(contents, path, version=version, replace=replace, measure=on_rows is not None)

@@ -42,11 +42,7 @@ def check_bundle(path: Path, inputs: Inputs, *, replace: bool) -> None:
 
 
 def check_name(option: str, name: str | None) -> str:
-    """Return the name of a model or tier.
-
-    Raises:
-        UsageError: it is missing, or not allowed in a bundle.
-    """
+    """Return the name of a model or tier; raise a UsageError if it is missing, or not allowed in a bundle."""
     try:
         return msgspec.convert(name, ModelName)
     except msgspec.ValidationError:
@@ -56,10 +52,7 @@ def check_name(option: str, name: str | None) -> str:
 
 
 def check_file(option: str, path: Path, inputs: Inputs, *, replace: bool) -> None:
-    """Check the path of a new file; arguments and errors as :func:`check_run`.
-
-    The directory of the file must exist.
-    """
+    """Check the path of a new file in an existing directory; arguments and errors as :func:`check_run`."""
     way_out = f"another {option}"
     _check_apart(option, path, inputs, way_out)
     if not path.resolve().parent.is_dir():

@@ -155,11 +155,7 @@ def _static(plain: bytes, ranges: Mapping[str, InputRange], golden: Golden, name
 
 
 def static_int8(model: bytes, ranges: Mapping[str, InputRange]) -> bytes:
-    """Return the model for TensorRT with INT8 matrix products, and FP16 for the rest.
-
-    Args:
-        model, ranges: see :func:`export.quantize.int8.quantized`.
-    """
+    """Return the model for TensorRT in INT8 products, the rest in FP16; see :func:`export.quantize.int8.quantized`."""
     return half(fewest_kernels(quantized(model, ranges)))
 
 

@@ -137,10 +137,7 @@ def open_tuned(directory: str | Path, task: str) -> Head:
 
 
 def with_head(found: OpenedModel, architecture: Architecture, seed: int) -> Head:
-    """Return a model to train: with the run's own head if it is for the same architecture, else with a new one.
-
-    The model is changed in place; ``seed`` is that of a new head's weights.
-    """
+    """Return a model to train, changed in place: with its own head if that fits, else with a new one by the seed."""
     if found.head is not None and found.architecture == architecture:
         return found.head
     torch.manual_seed(seed)

@@ -186,11 +186,7 @@ def outputs_by_row(
     precision: Precision = "fp32",
     on_rows: Callable[[int, int], None] = lambda done, rows: None,
 ) -> list[TeacherOutputs]:
-    """Return the outputs for each row, without padding.
-
-    They are [labels], [T, labels], [width] or two of [T], with states [T, d] of each layer. ``on_rows`` is called with
-    the number of rows done and of all.
-    """
+    """Return [labels], [T, labels], [width] or two of [T] of each row, and states [T, d] by layer, without padding."""
     kept: dict[int, TeacherOutputs] = {}
     lengths, device = rows.lengths, model_device(model)
     for indices in sorted_batches(lengths, _BATCH):

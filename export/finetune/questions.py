@@ -71,11 +71,7 @@ class SquadTask(TextTask, frozen=True, kw_only=True):
     headline: str = "f1"
 
     def prepare(self, data_dir: str | Path, reader: Reader, *, max_length: int, limit: int | None) -> Data:
-        """Read the files, hold a tenth of the training articles out, and cut contexts into windows.
-
-        Args:
-            max_length: tokens of a window; neighbours share up to a third of them.
-        """
+        """Read the files, hold a tenth of the articles out, and cut contexts into windows that share up to a third."""
         assert isinstance(reader, Tokenizer)
         if max_length < _LEAST_LENGTH:
             fix = "A question of 64 tokens must leave room for some of its context; 384 is usual."

@@ -165,14 +165,7 @@ def is_origin(origin: str, identity: BaseIdentity) -> bool:
 
 
 def decoders_of(graph: DecoderGraph, vocabulary: int, positions: int, *, int8: bool) -> Decoders:
-    """Return a graph in FP32 and FP16, and if wanted as a tier in INT8 for ONNX Runtime.
-
-    Args:
-        positions: tokens of prompt and text together.
-
-    Raises:
-        GoldenError: ONNX Runtime's logits differ from torch's.
-    """
+    """Return a graph for ``positions`` tokens in FP32 and FP16, and if wanted as a tier in INT8 for ONNX Runtime."""
     plain = decoder_onnx(graph)
     step_golden = _step_golden(graph, vocabulary)
     cache = {name for past, new, _ in graph.caches() for name in (past, new)}

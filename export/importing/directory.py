@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from edge.bundles.steps import Labels
 from edge.errors import Raw, UsageError
@@ -193,13 +195,16 @@ def _load_head(place: Path, model: Head, pretrained: Pretrained, embedder: Embed
     stored = {name: layer.state_dict() for name in _LAYERS if (layer := getattr(pretrained, name)) is not None}
     stored |= {f"dense.{number}": weights for number, weights in enumerate(embedder.weights if embedder else ())}
     for name, layer in model.layers.items():
-        found, wanted = stored.get(name), layer.state_dict()
-        if found is None or {key: one.shape for key, one in found.items()} != {
-            k: one.shape for k, one in wanted.items()
-        }:
-            shape = "none" if found is None else f"{list(found['weight'].shape)}, bias {'bias' in found}"
-            raise _broken(f"{place} tensors of {_LAYERS.get(name, name)}", Raw(shape), f"{list(layer.weight.shape)} with a bias")
+        found = stored.get(name, {})
+        if _shapes(found) != _shapes(layer.state_dict()):
+            given = f"{list(found['weight'].shape)}, bias {'bias' in found}" if found else "none"
+            wanted = f"{list(layer.weight.shape)} with a bias"
+            raise _broken(f"{place} tensors of {_LAYERS.get(name, name)}", Raw(given), wanted)
         layer.load_state_dict(found)
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def _broken(subject: str, given: object, expected: str) -> CheckpointError:

@@ -28,11 +28,7 @@ _FIXES = {False: "Give real inputs with --inputs.", True: "Give other inputs wit
 def golden_outputs(
     runner: OnnxRuntimeRunner, inputs: Mapping[str, Array], max_batch_size: int, path: Path, *, given: bool
 ) -> dict[str, Array]:
-    """Return the outputs for golden inputs; ``given`` is whether they are the user's, not random.
-
-    Raises:
-        UsageError: ONNX Runtime fails, an output has other rows than the inputs, or a value is not finite.
-    """
+    """Return the outputs for golden inputs; a UsageError refuses other rows, and values that are not finite."""
     rows = len(next(iter(inputs.values())))
     outputs = outputs_of(runner, inputs, max_batch_size, f"model {path}", _FIXES[given])
     for name, output in outputs.items():
@@ -49,11 +45,7 @@ def golden_outputs(
 def outputs_of(
     runner: OnnxRuntimeRunner, inputs: Mapping[str, Array], max_rows: int, subject: str, fix: str = _FIXES[True]
 ) -> dict[str, Array]:
-    """Return the outputs for any number of rows.
-
-    Raises:
-        UsageError: ONNX Runtime fails; ``subject`` is what it runs, and ``fix`` the way out.
-    """
+    """Return the outputs for any number of rows; raise a UsageError about ``subject`` if ONNX Runtime fails."""
     log = logging.getLogger(OnnxRuntimeRunner.__module__)
     level = log.level
     log.setLevel(logging.CRITICAL)  # the runtime's message is in the error below, without its traceback
@@ -67,11 +59,7 @@ def outputs_of(
 
 
 def tolerance_of(golden: Golden, precision: str, got: Mapping[str, Array] | None = None) -> Tolerance:
-    """Return the tolerance on other machines for a file in a precision, of each output by its own spread.
-
-    Args:
-        got: what the file computes here; None for the file that made the golden outputs.
-    """
+    """Return the tolerance on other machines, by each output's spread, and by what a file computes here, if given."""
     differences = compare(got or golden.outputs, golden, Tolerance(atol=0.0, rtol=0.0)).outputs
     limits = {
         diff.name: two_digits(
@@ -155,11 +143,7 @@ def largest_rms(precision: str) -> float:
 
 
 def errors_of(got: Mapping[str, Array], golden: Golden, has_rows: bool) -> list[OutputError]:
-    """Return the errors of the floating-point outputs; shapes are those of the golden outputs.
-
-    Args:
-        has_rows: whether the first dimension counts independent items.
-    """
+    """Return the errors of floating-point outputs; with ``has_rows``, the first dimension counts independent items."""
     found = []
     for name, want in golden.outputs.items():
         if want.dtype.kind != "f":

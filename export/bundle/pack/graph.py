@@ -107,11 +107,7 @@ class Operators(NamedTuple):
 
 
 def check_operators(model: onnx.ModelProto, opset: int, path: Path) -> Operators:
-    """Return what the operators permit.
-
-    Raises:
-        UsageError: an operator is a custom one, neither in the ONNX standard nor in ONNX Runtime.
-    """
+    """Return what the operators permit; a UsageError refuses those neither in the ONNX standard nor in ONNX Runtime."""
     import onnx
 
     local = {(function.domain, function.name) for function in model.functions}

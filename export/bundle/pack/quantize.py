@@ -27,12 +27,7 @@ _ONE = ("group", "alpha", "beta")
 
 
 def in_int8(model: bytes, calibration: Sequence[Mapping[str, Array]], opset: int) -> bytes | None:
-    """Return the model with INT8 convolutions and products; None if no operator has weights for it.
-
-    Args:
-        calibration: the inputs of each run.
-        opset: of the model; below :data:`export.quantize.int8.INT8_OPSET` it is raised to that.
-    """
+    """Return the model with INT8 convolutions and products, by the inputs of some runs; None without weights for it."""
     loaded = onnx.load_model_from_string(model)
     if opset < INT8_OPSET:
         loaded = onnx.version_converter.convert_version(loaded, INT8_OPSET)

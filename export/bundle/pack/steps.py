@@ -79,12 +79,7 @@ _FIX = "Write the label of each column in a line of its own, in the order of the
 
 
 def label_step(path: Path, outputs: Sequence[TensorSpec], model: Path) -> LabelPostprocess:
-    """Return the step that names the largest logit of the one FP32 output with a column for each label.
-
-    Raises:
-        UsageError: the file cannot be read, a line is empty or too long, or no output, or more than one, has a column
-            for each label.
-    """
+    """Return the step that names the largest logit of the one FP32 output with a column for each line of a file."""
     subject = f"--labels {path}"
     labels = _read_labels(path, subject)
     shapes = {spec.name: list(spec.shape) for spec in outputs if spec.datatype == "FP32"}

@@ -68,11 +68,7 @@ def check_convertible(model: OnnxModel, option: str) -> None:
 
 
 def fp16_variant(model: OnnxModel, checks: Checks) -> Variant:
-    """Return the FP16 file for TensorRT.
-
-    Raises:
-        UsageError: the model cannot be converted, or computes something else in FP16.
-    """
+    """Return the FP16 file for TensorRT; raise a UsageError if it cannot be made, or computes something else."""
     import onnx
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST
 
