@@ -47,7 +47,6 @@ class Target(NamedTuple):
     """
 
     kind: Kind
-    directory: Path
     name: str
     runs: tuple[Path, ...]
     tiers: tuple[str, ...]
@@ -82,29 +81,27 @@ def targets_of(
     configs = [_config(run) for run in runs]
     given = (place_of_data(config, data_dir, data) for config in configs)
     directory = next((path for path in given if path), None)
-    groups: dict[str, tuple[Kind, str, list[int]]] = {}
-    for number, (run, config) in enumerate(zip(runs, configs, strict=True)):
-        kind = kind_of(config)
-        bundle = _checked_name(run, config, kind, name)
-        key = bundle if kind.has_tiers else f"{bundle} {number}"
-        groups.setdefault(key, (kind, bundle, []))[2].append(number)
     inputs: dict[str, Path | None] = {f"run {run}": run for run in runs}
     if directory:
         inputs.update(path for config in configs for path in data_inputs(config, directory).items())
-    targets: list[Target] = []
-    for kind, bundle, numbers in groups.values():
-        chosen, described = [runs[number] for number in numbers], [configs[number] for number in numbers]
-        names = _checked_tiers(kind, bundle, chosen, described, tiers)
-        if artifacts and not kind.has_tiers:
-            expected = f"nothing for {bundle}, whose one file is for every runtime"
-            raise UsageError("--artifacts", given=artifacts[0], expected=expected, fix="Leave --artifacts out.")
+    groups: dict[Path, tuple[Kind, str, list[tuple[Path, RunConfig]]]] = {}
+    for run, config in zip(runs, configs, strict=True):
+        kind = kind_of(config)
+        bundle = _checked_name(run, config, kind, name)
         path = repository / f"{bundle}-{version}"
-        if path in [other.directory for other in targets]:
+        if path in groups and not kind.has_tiers:
             fix = "Export one of them at a time, with another --version."
             again = Raw("a second run of this model")
             raise UsageError(f"bundle {path}", given=again, expected="one run for each bundle", fix=fix)
-        targets.append(Target(kind, path, bundle, tuple(chosen), names, directory, artifacts or RUNTIMES))
+        groups.setdefault(path, (kind, bundle, []))[2].append((run, config))
+    targets = []
+    for path, (kind, bundle, members) in groups.items():
+        chosen, described = zip(*members, strict=True)
+        if not kind.has_tiers:
+            _check_single(bundle, tiers, artifacts)
+        names = tuple(tier_names(chosen, described, tiers)) if kind.has_tiers else ()
         check_bundle(path, inputs, replace=replace)
+        targets.append(Target(kind, bundle, chosen, names, directory, artifacts or RUNTIMES))
     return targets
 
 
@@ -133,17 +130,15 @@ def _checked_name(run: Path, config: RunConfig, kind: Kind, name: str | None) ->
     return bundle
 
 
-def _checked_tiers(
-    kind: Kind, bundle: str, runs: Sequence[Path], configs: Sequence[RunConfig], tiers: Sequence[str]
-) -> tuple[str, ...]:
-    if kind.has_tiers:
-        for tier in tiers:
-            check_name("--tier-name", tier)
-        return tuple(tier_names(runs, configs, tiers))
-    if tiers:
-        expected, fix = f"no name: {bundle} has one tier", "Leave --tier-name out."
-        raise UsageError("--tier-name", given=tiers[0], expected=expected, fix=fix)
-    return ()
+def _check_single(bundle: str, tiers: Sequence[str], artifacts: Sequence[str]) -> None:
+    """Refuse options of bundles with several tiers or files."""
+    for option, given, has in (
+        ("--tier-name", tiers, "one tier"),
+        ("--artifacts", artifacts, "one file for all runtimes"),
+    ):
+        if given:
+            expected = f"nothing: {bundle} has {has}"
+            raise UsageError(option, given=given[0], expected=expected, fix=f"Leave {option} out.")
 
 
 #: A manifest holds eight tiers, and each run has a twin in INT8.
@@ -160,8 +155,10 @@ def tier_names(runs: Sequence[Path], configs: Sequence[RunConfig], given: Sequen
         given: names to use instead, one for each run in their order; empty for names by speed.
 
     Raises:
-        UsageError: there are too many runs, the number of names differs, names are equal, or a run records no speed.
+        UsageError: there are too many runs, a name is not allowed or missing, names are equal, or a run has no speed.
     """
+    for tier in given:
+        check_name("--tier-name", tier)
     if len(runs) > _MOST_RUNS:
         fix = "Leave some of them out."
         raise UsageError("runs of one bundle", given=len(runs), expected=f"{_MOST_RUNS} at most", fix=fix)
