@@ -18,9 +18,8 @@ import torch
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.bundle.exportable import OnRows
+from export.bundle.exportable import ExportedArtifact, OnRows
 from export.bundle.exported import int8_tier
-from export.bundle.tier_files import ExportedArtifact
 from export.data.tokens import Rows, sorted_batches
 from export.finetune.imported import ImportedTask
 from export.finetune.predictions import Predicted, Predictions, paired

@@ -10,7 +10,6 @@ import numpy as np
 from msgspec.structs import replace as replaced
 from torch import Tensor, nn
 
-from edge.bundles.golden import Golden
 from edge.bundles.image import ImagePreprocessor
 from edge.bundles.manifest import Manifest, Measure, Tier
 from edge.bundles.steps import ImagePreprocess
@@ -25,9 +24,9 @@ from export.bundle.clients import (
     specs_of,
     text_inputs,
 )
-from export.bundle.exportable import Contents, OnRows
+from export.bundle.exportable import Contents, ExportedArtifact, File, OnRows
 from export.bundle.exported import RUNTIMES, int8_tier
-from export.bundle.tier_files import ExportedArtifact, export_tier, files_of, tiers_of
+from export.bundle.tier_files import export_tier, files_of, tiers_of
 from export.data.examples import HOLDOUT, Examples, drawn, limited, split_holdout
 from export.data.images import ImageFolder, Images, ImageShape, image_step
 from export.data.unlabelled import MAX_TEXT_BYTES, read_image, read_pixels, sample_texts
@@ -97,8 +96,7 @@ class Classifiers(NamedTuple):
         inputs, by_token = source.inputs, first.head.by_token
         names = [*first.head.outputs, *(["offsets"] if by_token else [])]
         tiers, measures = list[Tier](), list[Measure]()
-        differences = dict[str, float]()
-        files: dict[str, bytes | Golden] = {**inputs.files}
+        files: dict[str, File] = {**inputs.files}
         for run in opened:
             model = _WithOffsets(run.head) if by_token else run.head
             golden, golden_file = golden_of(model, inputs.golden, names), f"{run.tier}.golden.npz"
@@ -107,7 +105,6 @@ class Classifiers(NamedTuple):
                 model, golden, inputs.calibration, name=run.tier, runtimes=self.artifacts, trained=trained
             )
             files |= {golden_file: replaced(golden, raw=inputs.raw), **files_of(exported)}
-            differences |= {one.artifact.file: one.largest_difference for one in exported}
             tiers += tiers_of(run.tier, exported, golden_file)
             measures += source.measures(run, exported, on_rows)
         manifest = Manifest(
@@ -126,7 +123,7 @@ class Classifiers(NamedTuple):
             postprocess=first.head.postprocess(source.labels),
             measures=tuple(measures),
         )
-        return Contents(manifest, files, differences)
+        return Contents(manifest, files)
 
 
 class _FineTuned:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import msgspec
 import torch
 from torch import nn
 
 from edge.bundles.golden import Golden, GoldenReport, compare
 from edge.bundles.manifest import Artifact, Tier, Tolerance
+from export.bundle.exportable import ExportedArtifact, File
 from export.bundle.exported import RUNTIMES, int8_tier
 from export.bundle.fewest_kernels import fewest_kernels
 from export.bundle.tolerance import spread_of, two_digits
@@ -21,20 +21,6 @@ from export.quantize.ranges import Feeds, InputRange, Scheme, input_ranges
 
 #: Input to dimension to symbolic name.
 Dynamic = Mapping[str, Mapping[int, str]]
-
-
-class ExportedArtifact(NamedTuple):
-    """One ONNX file.
-
-    Attributes:
-        largest_difference: absolute difference of its outputs to torch's over the given inputs.
-        golden: a set of its own, under the name in the artifact; None where the tier's is to be reproduced.
-    """
-
-    artifact: Artifact
-    data: bytes
-    largest_difference: float
-    golden: Golden | None = None
 
 
 class _Precision(NamedTuple):
@@ -69,9 +55,9 @@ _LEAST_LARGEST, _LEAST_RMS = 0.01, 0.003
 _NONE = Tolerance(atol=0.0, rtol=0.0)
 
 
-def files_of(exported: Sequence[ExportedArtifact]) -> dict[str, bytes | Golden]:
+def files_of(exported: Sequence[ExportedArtifact]) -> dict[str, File]:
     """Return the ONNX files and their own golden sets by name."""
-    files: dict[str, bytes | Golden] = {one.artifact.file: one.data for one in exported}
+    files: dict[str, File] = {one.artifact.file: one for one in exported}
     return files | {one.artifact.golden: one.golden for one in exported if one.artifact.golden and one.golden}
 
 
@@ -112,19 +98,16 @@ def export_tier(
     """
     examples = {name: torch.from_numpy(array) for name, array in golden.inputs.items()}
     plain = to_onnx(module, examples, list(golden.outputs), dynamic_of(golden.inputs) if dynamic is None else dynamic)
-    kinds: list[tuple[str, str, int, Callable[[], bytes]]] = [
-        ("onnxruntime", "fp32", OPSET, lambda: fused(plain)),
-        ("onnxruntime", "int8", OPSET, lambda: dynamic_int8(plain, has_head=has_head)),
-        ("tensorrt", "fp16", OPSET, lambda: half(fewest_kernels(plain))),
+    kinds: list[tuple[str, str, Callable[[], bytes]]] = [
+        ("onnxruntime", "fp32", lambda: fused(plain)),
+        ("onnxruntime", "int8", lambda: dynamic_int8(plain, has_head=has_head)),
+        ("tensorrt", "fp16", lambda: half(fewest_kernels(plain))),
     ]
     exported = []
-    for runtime, precision, opset, make in kinds:
+    for runtime, precision, make in kinds:
         if runtime not in runtimes or precision not in precisions:
             continue
-        file, data = f"{name}.{runtime}.{precision}.onnx", make()
-        difference, tolerance = measured(data, golden, precision, file)
-        artifact = Artifact(file=file, runtime=runtime, precision=precision, opset=opset, tolerance=tolerance)
-        exported.append(ExportedArtifact(artifact, data, difference))
+        exported.append(checked_file(make(), golden, f"{name}.{runtime}.{precision}.onnx", runtime, precision))
     if "tensorrt" in runtimes and "int8" in precisions:
         ranges = trained or input_ranges(plain, calibration, Scheme(), has_head=has_head)
         exported.append(_static(plain, ranges, golden, f"{name}.tensorrt.int8"))
@@ -174,24 +157,30 @@ def worst_tolerance(golden: Golden, precision: str) -> Tolerance:
     return Tolerance(atol=cost.worst * spread, rtol=0.0, rms=rms)
 
 
-def measured(
-    data: bytes, golden: Golden, precision: str, subject: str, *, least: float = 0.0
-) -> tuple[float, Tolerance]:
-    """Return the largest difference to torch, or ``least``, and the tolerance for other machines.
+def checked_file(
+    data: bytes, golden: Golden, file: str, runtime: str, precision: str, /, *, least: float = 0.0, **fields: Any
+) -> ExportedArtifact:
+    """Return a file that computes what torch does, with the tolerance for other machines.
 
     That of INT8 limits the root mean square, too, because a few values may be far off, but not all of them.
+
+    Args:
+        least: a largest difference to torch that was found in another way.
+        fields: others of the artifact.
 
     Raises:
         GoldenError: a difference is larger than a file of this precision may have.
     """
-    report = compared(data, golden, worst_tolerance(golden, precision), subject)
+    report = compared(data, golden, worst_tolerance(golden, precision), file)
     cost, difference = _PRECISIONS[precision], max(report.max_abs_diff, least)
     allowed = max(cost.margin * difference, cost.least * _spread(golden))
-    tolerance = Tolerance(atol=two_digits(allowed), rtol=0.0)
+    rms = None
     if cost.worst_rms is not None:
-        rms = max(_RMS_MARGIN * max(diff.rms_diff for diff in report.outputs), cost.least_rms * _spread(golden))
-        tolerance = msgspec.structs.replace(tolerance, rms=two_digits(rms))
-    return difference, tolerance
+        largest = max(diff.rms_diff for diff in report.outputs)
+        rms = two_digits(max(_RMS_MARGIN * largest, cost.least_rms * _spread(golden)))
+    tolerance = Tolerance(atol=two_digits(allowed), rtol=0.0, rms=rms)
+    artifact = Artifact(file=file, runtime=runtime, precision=precision, opset=OPSET, tolerance=tolerance, **fields)
+    return ExportedArtifact(artifact, data, difference)
 
 
 def _spread(golden: Golden) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,16 +21,16 @@ from edge.programs.factory import golden_options
 from edge.programs.generate import Generate
 from edge.runtimes.host import FEWEST_PLACES
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.bundle.exportable import Contents, OnRows
+from export.bundle.exportable import Contents, ExportedArtifact, File, OnRows
 from export.bundle.exported import FULL, int8_tier
-from export.bundle.tier_files import measured
+from export.bundle.tier_files import checked_file
 from export.generate.decoder import LAST, LENGTHS, LOGITS, TOKENS, DecoderGraph, cache_names, decoder_onnx
 from export.generate.decoding import end_tokens
 from export.generate.golden import clearest, golden_of_texts, greedy_of_file, greedy_of_model
 from export.generate.joined_cache import join_caches
 from export.generate.model import BaseIdentity, identity_of, load_backbone
 from export.generate.sublayers import left_parameters
-from export.models.convert import OPSET, golden_of
+from export.models.convert import golden_of
 from export.quantize.int8 import dynamic_int8
 from export.quantize.precision import fused, half
 from export.training.provenance import provenance
@@ -58,9 +58,8 @@ class Decoders(NamedTuple):
     """The graph of a decoder in all precisions."""
 
     artifacts: dict[str, tuple[Artifact, ...]]  # of each tier; the first one runs on ONNX Runtime
-    models: dict[str, bytes]
+    models: dict[str, ExportedArtifact]  # by their files
     goldens: dict[str, Golden]
-    differences: dict[str, float]  # the largest one to torch of each ONNX file
 
 
 class LanguageModel(NamedTuple):
@@ -119,10 +118,10 @@ class LanguageModel(NamedTuple):
         tokenizer = load_tokenizer(definition, str(self.directory / _TOKENIZER))
         references = clearest(greedy_of_model(model, tokenizer, self.prompts, program), _GOLDEN_ROWS, FULL)
         decoders = decoders_of(DecoderGraph(model), config.vocab_size, positions, int8=self.int8)
-        files: dict[str, bytes | Golden] = {_TOKENIZER: definition, **decoders.goldens, **decoders.models}
+        files: dict[str, File] = {_TOKENIZER: definition, **decoders.goldens, **decoders.models}
         tiers = []
         for tier, artifacts in decoders.artifacts.items():
-            onnx = decoders.models[artifacts[0].file]
+            onnx = decoders.models[artifacts[0].file].data
             with (
                 closing(OnnxRuntimeRunner(onnx, subject="a decoder")) as runner,
                 closing(Generate(program, {FULL: runner}, tokenizer, _IDS, _MASK)) as generate,
@@ -151,7 +150,7 @@ class LanguageModel(NamedTuple):
             preprocess=tokenize,
             program=program,
         )
-        return Contents(manifest, files, decoders.differences)
+        return Contents(manifest, files)
 
 
 def origin_of(identity: BaseIdentity) -> str:
@@ -175,20 +174,17 @@ def decoders_of(graph: DecoderGraph, vocabulary: int, positions: int, *, int8: b
     if int8:
         made[int8_tier(FULL)] = [("onnxruntime", "int8", dynamic_int8(plain, has_head=b"LayerNormalization" in plain))]
     profile, step_profile = profiles_of(graph, positions)
-    artifacts, models, differences = dict[str, tuple[Artifact, ...]](), dict[str, bytes](), dict[str, float]()
+    artifacts, models = dict[str, tuple[Artifact, ...]](), dict[str, ExportedArtifact]()
     for tier, steps in made.items():
         for runtime, precision, data in steps:
             file = f"{tier}.{runtime}.{precision}.onnx"
             kind, golden = ("FP16", _FP16_STEP_GOLDEN) if precision == "fp16" else ("FP32", _STEP_GOLDEN)
-            difference, tolerance = measured(data, goldens[golden], precision, file)
-            models[file], differences[file] = data, difference
-            artifact = Artifact(
-                file=file, runtime=runtime, precision=precision, opset=OPSET, role="backbone",
-                tolerance=tolerance, golden=golden, profile=profile,
+            models[file] = checked_file(
+                data, goldens[golden], file, runtime, precision, role="backbone", golden=golden, profile=profile,
                 more_profiles=(step_profile,), **_tensors(graph, vocabulary, kind),
             )  # fmt: skip
-            artifacts[tier] = (*artifacts.get(tier, ()), artifact)
-    return Decoders(artifacts, models, goldens, differences)
+            artifacts[tier] = (*artifacts.get(tier, ()), models[file].artifact)
+    return Decoders(artifacts, models, goldens)
 
 
 def profiles_of(graph: DecoderGraph, positions: int) -> tuple[dict[str, Profile], dict[str, Profile]]:
@@ -210,7 +206,7 @@ def _profile(graph: DecoderGraph, *, tokens: _Sizes, places: _Sizes) -> dict[str
     return profile
 
 
-def _tensors(graph: DecoderGraph, vocabulary: int, cache: str) -> dict[str, tuple[TensorSpec, ...]]:
+def _tensors(graph: DecoderGraph, vocabulary: int, cache: str) -> dict[str, Any]:
     reads = [TensorSpec(TOKENS, "INT64", (-1, -1)), *(TensorSpec(name, "INT64", (-1, 1)) for name in (LENGTHS, LAST))]
     gives = [TensorSpec(LOGITS, "FP32", (-1, vocabulary))]
     for past, new, heads in graph.caches():

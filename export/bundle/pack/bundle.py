@@ -17,7 +17,7 @@ from edge.bundles.steps import ImagePreprocess
 from edge.datatypes import Array
 from edge.errors import UsageError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.bundle.exportable import Contents, write_contents
+from export.bundle.exportable import Contents, File, write_contents
 from export.bundle.exported import FULL
 from export.bundle.outputs import check_bundle, check_name
 from export.bundle.pack.golden import (
@@ -198,7 +198,7 @@ def pack_model(
         measures=tuple(measure for variant in variants for measure in variant.measures),
     )
     begin("writing")
-    files: dict[str, bytes | Golden] = {given.file: model.data, manifest.golden: golden}
+    files: dict[str, File] = {given.file: model.data, manifest.golden: golden}
     files |= {variant.artifact.file: variant.data for variant in variants}
     contents = Contents(manifest, files, predicted="never" if model.operators.control_flow else "countable")
     write_contents(contents, target, version=version, replace=replace)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.golden import Golden
-from edge.bundles.manifest import Artifact, Manifest, Measure, Profile, Provenance, Tier
+from edge.bundles.manifest import Manifest, Measure, Profile, Provenance, Tier
 from edge.bundles.npz import encode_npz
 from edge.bundles.programs import GenerateProgram, HeadBase, HeadProgram
 from edge.datatypes import Array, TensorSpec
@@ -30,12 +30,12 @@ from edge.errors import Raw, UsageError
 from edge.programs.head import HeadLayer, LogitHead
 from edge.programs.program import Options
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.bundle.exportable import Contents, OnRows
+from export.bundle.exportable import Contents, File, OnRows
 from export.bundle.exported import FULL
-from export.bundle.tier_files import measured
+from export.bundle.tier_files import checked_file
 from export.generate.bundle import is_origin, origin_of
 from export.generate.model import BaseIdentity
-from export.models.convert import OPSET, golden_of, to_onnx
+from export.models.convert import golden_of, to_onnx
 from export.papers.backward.head import BackwardHead, split_heads
 
 _FILE, _TENSORS, _GOLDEN, _PART_GOLDEN = "head.onnx", "tensors.npz", "golden.npz", "head.golden.npz"
@@ -127,7 +127,6 @@ class TrainedHead(NamedTuple):
         axes = {name: {axis: of for axis, of in enumerate(named) if of != "one"} for name, named in _AXES.items()}
         data = to_onnx(FoldedHead(), {key: torch.from_numpy(of) for key, of in example.items()}, ["moved"], axes)
         part = golden_of(FoldedHead(), example, ["moved"])
-        difference, tolerance = measured(data, part, "fp32", _FILE)
         model = manifest.files[manifest.tiers[0].artifacts[0].file]
         program = HeadProgram(
             base=HeadBase(name=manifest.name, version=manifest.version, sha256=model.sha256),
@@ -136,9 +135,8 @@ class TrainedHead(NamedTuple):
         )  # fmt: skip
         sizes = {"rows": (1, 1, most), "vocabulary": (1, vocabulary, vocabulary), "one": (1, 1, 1)}
         sizes |= {"heads": (1, 1, _MOST_HEADS), "width": (1, 32, _MOST_WIDTH)}
-        artifact = Artifact(
-            file=_FILE, runtime="any", precision="fp32", opset=OPSET, role="head", golden=_PART_GOLDEN,
-            tolerance=tolerance,
+        exported = checked_file(
+            data, part, _FILE, "any", "fp32", role="head", golden=_PART_GOLDEN,
             inputs=tuple(
                 TensorSpec(name, "FP32", tuple(1 if of == "one" else -1 for of in axes)) for name, axes in _AXES.items()
             ),
@@ -154,7 +152,7 @@ class TrainedHead(NamedTuple):
             outputs=(TensorSpec("moved", "FP32", (-1, vocabulary)),),
             max_batch_size=most,
             profile={name: Profile(min=(1, size), opt=(1, size), max=(most, size)) for name, size in tensors.items()},
-            tiers=(Tier(name=FULL, artifacts=(artifact,)),),
+            tiers=(Tier(name=FULL, artifacts=(exported.artifact,)),),
             golden=_GOLDEN,
             files={},
             provenance=self.provenance,
@@ -166,9 +164,9 @@ class TrainedHead(NamedTuple):
             for number, layer in enumerate(layers)
             for field, array in layer._asdict().items()
         }
-        files: dict[str, bytes | Golden] = {_FILE: data, _TENSORS: encode_npz(constants)}
+        files: dict[str, File] = {_FILE: exported, _TENSORS: encode_npz(constants)}
         files |= {_GOLDEN: _golden(program, data, layers, vocabulary), _PART_GOLDEN: part}
-        return Contents(made, files, {_FILE: difference})
+        return Contents(made, files)
 
 
 def _base_manifest(base: Path, identity: BaseIdentity, vocabulary: int) -> Manifest:

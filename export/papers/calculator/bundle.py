@@ -16,7 +16,7 @@ from edge.bundles.manifest import Artifact, Manifest, Measure, Profile, Tier, To
 from edge.bundles.steps import ArithmeticPreprocess, ExpressionPreprocess, Preprocess
 from edge.datatypes import Array, TensorSpec, datatype_of
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.bundle.exportable import Contents, OnRows
+from export.bundle.exportable import Contents, ExportedArtifact, OnRows
 from export.bundle.exported import FULL
 from export.data import expressions as data
 from export.models.convert import OPSET, golden_of, largest_difference, to_onnx
@@ -142,4 +142,4 @@ def _contents(
     )
     raw = {"expression": np.array([[text] for text in texts], np.bytes_)}
     answers = msgspec.structs.replace(golden_of(network, golden, ["value"]), raw=raw)
-    return Contents(manifest, {_FILE: model, manifest.golden: answers}, {_FILE: difference})
+    return Contents(manifest, {_FILE: ExportedArtifact(artifact, model, difference), manifest.golden: answers})

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from edge.bundles.golden import Golden, check_outputs
-from edge.bundles.manifest import Artifact, Manifest, Measure, Profile, Tier
+from edge.bundles.manifest import Manifest, Measure, Profile, Tier
 from edge.bundles.programs import LoopProgram
 from edge.datatypes import Array, TensorSpec
 from edge.errors import Raw, UsageError
@@ -23,11 +23,11 @@ from edge.programs.loop import Loop, LoopRunners
 from edge.programs.program import LoopLimits, Options
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.bundle.accuracy import in_tier
-from export.bundle.exportable import Contents, OnRows
+from export.bundle.exportable import Contents, File, OnRows
 from export.bundle.exported import FULL, RUNTIMES
 from export.bundle.fewest_kernels import fewest_kernels
-from export.bundle.tier_files import measured, worst_tolerance
-from export.models.convert import OPSET, golden_of
+from export.bundle.tier_files import checked_file, worst_tolerance
+from export.models.convert import golden_of
 from export.papers.looped import PREFIX
 from export.papers.looped.model import (
     EMBED_OUTPUTS,
@@ -87,7 +87,7 @@ class LoopedRuns(NamedTuple):
         Raises:
             UsageError: a model is not looped, or runs have prompts of different sizes.
         """
-        files, differences, loops = dict[str, bytes | Golden](), dict[str, float](), dict[str, float]()
+        files, loops = dict[str, File](), dict[str, float]()
         made, measures = list[Tier](), list[Measure]()
         loaded = [load_run(run) for run in self.runs]
         config, record = loaded[0][0].config, loaded[0][1]
@@ -101,7 +101,7 @@ class LoopedRuns(NamedTuple):
                 given = Raw(f"{shape.points} points of {shape.dims} dimensions")
                 expected = f"{config.points} points of {config.dims}, as in {self.runs[0]}"
                 raise UsageError(f"run {run}", given=given, expected=expected, fix="Make a bundle for each of them.")
-            made.append(_tier(model, function, tier, self.artifacts, files, differences, loops))
+            made.append(_tier(model, function, tier, self.artifacts, files, loops))
             measures += in_tier(metrics.measures, tier) if len(self.runs) > 1 else metrics.measures
         specs, profile = _client_inputs(config)
         manifest = Manifest(
@@ -119,7 +119,7 @@ class LoopedRuns(NamedTuple):
             program=PROGRAM,
             measures=tuple(measures),
         )
-        return Contents(manifest, files, differences, loops)
+        return Contents(manifest, files, loops)
 
 
 def usual_steps(plain: bytes) -> dict[str, tuple[str, bytes]]:
@@ -135,14 +135,13 @@ def _tier(
     function: str,
     name: str,
     runtimes: Sequence[str],
-    files: dict[str, bytes | Golden],
-    differences: dict[str, float],
+    files: dict[str, File],
     loops: dict[str, float],
 ) -> Tier:
     """Return the tier of a model, whose files agree with torch within their precision, or raise a GoldenError.
 
     Args:
-        files, differences: get its files, and the largest difference of each ONNX file to torch.
+        files: gets its files.
         loops: gets the mean of the golden prompts on ONNX Runtime.
     """
     config, embed, plain = model.config, embed_onnx(model), step_onnx(model)
@@ -153,24 +152,17 @@ def _tier(
             state = model.step(state, prompt)
     last = np.full((_GOLDEN_ROWS, 1), state.shape[1] - 1, np.int64)
     step_inputs = dict(zip(STEP_INPUTS, (state.numpy(), prompt.numpy(), last), strict=True))
+    goldens = {part: f"{name}.{part}.golden.npz" for part in ("embed", "step")}
     embed_golden = golden_of(Embed(model), inputs, EMBED_OUTPUTS)
     step_golden = golden_of(StepGraph(model), step_inputs, STEP_OUTPUTS)
-    embed_file = f"{name}.embed.onnx"
-    differences[embed_file], tolerance = measured(embed, embed_golden, "fp32", embed_file)
     states = tuple(TensorSpec(key, "FP32", (-1, -1, config.dim)) for key in ("prompt", "state"))
     specs, profile = _client_inputs(config)
-    artifacts = [
-        Artifact(
-            file=embed_file, runtime="any", precision="fp32", opset=OPSET, role="embed", inputs=specs,
-            tolerance=tolerance, outputs=states, profile=profile, golden=f"{name}.embed.golden.npz",
-        )
-    ]  # fmt: skip
-    files |= {
-        f"{name}.golden.npz": loop_golden,
-        f"{name}.embed.golden.npz": embed_golden,
-        f"{name}.step.golden.npz": step_golden,
-        embed_file: embed,
-    }
+    first = checked_file(
+        embed, embed_golden, f"{name}.embed.onnx", "any", "fp32", role="embed", inputs=specs, outputs=states,
+        profile=profile, golden=goldens["embed"],
+    )  # fmt: skip
+    files |= {f"{name}.golden.npz": loop_golden, goldens["embed"]: embed_golden, goldens["step"]: step_golden}
+    files[first.artifact.file], artifacts = first, [first.artifact]
     tokens = _profile((3, config.dim), (2 * config.points - 1, config.dim))
     for runtime, (precision, data) in usual_steps(plain).items():
         if runtime not in runtimes:
@@ -179,19 +171,15 @@ def _tier(
         # The same tolerance holds for one step and for a whole loop.
         outputs, worst = _loop(embed, data, inputs, -1.0), worst_tolerance(step_golden, precision)
         whole = check_outputs(outputs, loop_golden, worst, f"{file}, {_MAX_LOOPS} loops").max_abs_diff
-        differences[file], tolerance = measured(data, step_golden, precision, file, least=whole)
-        files[file] = data
+        files[file] = step = checked_file(
+            data, step_golden, file, runtime, precision, least=whole, role="step", golden=goldens["step"],
+            inputs=(*states, TensorSpec("last", "INT64", (-1, 1))),
+            outputs=(TensorSpec(STEP_OUTPUTS[0], "FP32", (-1, -1, config.dim)), *_NUMBERS),
+            profile={"state": tokens, "prompt": tokens, "last": _profile((1,), (1,))},
+        )  # fmt: skip
+        artifacts.append(step.artifact)
         if name not in loops:
             loops[name] = float(_loop(embed, data, inputs, PROGRAM.tolerance)["loops"].mean())
-        artifacts.append(
-            Artifact(
-                file=file, runtime=runtime, precision=precision, opset=OPSET, role="step", tolerance=tolerance,
-                inputs=(*states, TensorSpec("last", "INT64", (-1, 1))),
-                outputs=(TensorSpec(STEP_OUTPUTS[0], "FP32", (-1, -1, config.dim)), *_NUMBERS),
-                profile={"state": tokens, "prompt": tokens, "last": _profile((1,), (1,))},
-                golden=f"{name}.step.golden.npz",
-            )
-        )  # fmt: skip
     return Tier(name=name, artifacts=tuple(artifacts), golden=f"{name}.golden.npz")
 
 
