@@ -139,11 +139,7 @@ def test_options_for_images_and_labels_that_do_not_fit(tmp_path, options):
         (two, image, rf"--image for .*: got x FP32 \[-1, 3\], z FP32 \[-1, 3\], {one_input}"),
         (colours(rows=1), image, rf"got image FP32 \[1, 3, 8, 8\], {one_input}"),
         (colours(size=("height", "width")), image, rf"got image FP32 \[-1, 3, -1, -1\], {one_input}"),
-        (
-            colours(size=(9, 9)),
-            image,
-            r'processor.json field size: got \{"shortest_edge":12\}, expected 9 x 9 pixels in the end',
-        ),
+        (colours(size=(9, 9)), image, r'processor.json field size: got \{"shortest_edge":12\}, expected 9 x 9 pixels'),
         (colours(), ["--image", broken], r"broken.json: got .*image_mean.*, expected the JSON of a Hugging Face model"),
         (colours(), ["--labels", short], r"short.txt: got 2 lines, expected as many as one .*'logits0': \[-1, 3\]"),
         (colours(outputs=2), labels, r"got 3 lines, expected as many as one .*'logits1': \[-1, 3\]"),

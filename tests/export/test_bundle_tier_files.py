@@ -49,9 +49,8 @@ def minilm():
     texts = sample_texts(pair=False)
     rows = encode(load_tokenizer(MODEL_DIR), Examples(texts, np.zeros(len(texts), np.int64)), 64)
     batch = rows.batch(np.random.default_rng(0).permutation(len(texts)))
-    return load_pretrained(MODEL_DIR).transformer, dict(
-        zip(TEXT, (batch.inputs.numpy(), batch.mask.numpy()), strict=True)
-    )
+    inputs = {"input_ids": batch.inputs.numpy(), "attention_mask": batch.mask.numpy()}
+    return load_pretrained(MODEL_DIR).transformer, inputs
 
 
 @pytest.fixture(scope="module", params=["whole", "reduced"])

@@ -143,93 +143,64 @@ HEAD = "text,label\n"
 GOOD = "".join(f"{text},{label}\n" for text, label in ROWS)
 
 
-def malformed(content, message, name="x.csv", **choices):
+ROW = '{"text": "a", "label": "b"}\n'
+IDS = "".join(f"text {number},id{number}\n" for number in range(10_000))
+QUARTERS = "".join(f"text {number},{number / 4}\n" for number in range(40))
+SAME = "".join(f"the same,{number / 10}\n" for number in range(60))
+
+
+def row(content, message, name="x.csv", **choices):
     return name, content, choices, message
 
 
 @pytest.mark.parametrize(
     ("name", "content", "choices", "message"),
     [
-        malformed("id,words\n1,a\n", r"--label: got no column with a common name, .* has the columns id, words"),
-        malformed("id,label\n1,a\n", "--text: got no column with a common name"),
-        malformed("text,review,label\na,b,c\n", "--text: got text and review, which could all be it"),
-        malformed(HEAD + GOOD, "--text: got no column body, .* columns text, label: name one", texts=("body",)),
-        malformed(HEAD + GOOD + "a,b,c\n", r"x\.csv line 42: got 3 cells, expected 2"),
-        malformed("text\tlabel\n" + "a\n", r"x\.tsv line 2: got 1 cells, .* Quotes mean nothing in \.tsv", "x.tsv"),
-        malformed(HEAD + GOOD + '"a,b\n', r"x\.csv line 42: got unexpected end of data"),
-        malformed(HEAD + GOOD + '"a"b,c\n', r"x\.csv line 42: got .* expected a row of CSV"),
-        malformed(HEAD + "caf\udce9,good\n", r"x\.csv line 2: got byte 0xe9, .* expected UTF-8"),
-        malformed(HEAD + GOOD + " ,good\n", r"line 42 column text: got an empty cell, expected text"),
-        malformed(HEAD + GOOD + "fine,\n", r"line 42 column label: got an empty cell, expected a label"),
-        malformed(
-            HEAD + GOOD + "a,NaN\n" * 12, r"line 42 column label: got 'NaN', expected a label\. .* remove the row"
+        row("id,words\n1,a\n", r"--label: got no column with a common name, .* has the columns id, words"),
+        row("id,label\n1,a\n", "--text: got no column with a common name"),
+        row("text,review,label\na,b,c\n", "--text: got text and review, which could all be it"),
+        row(HEAD + GOOD, "--text: got no column body, .* columns text, label: name one", texts=("body",)),
+        row(HEAD + GOOD + "a,b,c\n", r"x\.csv line 42: got 3 cells, expected 2"),
+        row("text\tlabel\n" + "a\n", r"x\.tsv line 2: got 1 cells, .* Quotes mean nothing in \.tsv", "x.tsv"),
+        row(HEAD + GOOD + '"a,b\n', r"x\.csv line 42: got unexpected end of data"),
+        row(HEAD + GOOD + '"a"b,c\n', r"x\.csv line 42: got .* expected a row of CSV"),
+        row(HEAD + "caf\udce9,good\n", r"x\.csv line 2: got byte 0xe9, .* expected UTF-8"),
+        row(HEAD + GOOD + " ,good\n", r"line 42 column text: got an empty cell, expected text"),
+        row(HEAD + GOOD + "fine,\n", r"line 42 column label: got an empty cell, expected a label"),
+        row(HEAD + GOOD + "a,NaN\n" * 12, r"line 42 column label: got 'NaN', expected a label\. .* remove"),
+        row("text\tlabel\na\t<NA>\nb\tgood\n", r"x\.tsv line 2 column label: got '<NA>', expected a lab", "x.tsv"),
+        row(ROW.replace('"b"', '" nan"') + ROW, "line 1 .* got ' nan', expected a label", "x.jsonl"),
+        row("text,text,label\na,b,c\n", "heading: got 'text', expected each name once"),
+        row(HEAD, "got no rows, expected one at least, below the heading"),
+        row(HEAD + "a,yes\n" * 9, r"x\.csv column label: got the one class 'yes' in 9 examples"),
+        row(HEAD + "a,good\nb,bad\n" * 9, r"class 'bad': got no examples left to train on, .*held out"),
+        row(HEAD + GOOD + "a,god\nb,god\n", r"label: got 2 of 'god' \(.*x\.csv line 42\), expected 5 examples or more"),
+        row(HEAD + GOOD, "got 0 of 'fair', .* leave the class out", labels=("bad", "good", "fair")),
+        row(HEAD + IDS, r"got 10,000 classes in 10,000 examples, expected at most 4,096 .*--regression"),
+        row(HEAD + QUARTERS + "a,n/a\n", r"line 42 column label: got 'n/a', expected a number"),
+        row(
+            HEAD + "a,1.5\nb,200.5\n", r"got '200\.5', expected a number from -10 to 10\. .*, or give --classification"
         ),
-        malformed(
-            "text\tlabel\na\t<NA>\nb\tgood\n", r"x\.tsv line 2 column label: got '<NA>', expected a label", "x.tsv"
+        row(HEAD + "a,2\n" * 9, r"x\.csv column label: got the one value 2", regression=True),
+        row(HEAD + GOOD, "line 3 column label: got 'good', .* give --labels all", labels=("bad", "fine")),
+        row(HEAD + "a,0.0\nb,1.0\n" * 9, r"line 2 .*: got '0\.0', .* or new names for 0, 1", labels=("bad", "good")),
+        row("", r"x: got 1 images in other formats, such as 1\.webp, expected images as \.jpg", "x/cat/1.webp"),
+        row(HEAD + GOOD, r"--labels: got \['bad'\], expected two names or more", labels=("bad",)),
+        row(ROW + '{"text": \n', r"x\.jsonl line 2: got .* expected a JSON object", "x.jsonl"),
+        row(ROW + '{"text": "a", "label": 1}\n', "line 2 .* got a number, 1, expected text", "x.jsonl"),
+        row('{"text": 7, "label": "b"}\n', r"line 1 column text: got 7, expected text", "x.jsonl"),
+        row('{"text": "a", "label": ["b"]}\n', r"line 1 .* got \['b'\], expected text or a number", "x.jsonl"),
+        row("", r"x\.xlsx: got a file \.xlsx, expected a table \(\.csv, \.tsv, \.jsonl or \.parquet\)", "x.xlsx"),
+        row("", r"x: got notes\.txt, expected a table .* or a directory with train\.csv", "x/notes.txt"),
+        row(HEAD + GOOD, "got dev, expected a split train", "x/dev.csv"),
+        row(HEAD + SAME, r"got \d+ examples to train on, and \d+ distinct targets held out, expected 5 and 3"),
+        row(HEAD + "a,0.5\nb,1.5\nc,2.5\n", r"got \d examples to train on, and \d distinct .* equal texts"),
+        row(
+            HEAD, r"expected 3 files for train, .*\. Compare train-00001-of-00003\.csv, t", "x/train-00000-of-00003.csv"
         ),
-        malformed(
-            '{"text": "a", "label": " nan"}\n{"text": "b", "label": "c"}\n',
-            "line 1 .* got ' nan', expected a label",
-            "x.jsonl",
-        ),
-        malformed("text,text,label\na,b,c\n", "heading: got 'text', expected each name once"),
-        malformed(HEAD, "got no rows, expected one at least, below the heading"),
-        malformed(HEAD + "a,yes\n" * 9, r"x\.csv column label: got the one class 'yes' in 9 examples"),
-        malformed(HEAD + "a,good\nb,bad\n" * 9, r"class 'bad': got no examples left to train on, .*held out"),
-        malformed(
-            HEAD + GOOD + "a,god\nb,god\n",
-            r"x\.csv column label: got 2 of 'god' \(.*x\.csv line 42\), expected 5 examples or more of each class",
-        ),
-        malformed(HEAD + GOOD, "got 0 of 'fair', .* leave the class out", labels=("bad", "good", "fair")),
-        malformed(
-            HEAD + "".join(f"text {row},id{row}\n" for row in range(10_000)),
-            r"got 10,000 classes in 10,000 examples, expected at most 4,096 classes\. .*--regression",
-        ),
-        malformed(
-            HEAD + "".join(f"text {row},{row / 4}\n" for row in range(40)) + "a,n/a\n",
-            r"line 42 column label: got 'n/a', expected a number",
-        ),
-        malformed(
-            HEAD + "a,1.5\nb,200.5\n",
-            r"line 3 column label: got '200\.5', expected a number from -10 to 10\. .*, or give --classification",
-        ),
-        malformed(HEAD + "a,2\n" * 9, r"x\.csv column label: got the one value 2", regression=True),
-        malformed(HEAD + GOOD, "line 3 column label: got 'good', .* give --labels all", labels=("bad", "fine")),
-        malformed(
-            HEAD + "a,0.0\nb,1.0\n" * 9,
-            r"line 2 column label: got '0\.0', .* as the column has them, or new names for 0, 1",
-            labels=("bad", "good"),
-        ),
-        malformed("", r"x: got 1 images in other formats, such as 1\.webp, expected images as \.jpg", "x/cat/1.webp"),
-        malformed(HEAD + GOOD, r"--labels: got \['bad'\], expected two names or more", labels=("bad",)),
-        malformed(
-            '{"text": "a", "label": "b"}\n{"text": \n', r"x\.jsonl line 2: got .* expected a JSON object", "x.jsonl"
-        ),
-        malformed(
-            '{"text": "a", "label": "b"}\n{"text": "a", "label": 1}\n',
-            "line 2 .* got a number, 1, expected text",
-            "x.jsonl",
-        ),
-        malformed('{"text": 7, "label": "b"}\n', r"line 1 column text: got 7, expected text", "x.jsonl"),
-        malformed('{"text": "a", "label": ["b"]}\n', r"line 1 .* got \['b'\], expected text or a number", "x.jsonl"),
-        malformed("", r"x\.xlsx: got a file \.xlsx, expected a table \(\.csv, \.tsv, \.jsonl or \.parquet\)", "x.xlsx"),
-        malformed(
-            "", r"x: got notes\.txt, expected a table .* Give a file, or a directory with train\.csv", "x/notes.txt"
-        ),
-        malformed(HEAD + GOOD, "got dev, expected a split train", "x/dev.csv"),
-        malformed(
-            HEAD + "".join(f"the same,{row / 10}\n" for row in range(60)),
-            r"x\.csv: got \d+ examples to train on, and \d+ distinct targets held out, expected 5 and 3 at least",
-        ),
-        malformed(HEAD + "a,0.5\nb,1.5\nc,2.5\n", r"got \d examples to train on, and \d distinct .* equal texts"),
-        malformed(
-            HEAD + GOOD,
-            r"expected 3 files for train, .*\. Compare train-00001-of-00003\.csv, train-00002-of-00003\.csv with",
-            "x/train-00000-of-00003.csv",
-        ),
-        malformed(HEAD + GOOD + f"a,{'long' * 2000}\n", "got a class of 8,000 characters, expected 1 to 4,096"),
-        malformed(HEAD + "a,0\nb,1\nc,2\n" * 9, "two names or more that differ, of 1 to", labels=("a", "", "c")),
-        malformed('{"_data_files": []}', "x: got no rows, expected one at least", "x/state.json"),
+        row(HEAD + GOOD + f"a,{'long' * 2000}\n", "got a class of 8,000 characters, expected 1 to 4,096"),
+        row(HEAD + "a,0\nb,1\nc,2\n" * 9, "two names or more that differ, of 1 to", labels=("a", "", "c")),
+        row('{"_data_files": []}', "x: got no rows, expected one at least", "x/state.json"),
     ],
 )
 def test_malformed_data(name, content, choices, message, tmp_path):
@@ -314,10 +285,7 @@ def test_the_command_that_restores_a_reduced_run_reads_the_same_data(labels, cho
 def test_dev_with_other_labels_or_none_and_files_of_one_split_in_two_formats(tmp_path):
     train, dev = write(tmp_path / "train.csv", ("text", "label"), ROWS), tmp_path / "dev.csv"
     for content, message in (
-        (
-            "text,label\na,good\nb,awful\n",
-            r"dev\.csv line 3 .* got 'awful', expected one of the 2 .*: bad, good\. .* to",
-        ),
+        ("text,label\na,good\nb,awful\n", r"dev\.csv line 3 .* got 'awful', expected one of the 2 .*: bad, good\. "),
         ("text,lable\na,good\n", r"dev\.csv: got the columns text, lable, expected the label column label, .* called"),
         ("text,label\na,\n", r"dev\.csv: got none, expected labels in the column label"),
         ("words,label\na,good\n", r"dev\.csv --text: got no column text, .*training set.* columns words, label"),
