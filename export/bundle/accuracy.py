@@ -84,15 +84,9 @@ def int8_measures(
     """
 
     def predicted(one: ExportedArtifact, rows: Rows) -> Predicted:
-        artifact = one.artifact
-        outputs = outputs_by_row(
-            one.data,
-            rows,
-            subject=artifact.file,
-            names=names,
-            rows_at_once=(artifact.runtime, artifact.precision) != ("onnxruntime", "int8"),
-            on_rows=partial(on_rows, artifact.file),
-        )
+        file, at_once = one.artifact.file, (one.artifact.runtime, one.artifact.precision) != ("onnxruntime", "int8")
+        counted = partial(on_rows, file)
+        outputs = outputs_by_row(one.data, rows, subject=file, names=names, rows_at_once=at_once, on_rows=counted)
         if isinstance(task, ImportedTask):
             return task.compared(_without_padding(task, outputs, rows.lengths), rows.targets)
         return _predictions(outputs, rows.targets)

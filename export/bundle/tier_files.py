@@ -126,14 +126,11 @@ def _static(plain: bytes, ranges: Mapping[str, InputRange], golden: Golden, name
     own, other = (
         Golden(golden.inputs, outputs_of(model, golden.inputs, file)) for model in (data, quantized(plain, ranges))
     )
+    tolerance = rounding_tolerance(own, compare(other.outputs, own, _NONE))
     artifact = Artifact(
-        file=file,
-        runtime="tensorrt",
-        precision="int8",
-        opset=INT8_OPSET,
-        tolerance=rounding_tolerance(own, compare(other.outputs, own, _NONE)),
+        file=file, runtime="tensorrt", precision="int8", opset=INT8_OPSET, tolerance=tolerance,
         golden=f"{name}.golden.npz",
-    )
+    )  # fmt: skip
     return ExportedArtifact(artifact, data, difference, own)
 
 

@@ -36,11 +36,8 @@ DATA = {
 NAMES = (*_GLUE, "SQuAD", "MNIST", "digits", "ImageNet")
 #: Tasks of models that ``fewheads import`` read, which have no data of their own.
 IMPORTED = (
-    "text-classification",
-    "token-classification",
-    "question-answering",
-    "sentence-embedding",
-    "image-classification",
+    *("text-classification", "token-classification", "question-answering"),
+    *("sentence-embedding", "image-classification"),
 )
 
 

@@ -83,16 +83,8 @@ def import_run(
         RunMetrics(parameters, 0, 0, time.perf_counter() - started, ()),
         {} if found.tokenizer is None else {TOKENIZER: found.tokenizer.to_str().encode()},
     )
-    return ImportedRun(
-        str(run),
-        found.architecture.task,
-        found.architecture.labels,
-        found.model.width,
-        found.architecture.max_length,
-        parameters,
-        parity,
-        missing,
-    )
+    of = found.architecture
+    return ImportedRun(str(run), of.task, of.labels, found.model.width, of.max_length, parameters, parity, missing)
 
 
 #: Largest difference of outputs, relative to their largest value.

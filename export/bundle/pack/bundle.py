@@ -202,15 +202,12 @@ def pack_model(
     files |= {variant.artifact.file: variant.data for variant in variants}
     contents = Contents(manifest, files, predicted="never" if model.operators.control_flow else "countable")
     write_contents(contents, target, version=version, replace=replace)
-    return Packed(
-        str(target),
-        max_batch_size,
-        source,
-        golden.rows,
-        model.operators.only_onnxruntime,
-        [_file(FULL, given, model.data), *(_file(one.tier, one.artifact, one.data, one.errors) for one in variants)],
-        calibration_items,
-    )
+    packed = [
+        _file(FULL, given, model.data),
+        *(_file(one.tier, one.artifact, one.data, one.errors) for one in variants),
+    ]
+    reason = model.operators.only_onnxruntime
+    return Packed(str(target), max_batch_size, source, golden.rows, reason, packed, calibration_items)
 
 
 def _file(tier: str, artifact: Artifact, data: bytes, errors: Sequence[OutputError] = ()) -> PackedFile:
@@ -239,12 +236,9 @@ def _golden(
 def _max_batch_size(runner: OnnxRuntimeRunner, path: Path, given: int | None) -> int:
     fixed = [spec for spec in (*runner.inputs, *runner.outputs) if spec.shape[0] != -1]
     if given and fixed:
-        raise UsageError(
-            "--max-batch-size",
-            given=given,
-            expected=f"0, because {fixed[0].name!r} of {path} has the fixed shape {list(fixed[0].shape)}",
-            fix="Leave the option out, or export the model again with a symbolic first dimension of all tensors.",
-        )
+        expected = f"0, because {fixed[0].name!r} of {path} has the fixed shape {list(fixed[0].shape)}"
+        fix = "Leave the option out, or export the model again with a symbolic first dimension of all tensors."
+        raise UsageError("--max-batch-size", given=given, expected=expected, fix=fix)
     if given is not None:
         return given
     return 0 if fixed else DEFAULT_MAX_BATCH_SIZE

@@ -151,11 +151,8 @@ def errors_of(got: Mapping[str, Array], golden: Golden, has_rows: bool) -> list[
         spread = spread_of(want) or 1.0
         errors = (got[name].astype(np.float64) - want.astype(np.float64)) / spread
         squares = np.square(errors.reshape(len(errors) if has_rows else 1, -1)).mean(axis=1)
-        found.append(
-            OutputError(
-                name, float(np.sqrt(squares.mean())), _interval(squares), float(np.abs(errors).max()), len(squares)
-            )
-        )
+        rms = float(np.sqrt(squares.mean()))
+        found.append(OutputError(name, rms, _interval(squares), float(np.abs(errors).max()), len(squares)))
     return found
 
 
@@ -191,12 +188,11 @@ def check_accuracy(
     for error in errors:
         if not error.rms <= limit:
             share = f"{_MOST_REVERSED[precision]:.0%} of the pairs of values change their order"
-            raise UsageError(
-                f"RMS error of output {error.output!r} of {subject}",
-                given=Raw(f"{error.rms:.3g} of the values' spread"),
-                expected=f"at most {limit:.3g}, with which {share}",
-                fix=f"{way_out}, or give real inputs with {' and '.join(absent)}." if absent else f"{way_out}.",
-            )
+            given = Raw(f"{error.rms:.3g} of the values' spread")
+            expected = f"at most {limit:.3g}, with which {share}"
+            fix = f"{way_out}, or give real inputs with {' and '.join(absent)}." if absent else f"{way_out}."
+            subject = f"RMS error of output {error.output!r} of {subject}"
+            raise UsageError(subject, given=given, expected=expected, fix=fix)
     return errors
 
 

@@ -153,13 +153,8 @@ def _checked(
     if runtime == "tensorrt":
         _check_range(data, option, subject, checks)
     errors = check_accuracy(got, checks.golden, checks.max_batch_size > 0, option, subject, checks.absent)
-    artifact = Artifact(
-        file=file,
-        runtime=runtime,
-        precision=precision,
-        opset=opset,
-        tolerance=tolerance_of(checks.golden, precision, got),
-    )
+    tolerance = tolerance_of(checks.golden, precision, got)
+    artifact = Artifact(file=file, runtime=runtime, precision=precision, opset=opset, tolerance=tolerance)
     place = f"{checks.place}, tier {tier}, {precision} for {runtime}"
     return Variant(tier, artifact, data, errors, measures_of(errors, place))
 
