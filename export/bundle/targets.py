@@ -181,11 +181,7 @@ def tier_names(runs: Sequence[Path], configs: Sequence[RunConfig], given: Sequen
 
 
 def reduced_name(full: RunConfig, lean: RunConfig) -> str | None:
-    """Return the name of a reduced run's tier; None for a run that was not reduced.
-
-    It is ``xN`` for a run that was measured as N times as fast as the full one, and ``xN-DEVICE`` for one that was
-    planned to be so on another device.
-    """
+    """Return ``xN`` for a reduced run measured as N times as fast, ``xN-DEVICE`` for one planned so, else None."""
     if lean.planned and lean.planned.device != THIS:
         device = re.sub(r"[^a-z0-9._]+", "-", lean.planned.device.lower()).strip("-._")
         return f"x{lean.planned.target_speedup:g}-{device}"[:_MOST_CHARS].rstrip("-._")

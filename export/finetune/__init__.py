@@ -96,12 +96,7 @@ def needed_data(config: RunConfig | None, data_dir: Path | None, data: Path | No
 
 
 def labelled_data(config: RunConfig | None, data_dir: Path | None) -> Path:
-    """Return the data directory of a run on data with labels, see :func:`export.training.runs.data_dir_of`.
-
-    Raises:
-        UsageError: the run is an imported model, or was made of one.
-        DataError: the recorded directory does not exist any more.
-    """
+    """Return the data directory of a run on labels; a UsageError refuses imported models, a DataError a lost one."""
     if is_imported(config):
         fix = "Its measures are in metrics.json; to train it on labels, give it to 'fewheads finetune' as --model."
         expected = "a run of 'fewheads finetune' on data with labels, or one that was reduced from it"

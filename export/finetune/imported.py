@@ -172,11 +172,7 @@ class ImportedTask(msgspec.Struct, frozen=True):
 
 
 def check_alike(subject: str, found: OpenedModel, original: Architecture, which: object, fix: str) -> None:
-    """Raise a UsageError unless a model was imported, or made of one that was, with the inputs and outputs of another.
-
-    Args:
-        original, which: that other model, and its name in the message.
-    """
+    """Raise a UsageError unless a model was imported, or made of such one, with inputs and outputs of ``which``."""
     given = found.architecture
     if given is None or given.task not in IMPORTED:
         expected = "an imported run, or one made of it"

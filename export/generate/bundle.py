@@ -164,7 +164,7 @@ def is_origin(origin: str, identity: BaseIdentity) -> bool:
 
 
 def decoders_of(graph: DecoderGraph, vocabulary: int, positions: int, *, int8: bool) -> Decoders:
-    """Return a graph for ``positions`` tokens in FP32 and FP16, and if wanted as a tier in INT8 for ONNX Runtime."""
+    """Return a graph for ``positions`` tokens in all precisions; a GoldenError refuses other logits than torch's."""
     plain = decoder_onnx(graph)
     step_golden = _step_golden(graph, vocabulary)
     cache = {name for past, new, _ in graph.caches() for name in (past, new)}

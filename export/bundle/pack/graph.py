@@ -24,11 +24,7 @@ _CONTROL_FLOW = ("If", "Loop", "Scan")
 
 
 def read_with_weights(path: Path) -> tuple[onnx.ModelProto, bytes]:
-    """Return a model with all its weights, and the bytes of the file that holds them.
-
-    Raises:
-        UsageError: the file is not an ONNX model, a file with its weights is missing, or all together exceed 2 GiB.
-    """
+    """Return a model with all weights, and its file's bytes; a UsageError refuses no model, and more than 2 GiB."""
     import onnx
 
     try:

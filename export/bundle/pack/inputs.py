@@ -63,13 +63,7 @@ def read_inputs(
 def read_items(
     option: str, path: Path, inputs: Sequence[TensorSpec], profile: Mapping[str, Profile], max_batch_size: int
 ) -> list[dict[str, Array]]:
-    """Return the runs of an ``.npz`` with many items: up to 8 rows in each, or one item without a batch dimension.
-
-    Without a batch dimension, an array has one more dimension than its input, and the first one counts the items.
-
-    Raises:
-        UsageError: as :func:`read_inputs`.
-    """
+    """Return the runs of an ``.npz``: 8 rows each, or without a batch one item, which the first dimension counts."""
     if max_batch_size:
         return in_runs(read_inputs(option, path, inputs, profile, max_batch_size), max_batch_size)
     specs = [replace(spec, shape=(-1, *spec.shape)) for spec in inputs]

@@ -67,10 +67,7 @@ def _with_weights(model: ModelProto) -> list[NodeProto]:
 
 
 def simplified(model: ModelProto) -> ModelProto:
-    """Return a model with constants folded into weights, and batch normalisations into convolutions.
-
-    The variances and weights of a batch normalisation may be outside the range of FP16 where their quotient is not.
-    """
+    """Return a model with folded constants; convolutions take batch normalisations, which may be beyond FP16."""
     options = onnxruntime.SessionOptions()
     # The basic level writes standard operators only.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC

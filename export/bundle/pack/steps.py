@@ -23,12 +23,7 @@ Arrays = dict[str, Array]
 def image_step(
     config: Path, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], model: Path
 ) -> ImagePreprocess:
-    """Return the step of an image processor's JSON for a model with one input of images.
-
-    Raises:
-        UsageError: the model has other inputs.
-        CheckpointError: the JSON cannot be read, or makes other images than the model reads.
-    """
+    """Return the step of an image processor's JSON for a model with one input, of images; else a UsageError."""
     from export.importing.image_processor import read_image_processor  # it imports torch, which no help needs
 
     shape = inputs[0].shape

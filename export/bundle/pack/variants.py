@@ -84,14 +84,7 @@ def fp16_variant(model: OnnxModel, checks: Checks) -> Variant:
 
 
 def int8_variants(model: OnnxModel, calibration: Sequence[Mapping[str, Array]], checks: Checks) -> list[Variant]:
-    """Return the files of the tier in INT8: for ONNX Runtime with the rest in FP32, for TensorRT with it in FP16.
-
-    Args:
-        calibration: the inputs of each run.
-
-    Raises:
-        UsageError: the model cannot be converted, has nothing to convert, or computes something else in INT8.
-    """
+    """Return the files in INT8 for both runtimes, from the inputs of some runs; errors as :func:`fp16_variant`."""
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST
 
     from export.bundle.pack.quantize import in_int8
