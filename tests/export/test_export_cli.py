@@ -10,7 +10,7 @@ from export.cli.export import export
 from export.cli.train import train
 from export.papers.calculator.networks import NETWORKS
 from export.papers.calculator.specs import NAMES
-from export.training.runs import read_config
+from export.training.runs import RunMetrics, read_config
 from tests.support.commands import answer, fewheads
 from tests.support.task_data import invoke
 
@@ -41,7 +41,7 @@ def test_tables(runs, tmp_path):
     shown = invoke(export, runs / "calculator-gate", "--repository", tmp_path, "--no-measure")
     assert "largest difference to torch" in " ".join(shown.split())
     manifest, recorded = Bundle.open(tmp_path / "calculator-gate-1").manifest, runs / "calculator-gate" / "metrics.json"
-    assert msgspec.to_builtins(manifest.measures) == json.loads(recorded.read_text())["measures"]
+    assert manifest.measures == msgspec.json.decode(recorded.read_bytes(), type=RunMetrics).measures
     assert {type(one) for one in manifest.tiers[0].latencies} == {PredictedLatency}
 
 

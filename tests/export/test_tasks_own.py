@@ -13,6 +13,7 @@ from export.finetune.own_texts import Choices, describe, own_task
 from export.finetune.recipe import restoring_command
 from export.training.provenance import provenance
 from export.training.runs import OwnData, RunConfig
+from tests.support.task_data import write_rows
 
 #: Made by pandas and by Hugging Face's datasets.
 MADE = Path(__file__).parents[1] / "data" / "own_data"
@@ -22,24 +23,13 @@ ROWS = [
 ]
 
 
-def write(path, columns, rows, delimiter=","):
-    lines = [delimiter.join(columns), *(delimiter.join(map(str, row)) for row in rows)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
-    return path
-
-
 def written(root, name):
-    path = root / name
-    if name == "semicolons.csv":
-        return write(path, ("id", "Review", "Label"), [(1, *row) for row in ROWS], ";")
-    if name.endswith(".jsonl"):
-        path.write_text("".join(json.dumps({"label": label, "text": text}) + "\n" for text, label in ROWS))
-        return path
     if name.endswith(".parquet"):
         pytest.importorskip("pyarrow")
         return MADE / name
-    return write(path, ("text", "label"), ROWS, "\t" if name.endswith(".tsv") else ",")
+    if name == "semicolons.csv":
+        return write_rows(root / name, ("id", "Review", "Label"), [(1, *row) for row in ROWS], ";")
+    return write_rows(root / name, ("text", "label"), ROWS)
 
 
 def read(path, *arguments, dev=None, **choices):
@@ -91,7 +81,9 @@ def test_cells_of_csv_may_hold_delimiters_quotes_and_line_ends(tmp_path):
 
 def test_the_label_column_decides_between_classes_and_values(tmp_path):
     def table(name, labels):
-        return write(tmp_path / name, ("text", "label"), [(f"text {row}", label) for row, label in enumerate(labels)])
+        return write_rows(
+            tmp_path / name, ("text", "label"), [(f"text {row}", label) for row, label in enumerate(labels)]
+        )
 
     stars = table("stars.csv", [row % 10 + 1 for row in range(100)])
     assert read(stars)[0].labels == tuple(map(str, range(1, 11)))  # 2 before 10
@@ -110,31 +102,31 @@ def test_the_label_column_decides_between_classes_and_values(tmp_path):
 
 def test_cells_of_tsv_are_taken_as_they_are(tmp_path):
     odd = [(f'" the \u2028 film\r was "good {row}', "good") for row in range(20)]
-    _, splits = read(write(tmp_path / "odd.tsv", ("text", "label"), [*odd, *ROWS], "\t"))
+    _, splits = read(write_rows(tmp_path / "odd.tsv", ("text", "label"), [*odd, *ROWS]))
     texts = {texts[0] for one in (splits.train, *splits.measured.values()) for texts in one.texts}
     assert texts == {text for text, _ in (*odd, *ROWS)}
 
 
 def test_columns_of_pairs_and_own_names(tmp_path):
     rows = [(f"a {row}", f"b {row}", row % 2, row) for row in range(40)]
-    path = write(tmp_path / "pairs.csv", ("premise", "hypothesis", "label", "id"), rows)
+    path = write_rows(tmp_path / "pairs.csv", ("premise", "hypothesis", "label", "id"), rows)
     assert read(path)[0].texts == ("premise", "hypothesis")
     data, splits = read(path, ("hypothesis",), "label")
     assert (data.texts, len(splits.train.texts[0])) == (("hypothesis",), 1)
 
 
 def test_a_directory_with_files_for_each_split_and_a_dev_of_its_own(tmp_path):
-    write(tmp_path / "both" / "train.csv", ("text", "label"), ROWS)
-    write(tmp_path / "both" / "test.tsv", ("text", "label"), [*ROWS[:3], ("new", "good")], "\t")
+    write_rows(tmp_path / "both" / "train.csv", ("text", "label"), ROWS)
+    write_rows(tmp_path / "both" / "test.tsv", ("text", "label"), [*ROWS[:3], ("new", "good")])
     (tmp_path / "both" / "README.md").write_text("Reviews.")
     _, splits = read(tmp_path / "both")
     assert (list(splits.dev), len(splits.train.texts), len(splits.holdout.texts)) == (["test"], 36, 4)
-    other = write(tmp_path / "other.csv", ("text", "label"), [("other", "bad")])
+    other = write_rows(tmp_path / "other.csv", ("text", "label"), [("other", "bad")])
     _, splits = read(tmp_path / "both", dev=other)
     assert {name: one.texts for name, one in splits.dev.items()} == {"dev": (("other",),)}
     _, splits = read(tmp_path / "both", dev=tmp_path / "both")
     assert len(splits.dev["dev"].texts) == 4  # of test.tsv
-    write(tmp_path / "both" / "dev.csv", ("text", "label"), ROWS[:4])
+    write_rows(tmp_path / "both" / "dev.csv", ("text", "label"), ROWS[:4])
     with pytest.raises(DataError, match=r"--dev .*both: got the splits dev, test, train, expected one, or one out of"):
         read(tmp_path / "both", dev=tmp_path / "both")
 
@@ -217,7 +209,7 @@ def test_texts_and_images_of_two_classes_have_the_same_metrics(tmp_path):
         folder = tmp_path / "pets" / ("cat", "dog")[number % 2]
         folder.mkdir(parents=True, exist_ok=True)
         image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number}.png")
-    texts = write(tmp_path / "x.csv", ("text", "label"), ROWS)
+    texts = write_rows(tmp_path / "x.csv", ("text", "label"), ROWS)
     metrics = {own_task(describe(path, None, Choices())).metrics for path in (tmp_path / "pets", texts)}
     assert metrics == {("accuracy", "macro_f1", "matthews")}
 
@@ -283,7 +275,7 @@ def test_the_command_that_restores_a_reduced_run_reads_the_same_data(labels, cho
 
 
 def test_dev_with_other_labels_or_none_and_files_of_one_split_in_two_formats(tmp_path):
-    train, dev = write(tmp_path / "train.csv", ("text", "label"), ROWS), tmp_path / "dev.csv"
+    train, dev = write_rows(tmp_path / "train.csv", ("text", "label"), ROWS), tmp_path / "dev.csv"
     for content, message in (
         ("text,label\na,good\nb,awful\n", r"dev\.csv line 3 .* got 'awful', expected one of the 2 .*: bad, good\. "),
         ("text,lable\na,good\n", r"dev\.csv: got the columns text, lable, expected the label column label, .* called"),
@@ -293,7 +285,7 @@ def test_dev_with_other_labels_or_none_and_files_of_one_split_in_two_formats(tmp
         dev.write_text(content)
         with pytest.raises(DataError, match=message):
             describe(train, dev, Choices())
-    write(dev, ("text", "lable"), ROWS)
+    write_rows(dev, ("text", "lable"), ROWS)
     with pytest.raises(DataError, match=r"dev\.csv: got the columns text, lable, expected the label column label"):
         describe(tmp_path, None, Choices())
     dev.rename(tmp_path / "test.csv")
@@ -306,7 +298,7 @@ def test_dev_with_other_labels_or_none_and_files_of_one_split_in_two_formats(tmp
 
 
 def test_data_are_found_where_they_were_or_below_data_dir_and_must_not_change(tmp_path):
-    path = write(tmp_path / "here" / "reviews.csv", ("text", "label"), ROWS)
+    path = write_rows(tmp_path / "here" / "reviews.csv", ("text", "label"), ROWS)
     task = own_task(describe(path, None, Choices()))
     before = task.examples("nowhere")
     moved = shutil.move(path.parent, tmp_path / "there")

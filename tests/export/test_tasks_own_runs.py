@@ -1,4 +1,3 @@
-import csv
 import json
 import shlex
 import shutil
@@ -33,7 +32,7 @@ from export.papers.adaptive.run import compare
 from export.papers.experiment import read_records
 from export.training.runs import CONFIG, REPORT, read_config
 from tests.support.commands import shown
-from tests.support.task_data import NEUTRAL, invoke, make_sentiment
+from tests.support.task_data import NEUTRAL, invoke, make_sentiment, write_rows
 
 TUNING = ("--lr", 2e-2, "--batch", 32, "--max-length", 32)
 #: Longer than what bundles take of shorter data.
@@ -42,10 +41,8 @@ CALIBRATION = ("--calibration", 200, "--tokens", 8, "--target-speedup", 1.05)
 
 
 def write_reviews(path, items):
-    with open(path, "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("review", "stars", "id"))
-        writer.writerows((text, "like" if label else "dislike", number) for number, (text, label) in enumerate(items))
+    rows = [(text, "like" if label else "dislike", number) for number, (text, label) in enumerate(items)]
+    write_rows(path, ("review", "stars", "id"), rows)
 
 
 @pytest.fixture(scope="module")
@@ -260,32 +257,16 @@ def test_options_that_do_not_go_together(tuned, tmp_path):
 SAVED = Path(__file__).parents[1] / "data" / "own_data" / "saved"
 PICTURES = "pictures"
 TEXTS = ("the film was good", "awful plot", "a nice cat")
-ROWS = [{"text": text, "label": ("bad", "good")[label]} for text, label in dict(make_sentiment(120)).items()]
+ROWS = [(text, ("bad", "good")[label]) for text, label in dict(make_sentiment(120)).items()]
 
 
-def write_table(path, delimiter):
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, ("text", "label"), delimiter=delimiter)
-        writer.writeheader()
-        writer.writerows(ROWS)
-    return path
-
-
-def write_jsonl(root):
-    (root / "reviews.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
-    return root / "reviews.jsonl"
-
-
-def write_parquet(root):
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pyarrow.Table.from_pylist(ROWS), root / "reviews.parquet")
-    return root / "reviews.parquet"
+def write_table(name):
+    return lambda root: write_rows(root / name, ("text", "label"), ROWS)
 
 
 def write_splits(root):
-    (root / "splits").mkdir()
-    for name in ("train", "dev"):
-        write_table(root / "splits" / f"{name}.csv", ",")
+    for name in ("train.csv", "dev.csv"):
+        write_table(f"splits/{name}")(root)
     return root / "splits"
 
 
@@ -304,10 +285,7 @@ def write_pictures(root):
 
 #: Name to a function that writes data below a directory, and returns their path.
 FORMATS = {
-    "csv": lambda root: write_table(root / "reviews.csv", ","),
-    "tsv": lambda root: write_table(root / "reviews.tsv", "\t"),
-    "jsonl": write_jsonl,
-    "parquet": write_parquet,
+    **{ending: write_table(f"reviews.{ending}") for ending in ("csv", "tsv", "jsonl", "parquet")},
     "splits": write_splits,
     "saved": copy_saved,
     PICTURES: write_pictures,

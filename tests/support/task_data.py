@@ -131,6 +131,21 @@ def same(one, other):
     return ours.keys() == theirs.keys() and all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
 
 
+def write_rows(path, columns, rows, delimiter=","):
+    """Write rows, without quotes, in the format that the path's end names, and return the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    records = [dict(zip(columns, row, strict=True)) for row in rows]
+    if path.suffix == ".jsonl":
+        path.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
+    elif path.suffix == ".parquet":
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.Table.from_pylist(records), path)
+    else:
+        between = "\t" if path.suffix == ".tsv" else delimiter
+        path.write_bytes("".join(f"{between.join(map(str, row))}\n" for row in (columns, *rows)).encode())
+    return path
+
+
 def write_sst2(root, train=360, dev=40):
     folder = root / "glue" / "SST-2"
     folder.mkdir(parents=True)
