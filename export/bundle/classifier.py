@@ -40,7 +40,7 @@ from export.finetune.run import task_of
 from export.finetune.text_tasks import SentenceTask
 from export.importing.image_processor import sample_images
 from export.models.convert import golden_of
-from export.models.heads import Head
+from export.models.heads import Head, tensors_of
 from export.quantize.calibration import CALIBRATION_ROWS
 from export.quantize.training import trained_ranges
 from export.training.provenance import provenance
@@ -245,8 +245,7 @@ class _WithOffsets(nn.Module):
 
     def forward(self, inputs: Tensor, mask: Tensor, third: Tensor, fourth: Tensor | None = None) -> tuple[Tensor, ...]:
         segments, offsets = (None, third) if fourth is None else (third, fourth)
-        outputs = self.model(inputs, mask, segments)
-        return (*((outputs,) if isinstance(outputs, Tensor) else outputs), offsets.clone())
+        return (*tensors_of(self.model(inputs, mask, segments)), offsets.clone())
 
 
 def _opened(tier: str, run: Path) -> _Run:

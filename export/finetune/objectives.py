@@ -15,7 +15,7 @@ from edge.datatypes import Array
 from edge.errors import Raw, UsageError
 from export.data.tokens import Batch, Rows, shuffled_batches, sorted_batches
 from export.finetune.recipe import Recipe
-from export.models.heads import Head, Outputs
+from export.models.heads import Head, Outputs, tensors_of
 from export.models.transformer import Transformer, TransformerConfig
 from export.training.checkpoint import fingerprint
 from export.training.device import model_device, multiplying_in
@@ -84,7 +84,7 @@ class Teacher:
         states = [
             pad_sequence([row.states[self._layers.index(layer)] for row in kept], True).to(device) for layer in layers
         ]
-        columns = zip(*(_tensors(row.outputs) for row in kept), strict=True)
+        columns = zip(*(tensors_of(row.outputs) for row in kept), strict=True)
         padded = [pad_sequence(list(column), True, self.model.padding).to(device) for column in columns]
         return TeacherOutputs(self.model.joined(padded), states)
 
@@ -176,7 +176,7 @@ def outputs_of(model: Head, batch: Batch) -> Outputs:
     [N, T].
     """
     outputs: Outputs = model(batch.inputs, batch.mask, batch.segments)
-    return model.joined([tensor.float() for tensor in _tensors(outputs)])
+    return model.joined([tensor.float() for tensor in tensors_of(outputs)])
 
 
 def outputs_by_row(
@@ -197,7 +197,7 @@ def outputs_by_row(
             # Copies, because a view would keep the whole batch.
             cut = [
                 (tensor[index, :length] if model.by_token else tensor[index]).to("cpu", copy=True)
-                for tensor in _tensors(outputs)
+                for tensor in tensors_of(outputs)
             ]
             of_row = [state[index, :length].to("cpu", _KEPT, copy=True) for state in states]
             kept[row] = TeacherOutputs(model.joined(cut), of_row)
@@ -266,7 +266,3 @@ def _run(model: Head, batch: Batch, layers: Sequence[int], precision: Precision)
         hidden_states(model.transformer, layers) as states,
     ):
         return TeacherOutputs(outputs_of(model, batch), states)
-
-
-def _tensors(outputs: Outputs) -> tuple[Tensor, ...]:
-    return (outputs,) if isinstance(outputs, Tensor) else outputs

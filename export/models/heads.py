@@ -299,6 +299,11 @@ class SentenceEmbedder(Head):
         return np.asarray((answers * others).sum(axis=1) / lengths)
 
 
+def tensors_of(outputs: Outputs) -> tuple[Tensor, ...]:
+    """Return the outputs of a head in the order of their names; the inverse of :meth:`Head.joined`."""
+    return (outputs,) if isinstance(outputs, Tensor) else outputs
+
+
 def _divergence(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     student, target = (functional.log_softmax(values / temperature, dim=-1) for values in (logits, teacher))
     return temperature**2 * functional.kl_div(student, target, reduction="batchmean", log_target=True)
