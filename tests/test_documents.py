@@ -293,7 +293,7 @@ def test_each_table_of_figures_names_its_record_and_command(name: str) -> None:
 
 _TYPES = "tests/export/test_generate_types.py::test_each_type_writes_the_texts_of_transformers"
 _IMPORTED = "tests/export/test_imported.py::test_a_stock_client_gets_what_transformers_computes"
-_OWN = "tests/export/test_tasks_own_served.py::test_each_format_reaches_a_served_answer"
+_OWN = "tests/export/test_tasks_own_runs.py::test_each_format_reaches_a_served_answer"
 _CLASSES = (
     "tests/export/test_bundle_classifier.py"
     "::test_the_bundle_has_a_tier_for_each_run_and_precision_with_the_outputs_of_training"

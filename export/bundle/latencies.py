@@ -39,14 +39,14 @@ def with_latencies(
 
     Args:
         files: of the bundle, by name.
-        measure: whether to measure a model whose request is one run.
+        measure: whether to measure here, too; only a model whose request is one run is.
         loops: mean of a request to each tier of a looped model, where they are known.
 
     Raises:
         BundleError: the work of a file cannot be counted, see :func:`export.estimate.operations.work_of`.
     """
     tiers = []
-    measured = _measured(manifest, files) if measure else {}
+    measured = _measured(manifest, files) if measure and manifest.roles == ("model",) else {}
     predicted = _predicted(manifest, files, loops or {})
     for tier in manifest.tiers:
         latencies = (*measured.get(tier.name, ()), *predicted.get(tier.name, ()))

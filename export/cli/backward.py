@@ -129,19 +129,18 @@ def export_head(
     read = {"RUN": run, "--backbone": backbone, "--base": base}
     check_bundle(repository / f"{check_name('--name', name)}-{version}", read, replace=replace)
     with loading_torch():
+        from export.bundle.exportable import export_bundle
         from export.generate.model import Base
-        from export.papers.backward.bundle import export_head as write_head
+        from export.papers.backward.bundle import TrainedHead
         from export.papers.backward.training import load_head
         from export.training.runs import METRICS, RunMetrics, decode, read_config
 
         model = Base(backbone, "cpu")
-        trained = load_head(run, model)
+        measures = decode(run / METRICS, RunMetrics).measures
+        made = TrainedHead(load_head(run, model), base, name, model.identity, read_config(run).provenance, measures)
     started = time.perf_counter()
     with working(f"exporting {run}"):
-        exported = write_head(
-            trained, base, repository, name, identity=model.identity, provenance=read_config(run).provenance,
-            measures=decode(run / METRICS, RunMetrics).measures, version=version, replace=replace,
-        )  # fmt: skip
+        exported = export_bundle(made, repository, version=version, replace=replace)
     print_exported([(exported, time.perf_counter() - started)], as_json=as_json)
 
 

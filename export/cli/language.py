@@ -386,13 +386,13 @@ def export(
     sources = [source_of(text) for text in data]
     examples = [example for source in sources for of in read_source(source, _MOST_PROMPTS).values() for example in of]
     with loading_torch():
-        from export.generate.bundle import export_language_model
+        from export.bundle.exportable import export_bundle
+        from export.generate.bundle import LanguageModel
     started = time.perf_counter()
+    prompts = [example.text_before for example in examples[:_MOST_PROMPTS]] or _PROMPTS
     with working(f"exporting {directory}"):
-        exported = export_language_model(
-            directory, repository, name, int8=int8, positions=positions, version=version, replace=replace,
-            prompts=[example.text_before for example in examples[:_MOST_PROMPTS]] or _PROMPTS,
-        )  # fmt: skip
+        model = LanguageModel(directory, name, prompts, int8, positions)
+        exported = export_bundle(model, repository, version=version, replace=replace)
     print_exported([(exported, time.perf_counter() - started)], as_json=as_json)
 
 

@@ -15,7 +15,7 @@ from edge.datatypes import Array
 from edge.errors import Raw, UsageError
 from export.data.tokens import Batch, Rows, shuffled_batches, sorted_batches
 from export.finetune.recipe import Recipe
-from export.models.heads import Head, Outputs
+from export.models.heads import Head, Outputs, tensors_of
 from export.models.transformer import Transformer, TransformerConfig
 from export.training.checkpoint import fingerprint
 from export.training.device import model_device, multiplying_in
@@ -71,9 +71,9 @@ class Teacher:
         states = [
             pad_sequence([row.states[self._layers.index(layer)] for row in kept], True).to(device) for layer in layers
         ]
-        columns = zip(*(_tensors(row.outputs) for row in kept), strict=True)
+        columns = zip(*(tensors_of(row.outputs) for row in kept), strict=True)
         padded = [pad_sequence(list(column), True, self.model.padding).to(device) for column in columns]
-        return TeacherOutputs(_like(kept[0].outputs, padded), states)
+        return TeacherOutputs(self.model.joined(padded), states)
 
 
 class TaskObjective:
@@ -155,7 +155,7 @@ def outputs_of(model: Head, batch: Batch) -> Outputs:
     [N, T].
     """
     outputs: Outputs = model(batch.inputs, batch.mask, batch.segments)
-    return _like(outputs, [tensor.float() for tensor in _tensors(outputs)])
+    return model.joined([tensor.float() for tensor in tensors_of(outputs)])
 
 
 def outputs_by_row(
@@ -165,11 +165,7 @@ def outputs_by_row(
     precision: Precision = "fp32",
     on_rows: Callable[[int, int], None] = lambda done, rows: None,
 ) -> list[TeacherOutputs]:
-    """Return the outputs for each row, without padding.
-
-    They are [labels], [T, labels], [width] or two of [T], with states [T, d] of each layer. ``on_rows`` is called with
-    the number of rows done and of all.
-    """
+    """Return [labels], [T, labels], [width] or two of [T] of each row, and states [T, d] by layer, without padding."""
     kept: dict[int, TeacherOutputs] = {}
     lengths, device = rows.lengths, model_device(model)
     for indices in sorted_batches(lengths, _BATCH):
@@ -180,10 +176,10 @@ def outputs_by_row(
             # Copies, because a view would keep the whole batch.
             cut = [
                 (tensor[index, :length] if model.by_token else tensor[index]).to("cpu", copy=True)
-                for tensor in _tensors(outputs)
+                for tensor in tensors_of(outputs)
             ]
             of_row = [state[index, :length].to("cpu", _KEPT, copy=True) for state in states]
-            kept[row] = TeacherOutputs(_like(outputs, cut), of_row)
+            kept[row] = TeacherOutputs(model.joined(cut), of_row)
         on_rows(len(kept), len(lengths))
     return [kept[row] for row in range(len(lengths))]
 
@@ -249,12 +245,3 @@ def _run(model: Head, batch: Batch, layers: Sequence[int], precision: Precision)
         hidden_states(model.transformer, layers) as states,
     ):
         return TeacherOutputs(outputs_of(model, batch), states)
-
-
-def _tensors(outputs: Outputs) -> tuple[Tensor, ...]:
-    return (outputs,) if isinstance(outputs, Tensor) else outputs
-
-
-def _like(outputs: Outputs, tensors: Sequence[Tensor]) -> Outputs:
-    """Return tensors in the form of outputs: one alone, or a pair."""
-    return tensors[0] if isinstance(outputs, Tensor) else (tensors[0], tensors[1])

@@ -27,15 +27,10 @@ def place(sst2, tmp_path):
     for name in ("full", "lean", "earlier"):
         shutil.copytree(sst2 / "SST-2", root / name)
     (root / "link").symlink_to(root / "full")
-    (root / "figures.json").write_text("{}")
-    (root / "photos").mkdir()
-    (root / "photos" / "cat.jpg").touch()
-    (root / "file").touch()
-    (root / "own.onnx").touch()
-    (root / "bundles" / "sst2-1").mkdir(parents=True)
-    (root / "bundles" / "sst2-1" / "manifest.json").touch()
-    (root / "bundles" / "photos-1").mkdir()
-    (root / "bundles" / "photos-1" / "cat.jpg").touch()
+    files = ("photos/cat.jpg", "bundles/sst2-1/manifest.json", "bundles/photos-1/cat.jpg")
+    for name in (*files, "figures.json", "file", "own.onnx"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
     return root
 
 

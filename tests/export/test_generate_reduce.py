@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
+from export.bundle.exportable import export_bundle
 from export.cli.language import language
-from export.generate.bundle import export_language_model
+from export.generate.bundle import LanguageModel
 from export.generate.decoder import DecoderGraph
 from export.generate.files import is_language_model
 from export.generate.model import load_backbone
@@ -151,8 +152,8 @@ def test_the_command_writes_a_directory_that_exports_to_smaller_caches(place, mo
     prompts = [one.text_before for one in EXAMPLES[:6]]
     monkeypatch.setattr("export.generate.bundle._MOST_ONNX_BYTES", 4 * metrics["parameters"])
     with pytest.raises(UsageError, match=r"model: got [\d,]+ bytes of weights in FP32, expected at most .* Reduce it"):
-        export_language_model(place / "model", place / "repository", "whole", prompts=prompts)
-    export_language_model(out, place / "repository", "small", prompts=prompts, int8=True)
+        export_bundle(LanguageModel(place / "model", "whole", prompts), place / "repository")
+    export_bundle(LanguageModel(out, "small", prompts, int8=True), place / "repository")
     manifest = Bundle.open(place / "repository" / "small-1").manifest
     for artifact in (one for tier in manifest.tiers for one in tier.artifacts):
         shapes = {spec.name: spec.shape for spec in manifest.tensors(artifact).inputs}

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from export.papers.calculator.bundle import export_run
+from export.bundle.exportable import export_bundle
+from export.papers.calculator.bundle import SumCalculator
 from export.papers.calculator.networks import Regressor, create
 from export.papers.calculator.specs import NAMES
 from export.training.checkpoint import save
@@ -40,4 +41,5 @@ def save_untrained(name: str, directory: Path) -> Path:
 
 def export_untrained(name: str, directory: Path) -> Path:
     """Write such a run into ``directory/runs``, and return its bundle in ``directory/repository``."""
-    return Path(export_run(save_untrained(name, directory / "runs"), directory / "repository").bundle)
+    model = SumCalculator(save_untrained(name, directory / "runs"))
+    return Path(export_bundle(model, directory / "repository", on_rows=lambda *counted: None).bundle)

@@ -1,7 +1,6 @@
 """Data for the tests of tasks: real data if they are there, and a task that is small enough to learn."""
 
 import gzip
-import json
 import os
 import struct
 from pathlib import Path
@@ -13,11 +12,8 @@ import torch
 from click.testing import CliRunner
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from export.cli.finetune import finetune
-from export.cli.reduce import reduce
 from export.data.examples import Examples
 from export.data.tokens import encode
-from export.finetune.models import open_tuned
 from export.finetune.objectives import TaskObjective
 from export.finetune.predictions import predict
 from export.models.heads import SequenceClassifier
@@ -46,18 +42,6 @@ def invoke(command, *arguments):
     result = CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.stderr
     return result.stdout
-
-
-def reduce_and_teach(task, data, tmp_path, *options, calibration):
-    """Reduce the run on a task below ``data``, fine-tune the result with it as teacher, and return reduce's output."""
-    run, small = data / task, tmp_path / "small"
-    printed = invoke(reduce, run, "--data-dir", data, *calibration, "--out", small, "--json")
-    tuning = ("--data-dir", data, "--epochs", 1, "--teacher", run, *options)
-    invoke(finetune, task, "--model", small, *tuning, "--out", tmp_path)
-    config = open_tuned(tmp_path / task, task).transformer.config
-    assert config == open_tuned(small, task).transformer.config
-    assert config.layers != open_tuned(run, task).transformer.config.layers
-    return json.loads(printed)
 
 
 def make_tokenizer(special=("[PAD]", "[UNK]", "[CLS]", "[SEP]")):
@@ -144,6 +128,21 @@ class Seen(Observer):
 def same(one, other):
     ours, theirs = (x.state_dict() if isinstance(x, torch.nn.Module) else x for x in (one, other))
     return ours.keys() == theirs.keys() and all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+
+
+def write_rows(path, columns, rows, delimiter=","):
+    """Write rows, without quotes, in the format that the path's end names, and return the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    records = [dict(zip(columns, row, strict=True)) for row in rows]
+    if path.suffix == ".jsonl":
+        path.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
+    elif path.suffix == ".parquet":
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.Table.from_pylist(records), path)
+    else:
+        between = "\t" if path.suffix == ".tsv" else delimiter
+        path.write_bytes("".join(f"{between.join(map(str, row))}\n" for row in (columns, *rows)).encode())
+    return path
 
 
 def write_sst2(root, train=360, dev=40):

@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -34,9 +34,6 @@ from export.training.objective import Objective
 from export.training.provenance import Processor
 from export.training.trainer import train
 from export.training.watch import Watch
-
-if TYPE_CHECKING:
-    pass
 
 #: Examples in a batch of a whole model. They have about as many tokens with a loss as the other methods' batches.
 _SEQUENCES = 32
