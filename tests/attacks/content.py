@@ -11,22 +11,17 @@ import grpc
 
 from edge.pb import inference_pb2 as pb
 from tests.attacks.measure import attack
-from tests.attacks.target import SPECIAL, Target
+from tests.attacks.target import SPECIAL, Target, picture_request
 from tests.support import image_model
 from tests.support.sample_requests import good
 from tests.support.server_models import busy
-
-#: For one call: a server that takes longer has fallen.
-SECONDS = 20
 
 
 def send(target: Target, method: str, *messages: Any, token: str = "infer") -> list[grpc.StatusCode]:
     """Send all messages, serialized or not, at once, and return their statuses."""
     contents = [each if isinstance(each, bytes) else each.SerializeToString() for each in messages]
     with target.channel() as channel:
-        rpc = target.rpc(channel, method)
-        futures = [rpc.future(content, timeout=SECONDS, metadata=target.bearer(token)) for content in contents]
-        return [future.code() for future in futures]
+        return [future.code() for future in [target.call(channel, method, each, token) for each in contents]]
 
 
 @attack()
@@ -52,32 +47,21 @@ def large_ids_that_wait(target: Target) -> None:
         waiting.id = "i" * size
         contents += [waiting.SerializeToString()] * count
     with target.channel() as first, target.channel() as second:
-        ahead = [_start(target, first, busy(2_000).SerializeToString()) for _ in range(2)]
-        for future in [_start(target, second, content) for content in contents]:
+        ahead = [target.call(first, "ModelInfer", busy(2_000).SerializeToString()) for _ in range(2)]
+        for future in [target.call(second, "ModelInfer", content) for content in contents]:
             future.code()
         for future in ahead:
             future.cancel()
-
-
-def _start(target: Target, channel: grpc.Channel, content: bytes) -> Any:
-    return target.rpc(channel, "ModelInfer").future(content, timeout=SECONDS, metadata=target.bearer())
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def _image(picture: bytes) -> pb.ModelInferRequest:
-    request = pb.ModelInferRequest(model_name=image_model.NAME)
-    request.inputs.add(name="image", datatype="BYTES", shape=(1, 1))
-    request.raw_input_contents.append(struct.pack("<I", len(picture)) + picture)
-    return request
-
-
 def _png_with(chunks: bytes) -> pb.ModelInferRequest:
     """Return a request with a PNG that has these chunks behind its head."""
     plain = image_model.encoded(image_model.bright(200, 10))
-    return _image(plain[:33] + chunks + plain[33:])
+    return picture_request(plain[:33] + chunks + plain[33:])
 
 
 @attack()

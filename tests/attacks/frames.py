@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import zlib
 from contextlib import ExitStack, closing, suppress
 from functools import cache
@@ -12,9 +11,9 @@ from hpack import Encoder
 from hyperframe import frame as h2
 
 from edge.pb import inference_pb2 as pb
-from tests.attacks.measure import ATTACKS, Attack, Run, attack
+from tests.attacks.measure import attack
 from tests.attacks.target import Target
-from tests.attacks.wire import HEALTH, INFER, Peer, connect, flood, http_request, message, stay, until
+from tests.attacks.wire import HEALTH, INFER, Peer, connect, each_of, flood, http_request, message, stay
 from tests.support.http2_client import raw
 from tests.support.sample_requests import good
 
@@ -54,14 +53,12 @@ def compressed_names_to_check(target: Target) -> None:
 def half_open_calls(target: Target) -> None:
     """30 connections of 4,000 calls without an end, each with 8 KB of headers that take 18 bytes."""
     large = ("x", "y" * 3_500)
-    with ExitStack() as connections:
-        for _ in zip(range(30), until(2.0), strict=False):
-            with suppress(OSError):
-                peer = connections.enter_context(Peer(target.grpc_port))
-                peer.agree()
-                parts = [peer.head(f"/{HEALTH}/Check", large, large)[1] for _ in range(4_000)]
-                peer.write(b"".join(parts))
-        time.sleep(0.5)
+
+    def open_calls(peer: Peer) -> None:
+        peer.agree()
+        peer.write(b"".join(peer.head(f"/{HEALTH}/Check", large, large)[1] for _ in range(4_000)))
+
+    each_of(30, target.grpc_port, open_calls, 2.0, rest_seconds=0.5)
 
 
 @attack()
@@ -70,9 +67,7 @@ def forged_log_lines(target: Target) -> str | None:
     line = b"\n\x1b[31m2026-01-01 ERROR forged: all models are lost"
     data = (line * (16_000 // len(line)))[:16_000]
     flood(target.grpc_port, h2.GoAwayFrame(0, error_code=2, additional_data=data).serialize() * 20, 0.3)
-    if b"ERROR forged" in target.log.read_bytes()[-10_000_000:]:
-        return "a forged line in the log"
-    return None
+    return "a forged line in the log" if b"ERROR forged" in target.log.read_bytes()[-10_000_000:] else None
 
 
 def _resets(target: Target, fields: tuple[tuple[str, str], ...]) -> None:
@@ -106,18 +101,13 @@ def unread_answers(target: Target) -> None:
     request = pb.ModelInferRequest(id="i" * 10_000_000)
     request.MergeFrom(good())
     content = request.SerializeToString()
-    with ExitStack() as connections:
+
+    def ask(peer: Peer) -> None:
+        peer.agree()
         for _ in range(8):
-            with suppress(OSError):
-                peer = connections.enter_context(Peer(target.grpc_port, {h2.SettingsFrame.INITIAL_WINDOW_SIZE: 0}))
-                peer.agree()
-                for _ in range(8):
-                    peer.call(INFER, content, *target.bearer())
+            peer.call(INFER, content, *target.bearer())
 
-
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> Run:
-    data = raw(kind, flags, stream, payload) * 2_000
-    return lambda target: flood(target.grpc_port, data)
+    each_of(8, target.grpc_port, ask, settings={h2.SettingsFrame.INITIAL_WINDOW_SIZE: 0})
 
 
 def _headers(flags: int) -> bytes:
@@ -125,21 +115,24 @@ def _headers(flags: int) -> bytes:
     return raw(1, flags, 1, Encoder().encode([*fields, ("te", "trailers"), ("content-type", "application/grpc")]))
 
 
-_OPENED, _ENDED = _headers(4), _headers(5)
-_FLOODS: dict[str, Run] = {
-    "settings": _frame(4, 0, 0, b"\0\x04\0\0\xff\xff" * 100),
-    "pings": _frame(6, 0, 0, bytes(8)),
-    "priorities": _frame(2, 0, 1, b"\0\0\0\x03\x10"),
-    "empty-data": lambda target: flood(target.grpc_port, _OPENED + raw(0, 0, 1, b"") * 50_000),
-    "window-updates-of-nothing": lambda target: flood(target.grpc_port, _OPENED + raw(8, 0, 1, bytes(4)) * 5_000),
-    "window-overflows": _frame(8, 0, 0, b"\x7f\xff\xff\xff"),
-    "continuations": lambda target: flood(target.grpc_port, _headers(0) + raw(9, 0, 1, b"\x40\x01x\x01y") * 20_000),
-    "padding": lambda target: flood(target.grpc_port, _OPENED + raw(0, 8, 1, b"\xff" + bytes(255)) * 200),
-    "data-after-the-end": lambda target: flood(target.grpc_port, _ENDED + raw(0, 0, 1, bytes(10)) * 20_000),
-    "unknown-frames": _frame(0x42, 0xFF, 7, bytes(100)),
+_OPENED = _headers(4)
+_FLOODS = {
+    "settings": raw(4, 0, 0, b"\0\x04\0\0\xff\xff" * 100) * 2_000,
+    "pings": raw(6, 0, 0, bytes(8)) * 2_000,
+    "priorities": raw(2, 0, 1, b"\0\0\0\x03\x10") * 2_000,
+    "empty-data": _OPENED + raw(0, 0, 1, b"") * 50_000,
+    "window-updates-of-nothing": _OPENED + raw(8, 0, 1, bytes(4)) * 5_000,
+    "window-overflows": raw(8, 0, 0, b"\x7f\xff\xff\xff") * 2_000,
+    "continuations": _headers(0) + raw(9, 0, 1, b"\x40\x01x\x01y") * 20_000,
+    "padding": _OPENED + raw(0, 8, 1, b"\xff" + bytes(255)) * 200,
+    "data-after-the-end": _headers(5) + raw(0, 0, 1, bytes(10)) * 20_000,
+    "unknown-frames": raw(0x42, 0xFF, 7, bytes(100)) * 2_000,
 }
-for _name, _run in _FLOODS.items():
-    ATTACKS[f"flood-of-{_name}"] = Attack(f"flood-of-{_name}", _run)
+
+
+@attack(doors=_FLOODS)
+def flood_of(target: Target, door: str) -> None:
+    flood(target.grpc_port, _FLOODS[door])
 
 
 #: Whoever may call can fill the queue, against which there is --rate-limit.
@@ -178,15 +171,15 @@ def flood_of_trailers(target: Target) -> None:
 def _unfinished(target: Target, path: str, *fields: tuple[str, str]) -> None:
     """Announce messages of 60 MB on many streams, send as much of them as the windows allow, and hang up."""
     part = b"\0" + (60_000_000).to_bytes(4, "big") + bytes(250_000)
-    with ExitStack() as connections:
-        for _ in zip(range(16), until(1.5), strict=False):
-            with suppress(OSError):
-                peer = connections.enter_context(Peer(target.grpc_port))
-                peer.agree()
-                for _ in range(200):
-                    stream, head = peer.head(path, *fields)
-                    peer.write(head)
-                    peer.send(stream, part, end=False)
+
+    def begin(peer: Peer) -> None:
+        peer.agree()
+        for _ in range(200):
+            stream, head = peer.head(path, *fields)
+            peer.write(head)
+            peer.send(stream, part, end=False)
+
+    each_of(16, target.grpc_port, begin, 1.5)
 
 
 @attack()
@@ -204,24 +197,15 @@ def unfinished_messages_without_token(target: Target) -> None:
 @attack()
 def idle_connections(target: Target) -> None:
     """1,000 connections that only open."""
-    with ExitStack() as connections:
-        for _ in zip(range(1_000), until(1.0), strict=False):
-            with suppress(OSError):
-                connections.enter_context(Peer(target.grpc_port))
-        time.sleep(0.3)
+    each_of(1_000, target.grpc_port, lambda _: None, 1.0, rest_seconds=0.3)
 
 
 @attack()
 def other_protocols(target: Target) -> str | None:
     """HTTP/1.1, an upgrade to HTTP/2, TLS, and nonsense."""
     upgrade = ["Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__"]
-    starts = (
-        http_request("GET /v2"),
-        http_request("GET /v2", upgrade),
-        b"\x16\x03\x01\x02\0\x01" + bytes(600),
-        b"\0" * 999,
-    )
-    for start in starts:
+    tls = b"\x16\x03\x01\x02\0\x01" + bytes(600)
+    for start in (http_request("GET /v2"), http_request("GET /v2", upgrade), tls, bytes(999)):
         with suppress(OSError), closing(connect(target.grpc_port)) as connection:
             connection.sendall(start)
             if b"200 OK" in stay(connection, 0.1):

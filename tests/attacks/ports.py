@@ -7,13 +7,15 @@ import socket
 import time
 from contextlib import ExitStack, closing, suppress
 
-from tests.attacks.measure import ATTACKS, Attack, attack
+from tests.attacks.measure import attack
 from tests.attacks.target import FILES, SPECIAL, Setup, Target
 from tests.attacks.wire import SECONDS, connect, http_request, stay, until
 from tests.attacks.witness import HOST
 
 #: Of each port of HTTP: how its door is named, a path that answers, and the scope of the token for it.
 _PORTS = {"http": ("/v2", "infer"), "metrics": ("/telemetry.json", "metrics")}
+_EACH = {"doors": _PORTS, "transports": ("nghttp2",)}
+_TLS = Setup(tls=True)
 
 
 def _port(target: Target, door: str) -> int:
@@ -46,37 +48,49 @@ def _connections(target: Target, door: str, count: int, stack: ExitStack) -> lis
     return opened
 
 
+def _send_all(connections: list[socket.socket], *parts: bytes) -> None:
+    for one in connections:
+        with suppress(OSError):
+            for part in parts:
+                one.sendall(part)
+
+
+def _start(door: str) -> bytes:
+    return f"GET {_PORTS[door][0]} HTTP/1.1\r\nHost: localhost\r\n".encode()
+
+
 def _drip(target: Target, door: str, count: int, seconds: float) -> None:
     """Send a head on each of many connections, a line at a time, and never end it."""
     with ExitStack() as stack:
-        open_ones = _connections(target, door, count, stack)
-        for one in open_ones:
-            with suppress(OSError):
-                one.sendall(f"GET {_PORTS[door][0]} HTTP/1.1\r\nHost: localhost\r\n".encode())
+        opened = _connections(target, door, count, stack)
+        _send_all(opened, _start(door))
         for _ in until(seconds):
-            for one in open_ones:
-                with suppress(OSError):
-                    one.sendall(b"X: y\r\n")
+            _send_all(opened, b"X: y\r\n")
             time.sleep(0.1)
 
 
-def _large_heads(target: Target, door: str) -> None:
+@attack(**_EACH)
+def dripping_heads(target: Target, door: str) -> None:
+    _drip(target, door, 64, 1.0)
+
+
+@attack(**_EACH)
+def large_heads(target: Target, door: str) -> None:
     """64 connections of 64 headers of 60 KB each, without their end."""
+    headers = [b"X-%d: " % number + b"y" * 60_000 + b"\r\n" for number in range(64)]
     with ExitStack() as stack:
-        for one in _connections(target, door, 64, stack):
-            with suppress(OSError):
-                one.sendall(f"GET {_PORTS[door][0]} HTTP/1.1\r\nHost: localhost\r\n".encode())
-                for number in range(64):
-                    one.sendall(b"X-%d: " % number + b"y" * 60_000 + b"\r\n")
+        _send_all(_connections(target, door, 64, stack), _start(door), *headers)
 
 
-def _large_head_at_once(target: Target, door: str) -> str | None:
+@attack(**_EACH)
+def large_head_at_once(target: Target, door: str) -> str | None:
     """A head of 100 KB in one write."""
     headers = [_bearer(target, door), *(f"X-{number}: {'y' * 1000}" for number in range(100))]
     return _accepted(target, door, http_request(f"GET {_PORTS[door][0]}", headers), "a head of 100 KB")
 
 
-def _foreign_host(target: Target, door: str) -> str | None:
+@attack(**_EACH, setup=Setup(tokens=False))  # a web page sends no token of the server
+def foreign_host(target: Target, door: str) -> str | None:
     """A web page whose own name points to this host."""
     request = http_request(f"GET {_PORTS[door][0]}", [_bearer(target, door)]).replace(b"localhost", b"evil.example")
     return _accepted(target, door, request, "evil.example")
@@ -90,7 +104,8 @@ def _accepted(target: Target, door: str, request: bytes, what: str) -> str | Non
     return None
 
 
-def _smuggled(target: Target, door: str) -> str | None:
+@attack(**_EACH)
+def smuggled_requests(target: Target, door: str) -> str | None:
     """A request inside the body of another one, whose length is said twice."""
     path, hidden = _PORTS[door][0], http_request("GET /hidden")
     lengths = (
@@ -107,41 +122,22 @@ def _smuggled(target: Target, door: str) -> str | None:
     return None
 
 
-def _pipelined(target: Target, door: str) -> None:
+@attack(**_EACH)
+def pipelined_requests(target: Target, door: str) -> None:
     """5 MB of requests in one write."""
     with suppress(OSError), closing(connect(_port(target, door))) as connection:
         connection.sendall(http_request("GET /v2/health/live") * 100_000)
         stay(connection, 0.5)
 
 
-def _secrets_in_paths(target: Target, door: str) -> str | None:
+@attack(**_EACH, setup=SPECIAL)
+def secrets_in_paths(target: Target, door: str) -> str | None:
     """Escapes for a terminal, and a token, in a path that is logged."""
     before = target.log.stat().st_size
     for path in ("/v2/%1b%5b31mred", "/v2/\x1b[31mred", "/v2?token=my-secret"):
         _accepted(target, door, http_request(f"GET {path}"), path)
     log = target.log.read_bytes()[before:]
     return next((f"{each!r} in the log" for each in (b"\x1b[31mred", b"my-secret") if each in log), None)
-
-
-#: A web page sends no token of the server.
-_OPEN = Setup(tokens=False)
-for _door in _PORTS:
-    _one = {"transports": ("nghttp2",)}
-    for _made in (
-        Attack(f"dripping-heads-{_door}", lambda target, door=_door: _drip(target, door, 64, 1.0), **_one),
-        Attack(f"large-heads-{_door}", lambda target, door=_door: _large_heads(target, door), **_one),
-        Attack(f"large-head-at-once-{_door}", lambda target, door=_door: _large_head_at_once(target, door), **_one),
-        Attack(f"foreign-host-{_door}", lambda target, door=_door: _foreign_host(target, door), setup=_OPEN, **_one),
-        Attack(f"smuggled-requests-{_door}", lambda target, door=_door: _smuggled(target, door), **_one),
-        Attack(f"pipelined-requests-{_door}", lambda target, door=_door: _pipelined(target, door), **_one),
-        Attack(
-            f"secrets-in-paths-{_door}",
-            lambda target, door=_door: _secrets_in_paths(target, door),
-            setup=SPECIAL,
-            **_one,
-        ),
-    ):
-        ATTACKS[_made.name] = _made
 
 
 @attack(transports=("nghttp2",))
@@ -159,23 +155,13 @@ def exhausted_files(target: Target) -> None:
             _connections(target, "http", 20, stack)
 
 
-def _stalled_handshakes(target: Target, door: str) -> str | None:
+@attack(doors=("grpc",), setup=_TLS)
+@attack(**_EACH, setup=_TLS)
+def stalled_handshakes(target: Target, door: str) -> str | None:
     """600 connections that begin TLS and do not go on."""
     first = target.readings[-1].files
     with ExitStack() as stack:
-        for one in _connections(target, door, 600, stack):
-            with suppress(OSError):
-                one.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
+        _send_all(_connections(target, door, 600, stack), b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
         time.sleep(0.5)
         held = target.readings[-1].files - first
     return f"{held} handshakes held" if held > 520 else None
-
-
-for _door in ("grpc", *_PORTS):
-    _name = f"stalled-handshakes-{_door}"
-    ATTACKS[_name] = Attack(
-        _name,
-        lambda target, door=_door: _stalled_handshakes(target, door),
-        transports=("nghttp2", "grpcio") if _door == "grpc" else ("nghttp2",),
-        setup=Setup(tls=True),
-    )

@@ -81,6 +81,12 @@ class Setup(NamedTuple):
     bundles: Callable[[Path], object] | None = None
 
 
+def picture_request(picture: bytes) -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest(model_name=image_model.NAME)
+    request.inputs.add(name="image", datatype="BYTES", shape=(1, 1)).contents.bytes_contents.append(picture)
+    return request
+
+
 def _add_unnameable(repository: Path) -> None:
     shutil.copytree(ORACLE_BUNDLE, os.fsdecode(os.fsencode(repository / "copy-") + b"\xff"))
 
@@ -127,25 +133,14 @@ class Target:
         if not line:
             self._process.wait()
             raise NotStarted(self.log.read_text(errors="replace").strip().rpartition("\n")[2])
-        self.ready = msgspec.json.decode(line, type=Ready)
-        assert setup.bundles or not self.ready.unavailable, self.ready.unavailable
+        ready = msgspec.json.decode(line, type=Ready)
+        assert setup.bundles or not ready.unavailable, ready.unavailable
+        assert ready.http_port
+        assert ready.metrics_port
+        self.grpc_port, self.http_port, self.metrics_port = ready.grpc_port, ready.http_port, ready.metrics_port
         self.calls: dict[str, list[Call]] = {}
         self.readings: list[Reading] = []
         self._watch()
-
-    @property
-    def grpc_port(self) -> int:
-        return self.ready.grpc_port
-
-    @property
-    def http_port(self) -> int:
-        assert self.ready.http_port
-        return self.ready.http_port
-
-    @property
-    def metrics_port(self) -> int:
-        assert self.ready.metrics_port
-        return self.ready.metrics_port
 
     def bearer(self, token: str = "infer") -> tuple[tuple[str, str], ...]:
         return (("authorization", f"Bearer {self.home.tokens[token]}"),)
@@ -156,8 +151,10 @@ class Target:
         options += [("grpc.max_receive_message_length", -1)]
         return grpc.insecure_channel(f"{HOST}:{self.grpc_port}", options)
 
-    def rpc(self, channel: grpc.Channel, method: str, service: str = INFERENCE) -> Any:
-        return channel.unary_unary(f"/{service}/{method}")
+    def call(self, channel: grpc.Channel, method: str, content: bytes, token: str = "infer") -> Any:
+        """Start a call; a server that takes longer than 20 s for one has fallen."""
+        rpc = channel.unary_unary(f"/{INFERENCE}/{method}")
+        return rpc.future(content, timeout=20, metadata=self.bearer(token))
 
     @property
     def alive(self) -> bool:
@@ -180,9 +177,7 @@ class Target:
         return "" if code == 0 else f"exit code {code} after {time.monotonic() - start:.0f} s"
 
     def _watch(self) -> None:
-        request = pb.ModelInferRequest(model_name=image_model.NAME)
-        picture = image_model.encoded(image_model.bright(200, 10))
-        request.inputs.add(name="image", datatype="BYTES", shape=(1, 1)).contents.bytes_contents.append(picture)
+        picture = picture_request(image_model.encoded(image_model.bright(200, 10)))
         watched = Watched(
             self._process.pid,
             str(self.log),
@@ -192,7 +187,7 @@ class Target:
             self.home.tokens["infer"],
             self.home.tokens["metrics"],
             good().SerializeToString(),
-            request.SerializeToString(),
+            picture.SerializeToString(),
             str(self.home.authority.file) if self.setup.tls else "",
         )
         command = [sys.executable, "-m", "tests.attacks.witness"]

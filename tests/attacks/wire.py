@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import select
 import socket
-import ssl
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
+from typing import Any
 
 from hpack import Encoder
 from hyperframe import frame as h2
 
 from edge.protocol import INFERENCE
 from tests.attacks.witness import HOST
-from tests.support.http2_client import PREFACE, raw
+from tests.support.http2_client import PREFACE, parsed, raw
 
 #: No write waits longer for the server.
 SECONDS = 5.0
@@ -23,10 +23,9 @@ INFER = f"/{INFERENCE}/ModelInfer"
 _FRAME_BYTES = 16384
 
 
-def connect(port: int, context: ssl.SSLContext | None = None) -> socket.socket:
+def connect(port: int) -> socket.socket:
     """Return a connection whose reads and writes wait for :data:`SECONDS` at most."""
-    made = socket.create_connection((HOST, port), timeout=SECONDS)
-    return context.wrap_socket(made, server_hostname=HOST) if context else made
+    return socket.create_connection((HOST, port), timeout=SECONDS)
 
 
 def until(seconds: float) -> Iterator[int]:
@@ -36,10 +35,6 @@ def until(seconds: float) -> Iterator[int]:
         count += 1
 
 
-def frames(*made: h2.Frame) -> bytes:
-    return b"".join(frame.serialize() for frame in made)
-
-
 def message(content: bytes, compressed: bool = False) -> bytes:
     return bytes([compressed]) + len(content).to_bytes(4, "big") + content
 
@@ -47,10 +42,8 @@ def message(content: bytes, compressed: bool = False) -> bytes:
 class Peer:
     """A connection of HTTP/2. Reading, it acknowledges SETTINGS and follows the windows that the server grants."""
 
-    def __init__(
-        self, port: int, settings: dict[int, int] | None = None, context: ssl.SSLContext | None = None
-    ) -> None:
-        self.socket = connect(port, context)
+    def __init__(self, port: int, settings: dict[int, int] | None = None) -> None:
+        self.socket = connect(port)
         self._end = time.monotonic() + SECONDS
         self.encoder = Encoder()
         self._next = 1
@@ -60,7 +53,7 @@ class Peer:
         self._blocks: dict[tuple[tuple[str, str], ...], bytes] = {}
         self._table: list[object] = []
         self._agreed = False
-        self.socket.sendall(PREFACE + frames(h2.SettingsFrame(0, settings=settings or {})))
+        self.socket.sendall(PREFACE + h2.SettingsFrame(0, settings=settings or {}).serialize())
 
     def __enter__(self) -> Peer:
         return self
@@ -71,10 +64,11 @@ class Peer:
     def write(self, data: bytes) -> None:
         self.socket.sendall(data)
 
-    def agree(self) -> None:
+    def agree(self) -> Peer:
         """Read until the server has sent its SETTINGS."""
         while not self._agreed:
             self.read(0.1)
+        return self
 
     def head(self, path: str, *more: tuple[str, str]) -> tuple[int, bytes]:
         """Return the number of a new stream, and its HEADERS."""
@@ -96,14 +90,11 @@ class Peer:
                 self._blocks.clear()
         return block
 
-    def call(
-        self, path: str, content: bytes, *more: tuple[str, str], compressed: bool = False, end: bool = True
-    ) -> int:
+    def call(self, path: str, content: bytes, *more: tuple[str, str], compressed: bool = False) -> None:
         """Send a call with one message, as the windows allow."""
         stream, head = self.head(path, *more)
         self.write(head)
-        self.send(stream, message(content, compressed), end)
-        return stream
+        self.send(stream, message(content, compressed))
 
     def send(self, stream: int, data: bytes, end: bool = True) -> None:
         self._windows.setdefault(stream, self._initial)
@@ -142,16 +133,9 @@ class Peer:
                 self.read(0.1)
 
     def _take(self) -> None:
-        place, data = 0, self._received
-        while len(data) - place >= 9:
-            frame, length = h2.Frame.parse_frame_header(memoryview(data[place : place + 9]))
-            if len(data) - place < 9 + length:
-                break
-            if isinstance(frame, h2.SettingsFrame | h2.WindowUpdateFrame):
-                frame.parse_body(memoryview(data[place + 9 : place + 9 + length]))
-                self._adopt(frame)
-            place += 9 + length
-        self._received = data[place:]
+        frames, self._received = parsed(self._received)
+        for frame in frames:
+            self._adopt(frame)
 
     def _adopt(self, frame: h2.Frame) -> None:
         if isinstance(frame, h2.WindowUpdateFrame):
@@ -163,7 +147,23 @@ class Peer:
             initial = frame.settings.get(h2.SettingsFrame.INITIAL_WINDOW_SIZE, self._initial)
             self._windows = {stream: window + initial - self._initial for stream, window in self._windows.items()}
             self._initial, self._agreed = initial, True
-            self.write(frames(h2.SettingsFrame(0, flags=["ACK"])))
+            self.write(h2.SettingsFrame(0, flags=["ACK"]).serialize())
+
+
+def each_of(
+    count: int,
+    port: int,
+    act: Callable[[Peer], object],
+    seconds: float = 60.0,
+    rest_seconds: float = 0.0,
+    **options: Any,
+) -> None:
+    """Act on many connections, one after another for so long, and keep all until a rest at the end is over."""
+    with ExitStack() as connections:
+        for _ in zip(range(count), until(seconds), strict=False):
+            with suppress(OSError):
+                act(connections.enter_context(Peer(port, **options)))
+        time.sleep(rest_seconds)
 
 
 def flood(port: int, data: bytes, seconds: float = 0.5) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 #: Kinds of objects that the driver counts.
-KINDS = ("device", "pinned", "registered", "context", "stream", "event", "graph", "executable")
+KINDS = ("device", "pinned", "context", "stream", "event", "graph", "executable")
 
 #: The calls of the driver for any run: its context, one launch, and one event to wait for.
 LAUNCH = {"cuCtxPopCurrent": 1, "cuCtxPushCurrent": 1, "cuEventRecord": 1, "cuEventSynchronize": 1, "cuGraphLaunch": 1}
@@ -40,7 +40,7 @@ def library() -> ctypes.CDLL | None:
     driver.software_live_objects.restype = ctypes.c_long
     driver.software_defect.argtypes = [ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t]
     driver.software_set_memory.argtypes = [ctypes.c_size_t]
-    for name in ("allocations", "allocated_bytes", "pending", "defects"):
+    for name in ("allocated_bytes", "pending", "defects"):
         getattr(driver, f"software_{name}").restype = ctypes.c_size_t
     for name in ("reset", "clear", "set_memory", "report"):
         getattr(driver, f"software_{name}").restype = None

@@ -35,6 +35,20 @@ def raw(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
     return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream_id.to_bytes(4, "big") + payload
 
 
+def parsed(data: bytes) -> tuple[list[h2.Frame], bytes]:
+    """Return the frames at the beginning of what was received, and the rest."""
+    frames, place = [], 0
+    while len(data) - place >= 9:
+        frame, length = h2.Frame.parse_frame_header(memoryview(data[place : place + 9]))
+        end = place + 9 + length
+        if len(data) < end:
+            break
+        frame.parse_body(memoryview(data[place + 9 : end]))
+        frames.append(frame)
+        place = end
+    return frames, data[place:]
+
+
 class Subject:
     """Methods under ``/test.Test/``; the unary ones are callbacks or coroutines. Counts the handlers of ``Wait``."""
 
@@ -267,13 +281,8 @@ class RawClient:
         data = b""
         try:
             while received := await self._reader.read(65536):
-                data += received
-                while len(data) >= 9:
-                    frame, length = h2.Frame.parse_frame_header(memoryview(data[:9]))
-                    if len(data) < 9 + length:
-                        break
-                    frame.parse_body(memoryview(data[9 : 9 + length]))
-                    data = data[9 + length :]
+                frames, data = parsed(data + received)
+                for frame in frames:
                     self._take(frame)
                 self._news.set()
         except ConnectionError:
