@@ -34,16 +34,22 @@ def made_context() -> Iterator[None]:
         context.detach()
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def context() -> Iterator[None]:
     with made_context():
         yield
 
 
-def pinned(value: int) -> Any:
+def pinned(value: Any) -> Any:
     array = cuda.pagelocked_empty(SIZE, np.uint8)
     array[:] = value
     return array
+
+
+def in_thread(work: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
 
 
 def call(function: str, *arguments: object) -> int:
@@ -58,7 +64,6 @@ def value_of(memory: cuda.DeviceAllocation) -> int:
     return int(found[0])
 
 
-@pytest.mark.usefixtures("context")
 def test_streams_execute_only_when_they_are_synchronised_or_polled(software: SoftwareDriver) -> None:
     stream, memory, source, result = cuda.Stream(), cuda.mem_alloc(SIZE), pinned(1), pinned(0)
     cuda.memcpy_htod_async(memory, source, stream)
@@ -75,7 +80,6 @@ def test_streams_execute_only_when_they_are_synchronised_or_polled(software: Sof
     assert any(stream.is_done() for _ in range(10))
 
 
-@pytest.mark.usefixtures("context")
 def test_asynchronous_copy_of_pageable_memory_is_a_defect(software: SoftwareDriver) -> None:
     stream, memory = cuda.Stream(), cuda.mem_alloc(SIZE)
     with pytest.raises(AssertionError, match="not pinned"), software.watched():
@@ -83,7 +87,6 @@ def test_asynchronous_copy_of_pageable_memory_is_a_defect(software: SoftwareDriv
     software.clear()
 
 
-@pytest.mark.usefixtures("context")
 @pytest.mark.parametrize("waits", [False, True])
 def test_only_events_order_streams(waits: bool) -> None:
     writer, reader = cuda.Stream(NON_BLOCKING), cuda.Stream(NON_BLOCKING)
@@ -97,7 +100,6 @@ def test_only_events_order_streams(waits: bool) -> None:
     writer.synchronize()
 
 
-@pytest.mark.usefixtures("context")
 @pytest.mark.parametrize("flags", [0, NON_BLOCKING])
 def test_default_stream_waits_only_for_blocking_streams(flags: int) -> None:
     stream, memory, source = cuda.Stream(flags), cuda.mem_alloc(SIZE), pinned(1)
@@ -106,7 +108,6 @@ def test_default_stream_waits_only_for_blocking_streams(flags: int) -> None:
     stream.synchronize()
 
 
-@pytest.mark.usefixtures("context")
 def test_synchronous_copy_of_pageable_memory_may_return_early() -> None:
     """Its DMA may still run, and a stream that does not wait for the default stream overtakes it."""
     stream, memory, result = cuda.Stream(NON_BLOCKING), cuda.mem_alloc(SIZE), pinned(0)
@@ -117,12 +118,9 @@ def test_synchronous_copy_of_pageable_memory_may_return_early() -> None:
     assert value_of(memory) == 1
 
 
-@pytest.mark.usefixtures("context")
 def test_a_3d_copy_moves_the_lines_of_slices_within_the_device() -> None:
-    source, target, found, stream = cuda.mem_alloc(SIZE), cuda.mem_alloc(SIZE), pinned(0), cuda.Stream()
-    given = pinned(0)
-    given[:] = np.arange(SIZE)
-    cuda.memcpy_htod(source, given)
+    source, target, stream = cuda.mem_alloc(SIZE), cuda.mem_alloc(SIZE), cuda.Stream()
+    cuda.memcpy_htod(source, pinned(np.arange(SIZE)))
     cuda.memset_d8(target, 255, SIZE)
     cuda.Context.synchronize()
     copy = cuda.Memcpy3D()
@@ -133,22 +131,15 @@ def test_a_3d_copy_moves_the_lines_of_slices_within_the_device() -> None:
     copy.dst_pitch, copy.dst_height = 5, 4
     copy(stream)
     stream.synchronize()
+    found, expected = pinned(0), np.full(SIZE, 255, np.uint8)
     cuda.memcpy_dtoh(found, target)
-    expected = np.full(SIZE, 255, np.uint8)
-    for place in range(2):
-        for line in range(3):
-            begin = 20 * place + 5 * line
-            expected[begin : begin + 2] = 12 * place + 4 * line + 1 + np.arange(2)
+    expected[: 2 * 20].reshape(2, 4, 5)[:, :3, :2] = np.arange(1, 25).reshape(2, 3, 4)[:, :, :2]
     np.testing.assert_array_equal(found, expected)
-    copy.depth = 4  # beyond the allocation
-    with pytest.raises(cuda.LogicError, match="invalid argument"):
-        copy(stream)
-    copy.depth, copy.dst_height = 2, 2  # less than the lines of a slice
-    with pytest.raises(cuda.LogicError, match="invalid argument"):
-        copy(stream)
+    for copy.depth, copy.dst_height in ((4, 4), (2, 2)):  # beyond the allocation; less than the lines of a slice
+        with pytest.raises(cuda.LogicError, match="invalid argument"):
+            copy(stream)
 
 
-@pytest.mark.usefixtures("context")
 @pytest.mark.parametrize("past_the_end", [False, True])
 def test_copies_outside_an_allocation_are_rejected(past_the_end: bool) -> None:
     memory, source = cuda.mem_alloc(SIZE), pinned(0)
@@ -161,46 +152,30 @@ def test_copies_outside_an_allocation_are_rejected(past_the_end: bool) -> None:
 
 
 def test_memory_freed_too_early_is_a_sticky_illegal_access(software: SoftwareDriver) -> None:
-    with made_context():
-        stream, memory, source = cuda.Stream(), cuda.mem_alloc(SIZE), pinned(0)
-        cuda.memcpy_htod_async(memory, source, stream)
-        memory.free()
-        for _ in range(2):
-            with pytest.raises(cuda.LogicError, match="illegal memory access"):
-                stream.synchronize()
+    stream, memory, source = cuda.Stream(), cuda.mem_alloc(SIZE), pinned(0)
+    cuda.memcpy_htod_async(memory, source, stream)
+    memory.free()
+    for work in (stream.synchronize, stream.synchronize, lambda: cuda.mem_alloc(SIZE)):
         with pytest.raises(cuda.LogicError, match="illegal memory access"):
-            cuda.mem_alloc(SIZE)
-    assert software.error() == 700
-    with pytest.raises(cuda.LogicError, match="illegal memory access"):
-        cuda.Device(0).make_context()  # the process is lost, not the context
+            work()
+    assert software.error() == call("cuCtxCreate_v2", byref(c_void_p()), 0, 0) == 700, "the process is lost"
 
 
-@pytest.mark.usefixtures("context")
 def test_contexts_are_current_to_one_thread() -> None:
-    errors = []
-
-    def run() -> None:
-        size = ctypes.c_size_t()
-        errors.append(call("cuMemGetInfo_v2", byref(size), byref(size)))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
+    errors, size = [], ctypes.c_size_t()
+    in_thread(lambda: errors.append(call("cuMemGetInfo_v2", byref(size), byref(size))))
     assert errors == [201]
 
 
 def test_leaks_are_found_while_their_context_lives(software: SoftwareDriver) -> None:
-    with made_context():
-        kept: list[Any] = []
+    kept: list[Any] = []
+    for make in (lambda: cuda.mem_alloc(SIZE), cuda.Event):
         with pytest.raises(AssertionError, match="left on the device"), software.watched():
-            kept.append(cuda.mem_alloc(SIZE))
-        with pytest.raises(AssertionError, match="left on the device"), software.watched():
-            kept.append(cuda.Event())
-        with software.watched():
-            cuda.Stream(), pinned(0), cuda.mem_alloc(SIZE)
+            kept.append(make())
+    with software.watched():
+        cuda.Stream(), pinned(0), cuda.mem_alloc(SIZE)
 
 
-@pytest.mark.usefixtures("context")
 def test_memory_is_finite(software: SoftwareDriver) -> None:
     software.set_memory(3 * SIZE)
     kept = [cuda.mem_alloc(SIZE), pinned(0)]
@@ -213,30 +188,20 @@ def test_memory_is_finite(software: SoftwareDriver) -> None:
 @pytest.mark.parametrize(("code", "sticky"), [(2, False), (719, True), (999, True)])
 def test_the_nth_call_of_a_function_fails(software: SoftwareDriver, code: int, sticky: bool) -> None:
     software.fail("cuMemAlloc", code, nth=2, times=2)
-    with made_context():
-        kept = cuda.mem_alloc(SIZE)
-        with pytest.raises(cuda.Error, match="cuMemAlloc failed"):
-            cuda.mem_alloc(SIZE)
-        assert software.error() == (code if sticky else 0)
-        kept.free()
-        assert software.live()["device"] == 0
-
-
-def test_memory_of_a_lost_device_is_freed(software: SoftwareDriver) -> None:
+    kept = cuda.mem_alloc(SIZE)
+    with pytest.raises(cuda.Error, match="cuMemAlloc failed"):
+        cuda.mem_alloc(SIZE)
+    assert software.error() == (code if sticky else 0)
     software.fail("cuMemFree", 719)
-    with made_context():
-        memory = cuda.mem_alloc(SIZE)
-        memory.free()  # pycuda prints the error
-        assert (software.error(), software.live()["device"]) == (719, 0)
+    kept.free()  # pycuda prints the error; memory of a lost device is freed
+    assert (software.error(), software.live()["device"]) == (code if sticky else 719, 0)
 
 
-@pytest.mark.usefixtures("context")
 def test_other_functions_are_not_supported() -> None:
     with pytest.raises(cuda.LogicError, match="not supported"):
         cuda.module_from_buffer(b"a kernel")
 
 
-@pytest.mark.usefixtures("context")
 def test_kernels_run_in_their_stream_and_may_not_wait(software: SoftwareDriver) -> None:
     stream = cuda.Stream()
     with pytest.raises(cuda.LogicError, match="invalid argument"):
@@ -275,18 +240,12 @@ def test_last_release_of_the_primary_context_destroys_its_contents(software: Sof
 
 
 def test_a_child_of_fork_has_no_device() -> None:
-    code = """
-import ctypes, os
+    code = """import ctypes, os
 cuda = ctypes.CDLL("libcuda.so.1")
 cuda.cuInit(0)
 os.fork() or os._exit(cuda.cuInit(0))
-print(os.waitstatus_to_exitcode(os.wait()[1]))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-    assert done.stdout == b"3\n"
-
-
-# Graphs.
+print(os.waitstatus_to_exitcode(os.wait()[1]))"""
+    assert subprocess.check_output([sys.executable, "-c", code]) == b"3\n"
 
 
 def captured(stream: cuda.Stream, work: Callable[[], object], mode: int = GLOBAL) -> tuple[int, c_void_p]:
@@ -297,7 +256,6 @@ def captured(stream: cuda.Stream, work: Callable[[], object], mode: int = GLOBAL
     return call("cuStreamEndCapture", c_void_p(stream.handle), byref(graph)), graph
 
 
-@pytest.mark.usefixtures("context")
 def test_every_launch_of_a_graph_repeats_the_captured_work(software: SoftwareDriver) -> None:
     stream, side, memory, source, result = cuda.Stream(), cuda.Stream(), cuda.mem_alloc(SIZE), pinned(1), pinned(0)
     fork, join = cuda.Event(), cuda.Event()
@@ -325,38 +283,33 @@ def test_every_launch_of_a_graph_repeats_the_captured_work(software: SoftwareDri
 
 
 CAPTURING, LEGACY = "when stream is capturing", "legacy stream"
-FORBIDDEN: dict[str, tuple[str, Callable[[Any, Any, Any], object]]] = {
-    "synchronise": (CAPTURING, lambda stream, memory, host: stream.synchronize()),
-    "query": (CAPTURING, lambda stream, memory, host: stream.is_done()),
-    "wait for the device": (CAPTURING, lambda stream, memory, host: cuda.Context.synchronize()),
-    "allocate": (CAPTURING, lambda stream, memory, host: cuda.mem_alloc(SIZE)),
-    "copy synchronously": (LEGACY, lambda stream, memory, host: cuda.memcpy_dtoh(host, memory)),
-    "use the default stream": (LEGACY, lambda stream, memory, host: cuda.memcpy_dtoh_async(host, memory)),
-    "wait for an event": ("last recorded", lambda stream, memory, host: cuda.Event().record(stream).synchronize()),
-    "wait for work outside": ("uncaptured work", lambda stream, memory, host: stream.wait_for_event(OUTSIDE[0])),
+FORBIDDEN: dict[str, tuple[str, Callable[[Any, Any, Any, Any], object]]] = {
+    "synchronise": (CAPTURING, lambda stream, *_: stream.synchronize()),
+    "query": (CAPTURING, lambda stream, *_: stream.is_done()),
+    "wait for the device": (CAPTURING, lambda *_: cuda.Context.synchronize()),
+    "allocate": (CAPTURING, lambda *_: cuda.mem_alloc(SIZE)),
+    "copy synchronously": (LEGACY, lambda stream, memory, host, outside: cuda.memcpy_dtoh(host, memory)),
+    "use the default stream": (LEGACY, lambda stream, memory, host, outside: cuda.memcpy_dtoh_async(host, memory)),
+    "wait for an event": ("last recorded", lambda stream, *_: cuda.Event().record(stream).synchronize()),
+    "wait for work outside": ("uncaptured work", lambda stream, memory, host, out: stream.wait_for_event(out)),
 }
-OUTSIDE: list[cuda.Event] = []
 
 
-@pytest.mark.usefixtures("context")
 @pytest.mark.parametrize("name", FORBIDDEN)
 def test_a_capture_forbids(name: str) -> None:
-    stream, memory, host = cuda.Stream(), cuda.mem_alloc(SIZE), pinned(0)
-    OUTSIDE[:] = [cuda.Event().record(cuda.Stream())]
+    stream, memory, host, outside = cuda.Stream(), cuda.mem_alloc(SIZE), pinned(0), cuda.Event().record(cuda.Stream())
     reason, function = FORBIDDEN[name]
 
     def work() -> None:
         with pytest.raises(cuda.LogicError, match=reason):
-            function(stream, memory, host)
+            function(stream, memory, host, outside)
 
     error, graph = captured(stream, work)
-    OUTSIDE.clear()
     assert (error, graph.value) == (901, None), "the capture is invalid"
     cuda.memcpy_dtoh_async(host, memory, stream)  # the stream works again
     stream.synchronize()
 
 
-@pytest.mark.usefixtures("context")
 def test_a_capture_has_to_be_joined() -> None:
     stream, side, memory, host = cuda.Stream(), cuda.Stream(), cuda.mem_alloc(SIZE), pinned(0)
 
@@ -367,10 +320,9 @@ def test_a_capture_has_to_be_joined() -> None:
     assert captured(stream, work)[0] == 904
 
 
-@pytest.mark.usefixtures("context")
 @pytest.mark.parametrize(("mode", "error"), [(GLOBAL, 900), (THREAD_LOCAL, 0)])
 def test_a_capture_disturbs_other_threads_as_its_mode_says(mode: int, error: int) -> None:
-    stream, errors = cuda.Stream(), []
+    errors = []
 
     def allocate() -> None:
         with made_context():
@@ -378,12 +330,7 @@ def test_a_capture_disturbs_other_threads_as_its_mode_says(mode: int, error: int
             errors.append(call("cuMemAlloc_v2", byref(pointer), ctypes.c_size_t(SIZE)))
             call("cuMemFree_v2", pointer)
 
-    def work() -> None:
-        thread = threading.Thread(target=allocate)
-        thread.start()
-        thread.join()
-
-    ended, graph = captured(stream, work, mode)
+    ended, graph = captured(cuda.Stream(), lambda: in_thread(allocate), mode)
     assert (errors, ended) == ([error], 901 if error else 0)
     if graph:
         call("cuGraphDestroy", graph)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper
 
 from edge.datatypes import Array
 from edge.errors import BackendError, InvalidRequest, RunnerError
@@ -17,7 +16,6 @@ from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from edge.runtimes.tensorrt import engine as tensorrt_engine
 from edge.runtimes.tensorrt.device import shared_device
 from tests.device.engines import (
-    FLOAT,
     MIXED,
     STEP_PROFILE,
     Profile,
@@ -32,7 +30,7 @@ from tests.device.engines import (
     some,
     step,
 )
-from tests.device.networks import serialized
+from tests.device.networks import model_of
 from tests.device.software import LAUNCH, SoftwareDriver, library
 from tests.support import text_model
 
@@ -79,8 +77,7 @@ def test_each_shape_uses_the_smallest_profile_that_admits_it() -> None:
 
 
 def test_engine_with_fixed_shapes() -> None:
-    nodes = [helper.make_node("Add", ["x", "x"], ["y"])]
-    onnx = serialized(nodes, [("x", FLOAT, [2, 4])], [("y", FLOAT, [2, 4])], {})
+    onnx = model_of("fixed (float[2, 4] x) => (float[2, 4] y) { y = Add(x, x) }")
     with running(onnx) as runner:
         for _ in range(3):
             assert close_to(runner.infer({"x": some(2)}), reference(onnx)({"x": some(2)}))
@@ -344,15 +341,10 @@ def test_only_the_thread_that_loaded_a_runner_may_use_it_until_it_is_closed() ->
 
 def test_output_larger_than_its_buffer_is_an_error() -> None:
     """``y`` has 10 - n rows for n rows of ``x``, so its buffer, made for the most rows of ``x``, is too small."""
-    nodes = [
-        helper.make_node("Shape", ["x"], ["rows"], start=0, end=1),
-        helper.make_node("Sub", ["ten", "rows"], ["rest"]),
-        helper.make_node("Expand", ["zero", "rest"], ["zeros"]),
-        helper.make_node("ReduceSum", ["x"], ["total"], keepdims=0),
-        helper.make_node("Add", ["zeros", "total"], ["y"]),
-    ]
-    constants = {"ten": np.array([10]), "zero": np.zeros(1, np.float32)}
-    onnx = serialized(nodes, [("x", FLOAT, ["n", 4])], [("y", FLOAT, ["rest"])], constants, opset=18)
+    text = """shrinking (float[n, 4] x) => (float[rest] y) {
+        rows = Shape<start = 0, end = 1>(x) fewer = Sub(ten, rows) zeros = Expand(zero, fewer)
+        total = ReduceSum<keepdims = 0>(x) y = Add(zeros, total) }"""
+    onnx = model_of(text, opset=18, ten=np.array([10]), zero=np.zeros(1, np.float32))
     with running(onnx, rows(1, 2, 8)) as runner:
         for _ in range(3):
             assert close_to(runner.infer({"x": some(8)}), reference(onnx)({"x": some(8)}))
