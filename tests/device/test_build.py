@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from edge.bench.profile import profile
 from edge.bundles.bundle import Bundle
 from edge.errors import BackendError
 from edge.files import sha256
@@ -23,6 +24,7 @@ from edge.runtimes.tensorrt.package import logger_of
 from edge.runtimes.tensorrt.runtime import TensorRt
 from tests.support.builds import children
 from tests.support.commands import answer, fewheads
+from tests.support.layer_shapes import LENGTHS, SHAPES, write_layer_shapes
 from tests.support.models import (
     ORACLE_BUNDLE,
     attention_onnx,
@@ -242,12 +244,23 @@ def test_auto_falls_back_to_another_runtime_if_the_build_fails(tmp_path: Path, d
 
 
 def test_builds_at_the_same_time_do_not_disturb_each_other(oracle: Bundle, tmp_path: Path):
-    built: list[Any] = []
-    threads = [threading.Thread(target=lambda: built.append(build(oracle, TARGET, tmp_path))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len({one.directory for one in built}) == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([built[0].directory.name, "timing"])
+    with ThreadPoolExecutor(3) as builders:
+        built = {builder.result().directory.name for builder in [
+            builders.submit(build, oracle, TARGET, tmp_path) for _ in range(3)
+        ]}  # fmt: skip
+    assert len(built) == 1
+    assert {path.name for path in tmp_path.iterdir()} == built | {"timing"}
     load_runner(oracle, TARGET, tmp_path).runner.close()
+
+
+def test_profile_times_every_shape_once(in_process: None, tmp_path: Path) -> None:
+    """``fewheads profile``."""
+    directory, out = write_layer_shapes(tmp_path / "shapes"), tmp_path / "table.json"
+    options = {"target": "tensorrt", "calls": 3, "cache": tmp_path / "cache"}
+    table = profile(directory, out, **options)
+    assert (table.key["runtime"], table.key["provider"], table.key["precision"]) == ("tensorrt", "GPU", "fp32")
+    assert {(timing.shape, timing.tokens) for timing in table.timings} == {(s, n) for s in SHAPES for n in LENGTHS}
+    assert {rest.tokens for rest in table.rest} == set(LENGTHS)
+    steps: list[str] = []
+    assert profile(directory, out, on_progress=lambda *now: steps.append(now[-1]), **options) == table
+    assert not steps

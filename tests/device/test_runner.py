@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,16 @@ import pytest
 
 from edge.datatypes import Array
 from edge.errors import BackendError, InvalidRequest, RunnerError
+from edge.programs.program import SingleRun
 from edge.runner import OverlappingRunner
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from edge.runtimes.tensorrt import engine as tensorrt_engine
 from edge.runtimes.tensorrt.device import shared_device
+from edge.scheduling.batching import BatchAssembler
+from edge.scheduling.job import Job
+from edge.scheduling.latency import LatencyModel
+from edge.scheduling.runs import Runs
+from edge.scheduling.tier_executor import TierExecutor
 from tests.device.engines import (
     MIXED,
     STEP_PROFILE,
@@ -35,6 +41,7 @@ from tests.device.software import LAUNCH, SoftwareDriver, library
 from tests.support import text_model
 
 NUMPY = {"fp32": "float32", "fp16": "float16"}
+TEXTS: Profile = dict.fromkeys(("input_ids", "attention_mask"), ((1, 1), (2, 8), (text_model.MAX_BATCH_SIZE, 16)))
 MIXED_PROFILE: Profile = {name: ((1, 1), (2, 8), (4, 16)) for name in MIXED}
 
 
@@ -105,9 +112,8 @@ def test_requests_that_contradict_the_engine_are_rejected() -> None:
 
 def test_contradictory_shapes_are_rejected_without_harm_to_other_runs(software: SoftwareDriver) -> None:
     onnx = text_model.model("full")
-    shapes = ((1, 1), (2, 8), (8, 16))
     long, short = (np.ones((2, length), np.int64) for length in (16, 12))
-    with running(onnx, {"input_ids": shapes, "attention_mask": shapes}) as runner:
+    with running(onnx, TEXTS) as runner:
         right = {"input_ids": short, "attention_mask": short}
         wrong = {"input_ids": long, "attention_mask": short}
         for _ in range(3):
@@ -121,7 +127,7 @@ def test_contradictory_shapes_are_rejected_without_harm_to_other_runs(software: 
             )
             assert "Condition '==' violated: 16 != 12" in str(error.value)
         assert shared_device().counts == {"enqueues": 2, "captures": 1, "launches": 1}
-    data = engine(onnx, {"input_ids": shapes, "attention_mask": ((1, 1), (2, 8), (8, 12))})
+    data = engine(onnx, {**TEXTS, "attention_mask": ((1, 1), (2, 8), (8, 12))})
     before = software.live()
     with pytest.raises(BackendError, match=r"optimization profile 0 of model m\.onnx: .*whose largest shapes agree"):
         loaded(data)
@@ -132,9 +138,8 @@ def test_contradictory_shapes_are_rejected_without_harm_to_other_runs(software: 
 @pytest.mark.parametrize("mapped_bytes", [0, 1 << 20])
 def test_indices_outside_their_table_are_rejected_before_they_reach_the_device(index: int, mapped_bytes: int) -> None:
     onnx = text_model.model("full")
-    shapes = ((1, 1), (2, 8), (8, 16))
     options = {"index_limits": {"input_ids": len(text_model.WORDS)}, "mapped_bytes": mapped_bytes}
-    with running(onnx, {"input_ids": shapes, "attention_mask": shapes}, **options) as runner:
+    with running(onnx, TEXTS, **options) as runner:
         feeds = {"input_ids": np.array([[0, 5]]), "attention_mask": np.array([[7, 7]])}
         wrong = {**feeds, "input_ids": np.array([[0, index]])}
         pending = runner.start(feeds)
@@ -280,9 +285,8 @@ def test_memory_of_dropped_handles_is_reused(software: SoftwareDriver) -> None:
         for count in [1, 2, 3, 4] * 6:
             kept = runner.run({"state": some(count), "token": some(count)}, ["next", "sum"])
             # Another thread may drop the last reference; the memory waits for the owner.
-            dropping = threading.Thread(target=kept.clear)
-            dropping.start()
-            dropping.join()
+            with ThreadPoolExecutor(1) as dropping:
+                dropping.submit(kept.clear).result()
         # Of 4 to 16 and of 16 to 64 bytes, rounded up to powers of two.
         assert software.live()["device"] - start == len([4, 8, 16, 32, 64])
         handles = [runner.upload(some(4)) for _ in range(30)]
@@ -310,26 +314,13 @@ def test_handles_of_closed_or_other_runtimes_are_rejected() -> None:
 
 
 def test_only_the_thread_that_loaded_a_runner_may_use_it_until_it_is_closed() -> None:
-    errors: list[BaseException] = []
-
-    def use(work: Callable[[], object]) -> None:
-        try:
-            work()
-        except RuntimeError as error:
-            errors.append(error)
-
     data = engine(affine(), rows(1, 2, 4))
-    runner = loaded(data)
-    feeds = {"x": some(1)}
+    runner, feeds = loaded(data), {"x": some(1)}
     pending = runner.start(feeds)
-    works: list[Callable[[], object]] = [
-        lambda: runner.infer(feeds), pending.result, lambda: runner.upload(feeds["x"]), lambda: loaded(data)
-    ]  # fmt: skip
-    for work in works:
-        thread = threading.Thread(target=use, args=(work,), name="stranger")
-        thread.start()
-        thread.join()
-    assert [str(error) for error in errors] == ["the GPU belongs to the thread MainThread, but stranger uses it"] * 4
+    works = (lambda: runner.infer(feeds), pending.result, lambda: runner.upload(feeds["x"]), lambda: loaded(data))
+    with ThreadPoolExecutor(1, "stranger") as stranger:
+        errors = [str(stranger.submit(work).exception()) for work in works]
+    assert errors == ["the GPU belongs to the thread MainThread, but stranger_0 uses it"] * 4
     assert close_to(pending.result(), reference(affine())(feeds))
     pending = runner.start(feeds)
     runner.close()
@@ -350,3 +341,41 @@ def test_output_larger_than_its_buffer_is_an_error() -> None:
             assert close_to(runner.infer({"x": some(8)}), reference(onnx)({"x": some(8)}))
             with pytest.raises(RunnerError):
                 runner.infer({"x": some(1)})
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_runs_of_many_shapes_get_few_graphs_and_the_answers_of_runs_without_padding(measured: bool) -> None:
+    onnx, most_rows, table = text_model.model("full"), text_model.MAX_BATCH_SIZE, LatencyModel()
+    right, random = reference(onnx), np.random.default_rng(0)
+    with running(onnx, TEXTS, mapped_bytes=0) as runner:
+        assembler = BatchAssembler.of(text_model.manifest(), few_shapes=True, most_rows=most_rows, latency=table)
+        executor = TierExecutor("full", SingleRun({"full": runner}), assembler, max_rows=most_rows, latency=table)
+        runs = Runs(1)
+        if measured:  # a device whose launches take all the time
+            for size in [rows * tokens for rows in range(1, most_rows + 1) for tokens in (8, 12, 16)] * 32:
+                table.observe(size, 1e-3)
+        sizes = Counter[int]()
+        for _ in range(120):
+            lengths = random.integers(1, 17, int(random.integers(1, 5)))
+            counts = random.integers(1, 3, len(lengths))
+            jobs = []
+            for count, length in zip(counts, lengths, strict=True):
+                ids, mask = random.integers(1, 6, (count, length)), np.ones((count, length), np.int64)
+                jobs.append(Job(executor, {"input_ids": ids, "attention_mask": mask}, int(count)))
+            flight = runs.start(jobs, 0)
+            assert flight
+            sizes[flight.size] += 1
+            assert runs.finish(flight, 0) == []
+            for job in jobs:
+                assert job.answer, job.error
+                outputs, alone = job.answer.outputs, right(job.inputs)
+                assert outputs.keys() == alone.keys()
+                for name, array in alone.items():
+                    np.testing.assert_allclose(outputs[name], array, rtol=1e-5, atol=1e-6)
+        graphs = shared_device().counts["captures"]
+        if measured:
+            # All but one, which shows its own time, have 1, 2, 4 or 8 rows of 16 tokens.
+            assert sum(sizes[size] for size in (16, 32, 64, 128)) >= 119
+            assert graphs == 4
+        else:
+            assert len(sizes) > 10 < graphs
