@@ -24,38 +24,22 @@ from typing import Any
 #: 10.5 is the oldest one with wheels and the nearest to JetPack 6's 10.3; JetPack 7.2 has 10.16.2.
 VERSIONS = ("10.5.0", "10.16.1.11", "11.4.0.106")
 DIRECTORY = Path(__file__).with_suffix("")
+#: What the double and the programs use.
 CLASSES = (
-    "Builder",
-    "Dims",
-    "EngineInspector",
-    "IBuilderConfig",
-    "ICudaEngine",
-    "IExecutionContext",
-    "IGatherLayer",
-    "IHostMemory",
-    "ILayer",
-    "ILogger",
-    "INetworkDefinition",
-    "IOptimizationProfile",
-    "IProgressMonitor",
-    "ITensor",
-    "ITimingCache",
-    "Logger",
-    "OnnxParser",
-    "ParserError",
-    "Runtime",
+    *("Builder", "Dims", "EngineInspector", "IBuilderConfig", "ICudaEngine", "IExecutionContext", "IGatherLayer"),
+    *("IHostMemory", "ILayer", "ILogger", "INetworkDefinition", "IOptimizationProfile", "IProgressMonitor", "ITensor"),
+    *("ITimingCache", "Logger", "OnnxParser", "ParserError", "Runtime"),
+)
+ENUMS = (
+    *("BuilderFlag", "DataType", "ExecutionContextAllocationStrategy", "GatherMode", "LayerInformationFormat"),
+    *("LayerType", "MemoryPoolType", "NetworkDefinitionCreationFlag", "ProfilingVerbosity", "TensorIOMode"),
+    "TensorLocation",
 )
 
 _FUNCTIONS = (
-    "createInferBuilder_INTERNAL",
-    "createInferRefitter_INTERNAL",
-    "createInferRuntime_INTERNAL",
-    "createNvOnnxParserRefitter_INTERNAL",
-    "createNvOnnxParser_INTERNAL",
-    "getBuilderPluginRegistry",
-    "getNvOnnxParserVersion",
-    "getPluginRegistry",
-    "initLibNvInferPlugins",
+    *("createInferBuilder_INTERNAL", "createInferRefitter_INTERNAL", "createInferRuntime_INTERNAL"),
+    *("createNvOnnxParserRefitter_INTERNAL", "createNvOnnxParser_INTERNAL", "getBuilderPluginRegistry"),
+    *("getNvOnnxParserVersion", "getPluginRegistry", "initLibNvInferPlugins"),
 )
 _PLATFORMS = ("manylinux_2_31_x86_64", "manylinux_2_28_x86_64", "manylinux_2_17_x86_64")
 
@@ -115,14 +99,11 @@ def _download(version: str, directory: Path) -> Path:
 
 def _surface(module: Any) -> dict[str, Any]:
     """Return the surface of the imported bindings."""
-    names = sorted(name for name in vars(module) if not name.startswith("_"))
-    kinds = {name: value for name in names if isinstance(value := getattr(module, name), type)}
-    enums = {name: kind for name, kind in kinds.items() if hasattr(kind, "__members__")}
-    enums["ILogger.Severity"] = module.ILogger.Severity
+    enums = {name: getattr(module, name) for name in ENUMS} | {"ILogger.Severity": module.ILogger.Severity}
     return {
-        "names": names,
+        "names": sorted(name for name in vars(module) if not name.startswith("_")),
         "enums": {name: {m: int(v) for m, v in kind.__members__.items()} for name, kind in sorted(enums.items())},
-        "classes": {name: _class(kinds[name]) for name in CLASSES if name in kinds},
+        "classes": {name: _class(getattr(module, name)) for name in CLASSES if hasattr(module, name)},
     }
 
 
@@ -146,20 +127,11 @@ def _signatures(name: str, documentation: str) -> list[str]:
 
 def _parameters(signature: str) -> list[str]:
     """Return the names of the parameters in a signature as pybind11 writes it, without ``self``."""
-    depth, start, parts = 0, signature.index("(") + 1, []
-    for position in range(start, len(signature)):
-        character = signature[position]
-        if character in "([{<":
-            depth += 1
-        elif depth and character in ")]}>":
-            depth -= 1
-        elif character in ",)" and not depth:
-            parts.append(signature[start:position])
-            start = position + 1
-            if character == ")":
-                break
-    found = [re.split("[:=]", part)[0].strip() for part in parts if part.strip()]
-    return [name for name in found if name not in ("self", "/", "*")]
+    rest, before = signature.partition("(")[2], ""
+    while rest != before:
+        before, rest = rest, re.sub(r"\[[^][]*\]|\{[^{}]*\}|<[^<>]*>|\([^()]*\)", "", rest)
+    names = [re.split("[:=]", part)[0].strip() for part in rest.partition(")")[0].split(",")]
+    return [name for name in names if name not in ("", "self", "/", "*")]
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .enums import DataType, LayerType
+from .native import DataType, LayerType
 
 _SCALE_AND_MASK = {LayerType.ELEMENTWISE, LayerType.SHUFFLE, LayerType.CAST, LayerType.SELECT}
 _FREE = {LayerType.SHUFFLE, LayerType.CAST, LayerType.IDENTITY}

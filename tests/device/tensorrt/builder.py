@@ -8,15 +8,26 @@ from typing import Any
 
 import onnx
 
-from . import device, plan
+from . import device
 from .attention import fused_attention
-from .enums import BuilderFlag, Dims, LayerType, MemoryPoolType
-from .logger import Log, checked
+from .engine import IHostMemory, write
 from .model import activation_bytes, tensor_shapes, weights_bytes
 from .model import model as computable_model
-from .network import INetworkDefinition, new_network
-from .plan import IHostMemory
-from .versions import SERIALIZATION_VERSION, VERSION_TEXT, Native, instance, integer, setting
+from .native import (
+    SERIALIZATION_VERSION,
+    VERSION_TEXT,
+    BuilderFlag,
+    Dims,
+    LayerType,
+    Log,
+    MemoryPoolType,
+    Native,
+    checked,
+    instance,
+    integer,
+    setting,
+)
+from .parser import INetworkDefinition, new_network
 
 _PRECISIONS = ("FP16", "BF16", "INT8", "FP8", "INT4")
 #: What a second and a third tactic of a matrix product would take, as multiples of its inputs and outputs.
@@ -120,15 +131,9 @@ class Builder(Native):
         return IOptimizationProfile._make(_shapes={}, _valid=True)
 
     def create_builder_config(self) -> Any:
-        return IBuilderConfig._make(
-            _log=self._log,
-            _made_by=self._made_by,
-            _device_bytes=device.total_bytes(),
-            _flags=1 << int(BuilderFlag.TF32),
-            _pools={},
-            _profiles=[],
-            _timing_cache=None,
-        )
+        made = {"_log": self._log, "_made_by": self._made_by, "_device_bytes": device.total_bytes()}
+        flags = 1 << int(BuilderFlag.TF32)
+        return IBuilderConfig._make(**made, _flags=flags, _pools={}, _profiles=[], _timing_cache=None)
 
     def build_serialized_network(self, network: Any, config: Any) -> Any:
         instance(network, INetworkDefinition)
@@ -141,8 +146,6 @@ class _Canceled(Exception):
 
 
 class _Build:
-    """One build."""
-
     def __init__(self, network: Any, config: Any, log: Log, made_by: list[Any]) -> None:
         self.network, self.config, self.log, self.made_by = network, config, log, made_by
         self.entries: dict[str, float] = {}
@@ -266,7 +269,7 @@ class _Build:
             "dimension_names": {tensor.name: tensor._dimension_names for tensor in self.network._inputs},
             "activation_bytes": activations,
         }
-        return plan.write(SERIALIZATION_VERSION, description, self.network._model)
+        return write(SERIALIZATION_VERSION, description, self.network._model)
 
 
 def _io(tensor: Any) -> list[Any]:

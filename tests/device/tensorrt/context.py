@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from . import device
-from .enums import Dims, ExecutionContextAllocationStrategy, TensorIOMode, UnknownDims
-from .versions import Native, instance, integer
+from .native import Dims, ExecutionContextAllocationStrategy, Native, TensorIOMode, UnknownDims, instance, integer
 
 _ALIGNMENT = 256
 _patterns = itertools.cycle(range(1, 256))

@@ -55,7 +55,6 @@ def _call(name: str, *arguments: object) -> None:
 
 
 def compute_capability() -> tuple[int, int]:
-    """Return the compute capability of the first device."""
     major, minor = c_int(), c_int()
     _call("cuDeviceGetAttribute", byref(major), _COMPUTE_CAPABILITY_MAJOR, 0)
     _call("cuDeviceGetAttribute", byref(minor), _COMPUTE_CAPABILITY_MINOR, 0)
@@ -63,14 +62,12 @@ def compute_capability() -> tuple[int, int]:
 
 
 def current_context() -> int | None:
-    """Return the CUDA context of this thread."""
     context = c_void_p()
     _call("cuCtxGetCurrent", byref(context))
     return context.value
 
 
 def total_bytes() -> int:
-    """Return the memory of the device."""
     total = c_size_t()
     _call("cuDeviceTotalMem_v2", byref(total), 0)
     return total.value
@@ -87,7 +84,6 @@ def free_bytes() -> int:
 
 
 def allocate(size: int) -> int:
-    """Allocate device memory."""
     pointer = c_uint64()
     _call("cuMemAlloc_v2", byref(pointer), max(size, 1))
     return pointer.value
@@ -142,7 +138,6 @@ def view(pointer: int, size: int) -> Any | None:
 
 
 def capturing(stream: int) -> bool:
-    """Return whether a graph is captured from a stream."""
     status = c_int()
     _call("cuStreamIsCapturing", c_void_p(stream), byref(status))
     return status.value != 0

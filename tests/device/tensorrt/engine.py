@@ -1,18 +1,73 @@
-"""The runtime and its engines."""
+"""The runtime and its engines, whose bytes are a header, the description as JSON, the ONNX model, and a hash."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import struct
 import weakref
 from typing import Any
 
 import numpy as np
 
-from . import device, plan
+from . import device
 from .context import new_context
-from .enums import DataType, Dims, ExecutionContextAllocationStrategy, TensorIOMode, TensorLocation, nptype
-from .logger import Log, checked
 from .model import model
-from .versions import SERIALIZATION_VERSION, VERSION_TEXT, Native, instance, integer
+from .native import (
+    SERIALIZATION_VERSION,
+    VERSION_TEXT,
+    DataType,
+    Dims,
+    ExecutionContextAllocationStrategy,
+    Log,
+    Native,
+    TensorIOMode,
+    TensorLocation,
+    checked,
+    instance,
+    integer,
+    nptype,
+)
+
+_MAGIC = b"ftrt"
+_HEADER = struct.Struct("<4sIII")
+
+
+class IHostMemory(bytes):
+    """A buffer: ``bytes`` and ``memoryview`` take it, but it has no length and no elements of its own.
+
+    ``bytes`` is its base because only types written in C offer the buffer protocol before Python 3.12.
+    """
+
+    def _refuse(self, *arguments: object) -> Any:
+        raise TypeError("'IHostMemory' object is a buffer; take bytes() or memoryview() of it")
+
+    __len__ = __getitem__ = __iter__ = __contains__ = __add__ = _refuse
+
+
+class Unreadable(Exception):
+    """The bytes are not an engine of this version; the text is what TensorRT asserts."""
+
+
+def write(version_tag: int, description: dict[str, Any], model: bytes) -> bytes:
+    text = json.dumps(description).encode()
+    content = _HEADER.pack(_MAGIC, version_tag, len(text), len(model)) + text + model
+    return content + hashlib.sha256(content).digest()
+
+
+def read(data: bytes, version_tag: int) -> tuple[dict[str, Any], bytes]:
+    if len(data) < _HEADER.size or data[:4] != _MAGIC:
+        raise Unreadable("Serialization assertion plan->header.magicTag == rt::kPLAN_MAGIC_TAG failed.")
+    _, tag, text_size, model_size = _HEADER.unpack_from(data)
+    if tag != version_tag:
+        versions = f"Current Version: {version_tag}, Serialized Engine Version: {tag}"
+        raise Unreadable(f"Serialization assertion failed.Version tag does not match. Note: {versions}")
+    end = _HEADER.size + text_size + model_size
+    if hashlib.sha256(data[:end]).digest() != data[end:]:
+        raise Unreadable("Serialization assertion checksum == computedChecksum failed.Engine data is corrupt.")
+    text = data[_HEADER.size : _HEADER.size + text_size]
+    return json.loads(text), data[_HEADER.size + text_size : end]
+
 
 _STRATEGY = ExecutionContextAllocationStrategy
 _WEIGHTS_PATTERN = 0xA5
@@ -68,8 +123,8 @@ class Runtime(Native):
     def deserialize_cuda_engine(self, serialized_engine: Any) -> Any:
         data, function = bytes(memoryview(serialized_engine)), "IRuntime::deserializeCudaEngine"
         try:
-            description, onnx = plan.read(data, SERIALIZATION_VERSION)
-        except plan.Unreadable as error:
+            description, onnx = read(data, SERIALIZATION_VERSION)
+        except Unreadable as error:
             self._log.error(function, 1, "Serialization", str(error))
             return None
         here, built_for = ([VERSION_TEXT, *device.compute_capability()], description["made_by"])

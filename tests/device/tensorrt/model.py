@@ -29,7 +29,6 @@ def activation_bytes(model: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...
 
 
 def weights_bytes(model: onnx.ModelProto) -> int:
-    """Return the size of a model's initializers."""
     return sum(_size(tensor.data_type, tuple(tensor.dims)) for tensor in model.graph.initializer)
 
 
@@ -73,7 +72,6 @@ class Model:
         self.output_shapes = lru_cache(self._output_shapes)
 
     def _output_shapes(self, inputs: tuple[tuple[str, tuple[int, ...]], ...]) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the outputs for those of the inputs."""
         # ONNX's inference cannot follow every computation of a shape. Zeros do, as no shape here depends on values.
         dtypes = {tensor.name: _NUMPY[tensor.type] for tensor in self.session.get_inputs()}
         values = self.session.run(None, {name: np.zeros(shape, dtypes[name]) for name, shape in inputs})
@@ -82,5 +80,4 @@ class Model:
 
 @lru_cache(maxsize=_KEPT)
 def model(content: bytes) -> Model:
-    """Return a model from its bytes."""
     return Model(content)

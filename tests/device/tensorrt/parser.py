@@ -1,4 +1,4 @@
-"""The ONNX parser: the layers of networks. Models that TensorRT rejects are beyond this double, and raise an error."""
+"""Networks, and the parser that fills them: models that TensorRT rejects are beyond this double, and raise an error."""
 
 from __future__ import annotations
 
@@ -8,21 +8,102 @@ import onnx
 from onnx import TensorProto
 from onnx.inliner import inline_local_functions
 
-from .enums import DataType, Dims, GatherMode
-from .logger import Log, checked
-from .network import INetworkDefinition, ITensor
-from .versions import Native, instance
+from .native import (
+    VERSION,
+    DataType,
+    Dims,
+    GatherMode,
+    LayerType,
+    Log,
+    Native,
+    NetworkDefinitionCreationFlag,
+    checked,
+    instance,
+    integer,
+    setting,
+)
+
+
+class ITensor(Native):
+    """A tensor of a network; -1 stands for a dimension that is known at run time only."""
+
+    name = setting("")
+    dtype = setting(DataType.FLOAT) if VERSION < (11,) else property(lambda self: self._dtype)
+    shape = setting(Dims())
+    is_network_input = property(lambda self: self._input)
+    _input = _output = _constant = False
+    _dimension_names: tuple[str, ...] = ()
+
+    def get_dimension_name(self, index: int) -> str | None:
+        return self._dimension_names[integer(index)] or None if index < len(self._dimension_names) else None
+
+
+class ILayer(Native):
+    """One layer of a network."""
+
+    name = setting("")
+    type = property(lambda self: self._type)
+    num_inputs = property(lambda self: len(self._inputs))
+    num_outputs = property(lambda self: len(self._outputs))
+
+    def get_input(self, index: int) -> Any:
+        return self._inputs[index]
+
+    def get_output(self, index: int) -> Any:
+        return self._outputs[index]
+
+
+class IGatherLayer(ILayer):
+    """A layer that reads a table. A network returns it as :class:`ILayer`, until its class is set to this one."""
+
+    axis = setting(0)
+    mode = setting(GatherMode.DEFAULT)
+
+
+class INetworkDefinition(Native):
+    """A network, which the parser fills."""
+
+    name = setting("Unnamed Network 0")
+    num_layers = property(lambda self: len(self._layers))
+    num_inputs = property(lambda self: len(self._inputs))
+    num_outputs = property(lambda self: len(self._outputs))
+
+    def get_flag(self, flag: Any) -> bool:
+        return bool(self._flags >> int(flag) & 1)
+
+    def get_layer(self, index: int) -> Any:
+        return self._layers[index]
+
+    def get_input(self, index: int) -> Any:
+        return self._inputs[index]
+
+    def get_output(self, index: int) -> Any:
+        return self._outputs[index]
+
+    @property
+    def _strongly_typed(self) -> bool:
+        # The only typing of TensorRT 11, whose network has no weakly typed kind.
+        return not hasattr(NetworkDefinitionCreationFlag, "EXPLICIT_BATCH") or self.get_flag(
+            NetworkDefinitionCreationFlag.STRONGLY_TYPED
+        )
+
+    def _add(self, kind: str, name: str, inputs: list[Any], outputs: list[Any], operator: str = "") -> Any:
+        # TensorRT 10.3 reshapes where later versions have layers of their own.
+        found = getattr(LayerType, kind, LayerType.SHUFFLE)
+        layer = ILayer._make(_name=name, _type=found, _inputs=inputs, _outputs=outputs, _operator=operator)
+        self._layers.append(layer)
+        return layer
+
+
+def new_network(log: Any, flags: int) -> Any:
+    """Return an empty network."""
+    return INetworkDefinition._make(_log=log, _flags=flags, _layers=[], _inputs=[], _outputs=[], _model=None)
+
 
 _DATA_TYPES = {
-    TensorProto.FLOAT: DataType.FLOAT,
-    TensorProto.FLOAT16: DataType.HALF,
-    TensorProto.BFLOAT16: DataType.BF16,
-    TensorProto.INT8: DataType.INT8,
-    TensorProto.UINT8: DataType.UINT8,
-    TensorProto.INT32: DataType.INT32,
-    TensorProto.INT64: DataType.INT64,
-    TensorProto.BOOL: DataType.BOOL,
+    getattr(TensorProto, name): DataType[name] for name in ("FLOAT", "INT8", "UINT8", "INT32", "INT64", "BOOL")
 }
+_DATA_TYPES |= {TensorProto.FLOAT16: DataType.HALF, TensorProto.BFLOAT16: DataType.BF16}
 #: ONNX operator to the layer that computes it.
 _LAYERS = {
     operator: layer
