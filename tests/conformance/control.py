@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,17 +13,12 @@ from tests.conformance.metadata import metadata, ready, statistics
 from tests.conformance.peer import Action, Case, Peer, call, flat, infer, outcome, request, slow, steps
 
 
-def _parameters(parameters: dict[str, Any]) -> dict[str, pb.ModelRepositoryParameter]:
-    return {name: pb.ModelRepositoryParameter(**value) for name, value in parameters.items()}
+def _control(what: str, name: str, repository: str = "", **parameters: Any) -> Action:
+    given = {name: pb.ModelRepositoryParameter(**value) for name, value in parameters.items()}
+    return call(f"RepositoryModel{what}", model_name=name, repository_name=repository, parameters=given)
 
 
-def _load(name: str, repository: str = "", **parameters: Any) -> Action:
-    fields = {"model_name": name, "repository_name": repository, "parameters": _parameters(parameters)}
-    return call("RepositoryModelLoad", **fields)
-
-
-def _unload(name: str, **parameters: Any) -> Action:
-    return call("RepositoryModelUnload", model_name=name, parameters=_parameters(parameters))
+_load, _unload = partial(_control, "Load"), partial(_control, "Unload")
 
 
 def _wait(name: str, state: str) -> Action:
@@ -81,7 +77,10 @@ def _statistics_after_reload(peer: Peer) -> str:
 
 
 _TEXT = {"string_param": "1"}
-_CASCADING = {"unload_dependents": {"bool_param": True}}
+_CASCADED = steps(
+    _unload("versioned", unload_dependents={"bool_param": True}), _wait("versioned", "UNAVAILABLE"), _back("versioned")
+)
+_KINDS = "got string_param, expected bool_param"
 CASES = [
     Case("load what is loaded", steps(_load("flat"), infer(flat())), "OK, OK"),
     Case("load an unknown model", _load("zz"), text="'zz'"),
@@ -92,17 +91,8 @@ CASES = [
     Case("load with a configuration that is none", _load("flat", config={"string_param": "zz"}), text="'config'"),
     Case("load with a configuration of the wrong type", _load("flat", config={"bool_param": True}), text="'config'"),
     Case("unload an unknown model", _unload("zz"), "OK"),
-    Case(
-        "unload with unload_dependents",
-        steps(_unload("versioned", **_CASCADING), _wait("versioned", "UNAVAILABLE"), _back("versioned")),
-        "OK, UNAVAILABLE, OK, READY",
-    ),
-    Case(
-        "unload with unload_dependents as text",
-        _unload("zz", unload_dependents=_TEXT),
-        "INVALID_ARGUMENT",
-        "got string_param, expected bool_param",
-    ),
+    Case("unload with unload_dependents", _CASCADED, "OK, UNAVAILABLE, OK, READY"),
+    Case("unload with unload_dependents as text", _unload("zz", unload_dependents=_TEXT), "INVALID_ARGUMENT", _KINDS),
     Case("unload with an unknown parameter", _unload("zz", zz=_TEXT), text="'zz', expected unload_dependents"),
     _while_gone("ModelReady", ready("versioned"), "OK: False"),
     _while_gone("ModelInfer", infer(flat(model="versioned")), "NOT_FOUND"),

@@ -6,12 +6,12 @@ import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from edge.pb import inference_pb2 as pb
 from tests.conformance.peer import Action, Case, Peer, View, call, flat, memory, outcome, slow, steps, values
+from tests.support.sample_requests import in_region
 
 _SIZE = 64
 _NUMBERS = np.arange(_SIZE // 4, dtype=np.float32)
@@ -52,16 +52,9 @@ def _registering(*regions: tuple[int, int, str]) -> Action:
     return run
 
 
-def _point(tensor: Any, size: int, offset: int = 0, region: str = "region") -> None:
-    tensor.parameters["shared_memory_region"].string_param = region
-    tensor.parameters["shared_memory_byte_size"].int64_param = size
-    if offset:
-        tensor.parameters["shared_memory_offset"].int64_param = offset
-
-
 def _input(size: int, offset: int = 0, region: str = "region", elements: int = 2) -> pb.ModelInferRequest:
     message = pb.ModelInferRequest(model_name="flat")
-    _point(message.inputs.add(name="x", datatype="FP32", shape=[elements]), size, offset, region)
+    in_region(message.inputs.add(name="x", datatype="FP32", shape=[elements]), region, size, offset or None)
     return message
 
 
@@ -73,7 +66,7 @@ def _typed_too() -> pb.ModelInferRequest:
 
 def _output(size: int, offset: int = 0, region: str = "region") -> pb.ModelInferRequest:
     message = flat(8.5, 9.5)
-    _point(message.outputs.add(name="x_out"), size, offset, region)
+    in_region(message.outputs.add(name="x_out"), region, size, offset or None)
     return message
 
 
@@ -103,7 +96,7 @@ def _status(peer: Peer, path: Path) -> str:
 
 def _while_in_use(peer: Peer, path: Path) -> str:
     message = slow(400)
-    _point(message.outputs.add(name="steps_out"), 8)
+    in_region(message.outputs.add(name="steps_out"), "region", 8)
     flying = peer.infer(message)
     time.sleep(0.03)
     gone = _unregister("region")(peer)
@@ -121,6 +114,9 @@ def _refused(name: str, action: Action, text: str, expected: str = "INVALID_ARGU
 
 
 _WHOLE = (_SIZE, 0, "region")
+_LARGER = "got 72 bytes from 0 on, expected a part of the 64 bytes of region 'region'"
+_CUDA = "CUDA's shared memory: "
+_CUDA_REGION = call("CudaSharedMemoryRegister", name="a", raw_handle=b"1", byte_size=8)
 CASES = [
     _case("a part of an object", _registering((32, 16, "region"))),
     _case("register twice", _registering(_WHOLE, _WHOLE), "OK, ALREADY_EXISTS", "a name that is taken"),
@@ -142,11 +138,7 @@ CASES = [
     _case("an input with an offset", _infer(_input(8, 16), values), "OK: x_out=[4.0, 5.0]"),
     _refused("an input of an unknown region", _infer(_input(8, region="zz")), "'zz'", "NOT_FOUND"),
     _refused("an input beyond the region", _infer(_input(8, _SIZE - 4)), "got 8 bytes from 60 on, expected a part of"),
-    _refused(
-        "an input larger than the region",
-        _infer(_input(_SIZE + 8, elements=_SIZE // 4 + 2)),
-        "got 72 bytes from 0 on, expected a part of the 64 bytes of region 'region'",
-    ),
+    _refused("an input larger than the region", _infer(_input(_SIZE + 8, elements=_SIZE // 4 + 2)), _LARGER),
     _refused("a negative offset", _infer(_input(8, -8)), "got 8 bytes from -8 on"),
     _refused("an offset that overflows", _infer(_input(8, 2**63 - 4)), f"got 8 bytes from {2**63 - 4} on"),
     _refused("a negative size", _infer(_input(-8)), "got -8 bytes from 0 on"),
@@ -159,11 +151,7 @@ CASES = [
     _refused("an output beyond the region", _infer(_output(8, _SIZE - 4)), "got 8 bytes from 60 on"),
     _refused("an output of an unknown region", _infer(_output(8, region="zz")), "'zz'", "NOT_FOUND"),
     _case("unregister while an output is on its way", _with_region(_while_in_use)),
-    Case("CUDA's shared memory: status", call("CudaSharedMemoryStatus", view=lambda r: len(r.regions)), "OK: 0"),
-    Case(
-        "CUDA's shared memory: register",
-        call("CudaSharedMemoryRegister", name="a", raw_handle=b"1", byte_size=8),
-        text="CUDA IPC",
-    ),
-    Case("CUDA's shared memory: unregister", call("CudaSharedMemoryUnregister", name="a"), "OK"),
+    Case(f"{_CUDA}status", call("CudaSharedMemoryStatus", view=lambda r: len(r.regions)), "OK: 0"),
+    Case(f"{_CUDA}register", _CUDA_REGION, text="CUDA IPC"),
+    Case(f"{_CUDA}unregister", call("CudaSharedMemoryUnregister", name="a"), "OK"),
 ]

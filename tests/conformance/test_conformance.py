@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge.settings import TRANSPORTS
-from tests.conformance import control, inferences, metadata, shared_memory, streams
-from tests.conformance.pages import check, differences
+from tests.conformance import check, control, differences, inferences, metadata, shared_memory, streams
 from tests.conformance.peer import Case, Peer
 from tests.conformance.servers import IS_INSTALLED, NO_TRITON, ours, triton
 

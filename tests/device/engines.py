@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import pairwise
 
 import numpy as np
@@ -81,11 +81,8 @@ def reference(onnx: bytes) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
 
 @contextmanager
 def running(onnx: bytes, *profiles: Profile, **options: object) -> Iterator[TensorRtRunner]:
-    runner = loaded(engine(onnx, *profiles), **options)
-    try:
+    with closing(loaded(engine(onnx, *profiles), **options)) as runner:
         yield runner
-    finally:
-        runner.close()
 
 
 def some(count: int, seed: int = 0, width: int = 4) -> Array:

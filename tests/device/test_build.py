@@ -28,13 +28,12 @@ from tests.support.layer_shapes import LENGTHS, SHAPES, write_layer_shapes
 from tests.support.models import (
     ORACLE_BUNDLE,
     attention_onnx,
-    oracle_golden,
     oracle_manifest,
     oracle_onnx,
     write_attention_bundle,
     write_oracle_bundle,
 )
-from tests.support.server_processes import served
+from tests.support.server_processes import Served, check_golden, served
 
 trt = pytest.importorskip("tensorrt")
 
@@ -165,24 +164,20 @@ def test_attention_that_tensorrt_could_have_fused_is_noted(software: object, mon
     assert "build it again with --replace and more --workspace-mib" in note
 
 
+@pytest.mark.usefixtures("software")
 @pytest.mark.parametrize(
-    ("name", "value", "message"),
+    ("variable", "message"),
     [
-        ("SOFTWARE_CUDA_FAIL", "cuMemHostAlloc:1:2", "out of memory"),
-        ("SOFTWARE_CUDA_FAIL", "cuDevicePrimaryCtxRetain:1:2", "out of memory"),
-        ("SOFTWARE_CUDA_FAIL", "cuMemAlloc:1:2", r"memory.*expected enough memory to build with a workspace of 64 MiB"),
-        ("SOFTWARE_CUDA_MEMORY", "4096", r"memory.*expected enough memory to build with a workspace of 64 MiB. Stop"),
+        ("FAIL=cuMemHostAlloc:1:2", "out of memory"),
+        ("FAIL=cuDevicePrimaryCtxRetain:1:2", "out of memory"),
+        ("FAIL=cuMemAlloc:1:2", r"memory.*expected enough memory to build with a workspace of 64 MiB"),
+        ("MEMORY=4096", r"memory.*expected enough memory to build with a workspace of 64 MiB. Stop"),
     ],
 )
 def test_failed_build_keeps_nothing(
-    software: object,
-    oracle: Bundle,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    value: str,
-    message: str,
+    oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, message: str
 ):
+    name, _, value = f"SOFTWARE_CUDA_{variable}".partition("=")
     monkeypatch.setenv(name, value)  # for the child process
     with pytest.raises(BackendError, match=message):
         build(oracle, TARGET, tmp_path, options=BuildOptions(workspace_bytes=64 << 20))
@@ -214,18 +209,18 @@ def test_failed_strongly_typed_build_is_repeated_weakly_typed(monkeypatch: pytes
         assert flags.pop() == set_flags
 
 
+def parameter_of(server: Served, name: str) -> str:
+    config = server.stub.ModelConfig(pb.ModelConfigRequest(name="calculator-oracle")).config
+    return str(config.parameters[name].string_value)
+
+
 def test_server_builds_missing_engines_before_it_is_ready(tmp_path: Path):
     write_oracle_bundle(tmp_path / "repository" / "oracle")
     options = (f"--target={TARGET}", f"--cache={tmp_path / 'cache'}", "--model-control=explicit", "--load-model=*")
     with served(tmp_path / "repository", *options) as server:
         assert list(server.ready.ready) == ["calculator-oracle:1"], server.ready.unavailable
-        config = server.stub.ModelConfig(pb.ModelConfigRequest(name="calculator-oracle")).config
-        assert config.parameters["runtime"].string_value == TARGET
-        request = pb.ModelInferRequest(model_name="calculator-oracle")
-        request.inputs.add(name="x", datatype="FP32", shape=[8, 15])
-        request.raw_input_contents.append(oracle_golden().inputs["x"].tobytes())
-        value = np.frombuffer(server.stub.ModelInfer(request).raw_output_contents[0], np.float32)
-        np.testing.assert_allclose(value, oracle_golden().outputs["value"].reshape(-1), atol=1e-4)
+        assert parameter_of(server, "runtime") == TARGET
+        check_golden(server)
         server.process.terminate()
         status, log = server.end()
         assert status == 0
@@ -237,9 +232,8 @@ def test_auto_falls_back_to_another_runtime_if_the_build_fails(tmp_path: Path, d
     write_oracle_bundle(tmp_path / "repository" / "oracle")
     fails = {"SOFTWARE_CUDA_FAIL": "cuStreamCreate:1:2"} if device == "software" else {}
     with served(tmp_path / "repository", "--target=auto", f"--cache={tmp_path / 'cache'}", **fails) as server:
-        config = server.stub.ModelConfig(pb.ModelConfigRequest(name="calculator-oracle")).config
-        reason = config.parameters["runtime_reason"].string_value
-        assert (TARGET in config.parameters["runtime"].string_value) != bool(fails), reason
+        reason = parameter_of(server, "runtime_reason")
+        assert (TARGET in parameter_of(server, "runtime")) != bool(fails), reason
         assert bool(fails) == reason.startswith(f"{TARGET} failed: ")
 
 

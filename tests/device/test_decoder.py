@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,7 @@ from edge.runner import DecoderTensors
 from edge.runtimes.build import load_runner
 from edge.runtimes.tensorrt.device import shared_device
 from edge.runtimes.tensorrt.runner import TensorRtRunner
-from tests.device.engines import engine, loaded
+from tests.device.engines import running
 from tests.device.networks import Shapes
 from tests.device.software import LAUNCH, SoftwareDriver
 from tests.support.commands import answer, fewheads
@@ -58,9 +60,8 @@ def runner_of(bundle: Bundle, cache: Path) -> TensorRtRunner:
 
 @pytest.fixture
 def runner(bundle: Bundle, cache: Path) -> Iterator[TensorRtRunner]:
-    loaded = runner_of(bundle, cache)
-    yield loaded
-    loaded.close()
+    with closing(runner_of(bundle, cache)) as loaded:
+        yield loaded
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -180,9 +181,9 @@ def test_a_row_whose_cache_has_no_numbers_leaves_none_behind(runner: TensorRtRun
 
 
 def test_a_cache_in_fp16_has_the_same_logits(bundle: Bundle, runner: TensorRtRunner) -> None:
-    smaller = loaded(engine(in_fp16((bundle.path / "decoder.onnx").read_bytes()), shapes_of(bundle)))
-    try:
-        sizes = []
+    model = in_fp16((bundle.path / "decoder.onnx").read_bytes())
+    sizes = []
+    with running(model, shapes_of(bundle)) as smaller:
         for decoder in (runner.decoder(TENSORS), smaller.decoder(TENSORS)):
             rows = Rows(decoder)
             rows.join(3, 40, 1)
@@ -191,9 +192,7 @@ def test_a_cache_in_fp16_has_the_same_logits(bundle: Bundle, runner: TensorRtRun
             rows.leave(1)
             rows.step()
             sizes.append(decoder.cache_bytes)
-        assert sizes[1] == sizes[0] // 2
-    finally:
-        smaller.close()
+    assert sizes[1] == sizes[0] // 2
 
 
 def test_prompts_and_single_tokens_have_profiles_of_their_own(bundle: Bundle) -> None:
@@ -203,8 +202,7 @@ def test_prompts_and_single_tokens_have_profiles_of_their_own(bundle: Bundle) ->
     for past, _ in TENSORS.cache:
         least, _, (rows, heads, _, width) = shapes[past]
         prompts[past] = least, least, (rows, heads, FEWEST_PLACES, width)
-    two = loaded(engine((bundle.path / "decoder.onnx").read_bytes(), prompts, steps))
-    try:
+    with running((bundle.path / "decoder.onnx").read_bytes(), prompts, steps) as two:
         rows = Rows(two.decoder(TENSORS))
         rows.join(1, 70)
         rows.join(1)  # of the profile for single tokens, too
@@ -215,8 +213,6 @@ def test_prompts_and_single_tokens_have_profiles_of_their_own(bundle: Bundle) ->
         assert [context.get_tensor_shape("tokens")[1] for context in contexts] == [70, 1]
         with pytest.raises(InvalidRequest, match=r"expected at most \[1, 99\]"):
             rows.decoder.add(np.ones((1, 100), np.int64), np.array([100]))
-    finally:
-        two.close()
 
 
 def shapes_of(bundle: Bundle) -> Shapes:
@@ -249,18 +245,17 @@ def in_fp16(model: bytes) -> bytes:
 def test_a_prompt_that_fails_leaves_the_decoder_as_before(
     bundle: Bundle, cache: Path, software: SoftwareDriver
 ) -> None:
-    failed: dict[str, int] = {}
+    failed = Counter[str]()
     for function in ("cuMemAlloc", "cuMemsetD8Async", "cuMemcpy3DAsync", "cuMemcpyDtoHAsync"):
         for nth in (1, 2, 3):
-            runner = runner_of(bundle, cache)
-            try:
+            with closing(runner_of(bundle, cache)) as runner:
                 rows = Rows(runner.decoder(TENSORS))
                 rows.join(3)
                 software.fail(function, 2, nth, times=2)
                 try:
                     rows.decoder.add(np.ones((2, 40), np.int64), np.array([40, 2]))
                 except RunnerError:
-                    failed[function] = failed.get(function, 0) + 1
+                    failed[function] += 1
                     software.clear()
                     rows.step()  # the decoder is as before
                     rows.join(70)
@@ -270,8 +265,6 @@ def test_a_prompt_that_fails_leaves_the_decoder_as_before(
                 rows.join(3, 40)
                 for _ in range(4):
                     rows.step()
-            finally:
-                runner.close()
     assert failed == {"cuMemAlloc": 2, "cuMemsetD8Async": 3, "cuMemcpy3DAsync": 3, "cuMemcpyDtoHAsync": 1}
 
 

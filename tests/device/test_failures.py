@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from itertools import cycle
 
 import numpy as np
@@ -42,13 +42,10 @@ class Scenario:
         """Infer until a graph is launched, with one and with two runs pending, then keep a state on the device."""
         self.errors.clear()
         for work in [self._one] * 3 + [self._two] * 3 + [self._kept] * 3:
-            self._attempt(work)
-
-    def _attempt(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except RunnerError as error:
-            self.errors.append(error)
+            try:
+                work()
+            except RunnerError as error:  # noqa: PERF203
+                self.errors.append(error)
 
     def _right(self, seed: int, outputs: Mapping[str, Array]) -> None:
         assert close_to(outputs, self.answers[seed])
@@ -80,6 +77,12 @@ def can_lack_memory(function: str) -> bool:
 def few(count: int) -> list[int]:
     """Return numbers of calls: the first ones, some between, and the last."""
     return sorted({*range(1, min(count, 8) + 1), *range(8, count, 5), count})
+
+
+@contextmanager
+def playing(data: bytes) -> Iterator[Scenario]:
+    with closing(loaded(data, mapped_bytes=16)) as runner:  # one output is mapped, and everything else is copied
+        yield Scenario(runner)
 
 
 def test_out_of_memory_in_any_call_of_a_run_fails_only_that_run(
@@ -148,15 +151,6 @@ def test_sticky_error_in_any_call_of_a_run_means_that_the_device_is_lost(
             software.reset()
 
 
-@contextmanager
-def playing(data: bytes) -> Iterator[Scenario]:
-    runner = loaded(data, mapped_bytes=16)  # one output is mapped, and everything else is copied
-    try:
-        yield Scenario(runner)
-    finally:
-        runner.close()
-
-
 @pytest.mark.parametrize("code", [2, 719])
 def test_load_that_fails_in_any_call_leaks_nothing(
     software: SoftwareDriver, code: int, capfd: pytest.CaptureFixture[str]
@@ -171,13 +165,10 @@ def test_load_that_fails_in_any_call_leaks_nothing(
             software.fail(function, code, nth)
             if function == "cuMemAlloc" and code == 2:
                 software.fail(function, code, nth + 1)  # pycuda collects garbage and tries again
-            runner, failure = None, None
             try:
                 runner = loaded(large)
             except BackendError as error:
-                failure = "m.onnx" in str(error), bool(fatal(error))
-            if runner is None:
-                assert failure == (True, code != 2), (function, nth)
+                assert ("m.onnx" in str(error), bool(fatal(error))) == (True, code != 2), (function, nth)  # noqa: PT017
             else:
                 if code != 2:  # it was lost by the last call
                     with pytest.raises(RunnerError) as failed:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -36,7 +37,6 @@ from tests.support.sample_requests import triton_input
 
 FULL = Options("full")
 TENSORS = LoopTensors("state", "prompt", "last", "next_state", "prediction", "residual")
-ROLES = ("embed", "step")
 
 
 @pytest.fixture(scope="module")
@@ -53,20 +53,17 @@ def cache(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@contextmanager
+def runners(bundle: Bundle, cache: Path) -> Iterator[LoopRunners]:
+    both = LoopRunners(*(load_runner(bundle, "tensorrt", cache, role=role).runner for role in ("embed", "step")))  # type: ignore[arg-type]
+    with closing(both.embed), closing(both.step):
+        yield both
+
+
 @pytest.fixture
 def device_runners(bundle: Bundle, cache: Path) -> Iterator[LoopRunners]:
-    with_gpu = runners(bundle, cache, "tensorrt")
-    yield with_gpu
-    close(with_gpu)
-
-
-def runners(bundle: Bundle, cache: Path, target: str) -> LoopRunners:
-    return LoopRunners(*(load_runner(bundle, target, cache, role=role).runner for role in ROLES))  # type: ignore[arg-type]
-
-
-def close(both: LoopRunners) -> None:
-    for runner in both:
-        runner.close()
+    with runners(bundle, cache) as both:
+        yield both
 
 
 def loop_of(bundle: Bundle, both: LoopRunners, check_every: int = 1) -> Loop:
@@ -162,9 +159,8 @@ def test_memory_of_a_dropped_session_is_reused(
 
     sessions, lives = [abandoned() for _ in range(2)], []
     for _ in range(6):
-        dropping = threading.Thread(target=sessions.clear)  # whichever thread drops the last reference
-        dropping.start()
-        dropping.join()
+        with ThreadPoolExecutor(1) as dropping:  # whichever thread drops the last reference
+            dropping.submit(sessions.clear).result()
         assert loop.compute({"xs": prompt(2, 1)}, FULL).outputs["prediction"].tolist() == [[15 / 8], [15 / 16]]
         sessions += [abandoned() for _ in range(2)]
         lives.append(software.live())
@@ -203,14 +199,11 @@ def test_a_failure_in_any_call_ends_the_loop_or_costs_its_graphs(
     outcomes: dict[str, set[bool]] = {}
     for function in functions:
         for nth in (1, 2, 3, 7, 10):
-            both = runners(bundle, cache, "tensorrt")
-            try:
+            with runners(bundle, cache) as both:
                 software.fail(function, 2, nth, times=2)
                 outcomes.setdefault(function, set()).add(play(both))
                 software.clear()
                 assert play(both), (function, nth)
-            finally:
-                close(both)
     assert outcomes["cuStreamBeginCapture"] == outcomes["cuGraphInstantiateWithFlags"] == {True}
     assert all(False in outcomes[function] for function in ("cuMemcpyDtoHAsync", "cuMemcpyDtoDAsync"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -13,9 +14,8 @@ from typing import NamedTuple
 import grpc
 import numpy as np
 import pytest
-from tritonclient.grpc import InferInput
 from tritonclient.grpc.aio import InferenceServerClient
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException
 
 from edge.bundles.bundle import Bundle
 from edge.datatypes import Array
@@ -30,7 +30,8 @@ from tests.device.software import SoftwareDriver
 from tests.support import text_model
 from tests.support.in_process import running_here
 from tests.support.models import oracle_golden, write_attention_bundle, write_oracle_bundle
-from tests.support.server_processes import Served, served
+from tests.support.sample_requests import triton_input
+from tests.support.server_processes import Served, check_golden, served
 
 Start = Callable[..., AbstractContextManager[Served]]
 
@@ -83,16 +84,14 @@ def questions(repository: Path) -> list[Question]:
         bundle = Bundle.open(path)
         manifest = bundle.manifest
         artifacts = {tier.name: bundle.artifact(TARGET, tier.name) for tier in manifest.tiers}
-        runners = {
-            name: OnnxRuntimeRunner(bundle.read(artifact.file), subject=name) for name, artifact in artifacts.items()
-        }
+        runners = {name: OnnxRuntimeRunner(bundle.read(each.file), subject=name) for name, each in artifacts.items()}
         program: Program = Cascade(manifest.program, runners) if manifest.program else SingleRun(runners)
+        atol = 2e-2 if "attention" in manifest.name else 1e-4
         for tier in [*runners, *([AUTO] if manifest.program else [])]:
             for rows in (1, 1, 1, 2, 3, 5, 8):
                 inputs = some_inputs(manifest.name, rows, random)
-                outputs = program.compute(inputs, Options(tier)).outputs
                 asked.append(
-                    Question(manifest.name, tier, inputs, outputs, 2e-2 if "attention" in manifest.name else 1e-4)
+                    Question(manifest.name, tier, inputs, program.compute(inputs, Options(tier)).outputs, atol)
                 )
     return asked
 
@@ -104,16 +103,12 @@ def some_inputs(model: str, rows: int, random: np.random.Generator) -> dict[str,
         shape = rows, int(random.integers(1, text_model.MAX_LENGTH + 1))
         ids = random.integers(0, len(text_model.WORDS), shape)
         return {"input_ids": ids, "attention_mask": random.integers(0, 2, shape)}
-    width = 2 * 16
-    return {"x": random.normal(size=(rows, 16, width)).astype(np.float16)}
+    return {"x": random.normal(size=(rows, 16, 2 * 16)).astype(np.float16)}
 
 
 async def ask(client: InferenceServerClient, question: Question) -> str:
     """Send a request, compare the response, and return the tier that the server reports."""
-    tensors = []
-    for name, array in question.inputs.items():
-        tensors.append(InferInput(name, array.shape, np_to_triton_dtype(array.dtype)))
-        tensors[-1].set_data_from_numpy(array)
+    tensors = [triton_input(name, array) for name, array in question.inputs.items()]
     answer = await client.infer(question.model, tensors, parameters={"tier": question.tier})
     for name, expected in question.outputs.items():
         given = answer.as_numpy(name)
@@ -132,8 +127,7 @@ async def test_mixed_requests_get_correct_responses_and_leak_nothing(
         asked = questions(tmp_path / "repository")
         async with InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client:
             left = REQUESTS
-            answered: dict[str, int] = {}
-            cancelled = 0
+            answered, cancelled = Counter[str](), 0
 
             async def work() -> None:
                 nonlocal left, cancelled
@@ -149,7 +143,7 @@ async def test_mixed_requests_get_correct_responses_and_leak_nothing(
                     except asyncio.CancelledError:
                         cancelled += 1
                     else:
-                        answered[question.model] = answered.get(question.model, 0) + 1
+                        answered[question.model] += 1
                         assert question.tier in (tier, AUTO) or question.model != "sentiment"
 
             async def reload() -> None:
@@ -191,15 +185,10 @@ def start(engines: Path, tmp_path: Path, software: SoftwareDriver) -> Start:
 
 def failure_of(server: Served) -> grpc.RpcError | None:
     """Send the golden inputs; return the error, or None if the response is correct."""
-    tokens = oracle_golden().inputs["x"]
-    request = pb.ModelInferRequest(model_name="calculator-oracle", raw_input_contents=[tokens.tobytes()])
-    request.inputs.add(name="x", datatype="FP32", shape=tokens.shape)
     try:
-        response = server.stub.ModelInfer(request)
+        check_golden(server)
     except grpc.RpcError as error:
         return error
-    value = np.frombuffer(response.raw_output_contents[0], np.float32)
-    np.testing.assert_allclose(value, oracle_golden().outputs["value"].reshape(-1), atol=1e-4)
     return None
 
 

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import grpc
 import msgspec
+import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from edge.server import Ready
+from tests.support.models import ORACLE, oracle_golden
 
 SECONDS = 60
 
@@ -55,6 +57,16 @@ def served(repository: Path, *arguments: object, program: str = "edge", **variab
     finally:
         process.kill()
         process.communicate()
+
+
+def check_golden(server: Served) -> None:
+    """Check the oracle's answer to its golden inputs."""
+    golden = oracle_golden()
+    tokens = golden.inputs["x"]
+    request = pb.ModelInferRequest(model_name=ORACLE, raw_input_contents=[tokens.tobytes()])
+    request.inputs.add(name="x", datatype="FP32", shape=tokens.shape)
+    value = np.frombuffer(server.stub.ModelInfer(request).raw_output_contents[0], np.float32)
+    np.testing.assert_allclose(value, golden.outputs["value"].reshape(-1), atol=1e-4)
 
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING

@@ -11,9 +11,9 @@ import pytest
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
+from tests.conformance import check, differences
 from tests.conformance.http2 import frames, requests
 from tests.conformance.http2.case import Case
-from tests.conformance.pages import check, differences
 from tests.support.models import ORACLE_BUNDLE
 
 CASES = [*frames.CASES, *requests.CASES]
