@@ -38,17 +38,19 @@ COMMANDS = {point.name: point for point in entry_points(group="fewheads.commands
 ALL = README + SERVER + CONTRIBUTING + DEPLOYMENT + PROOFS + (ROOT / "edge/bundles/FORMAT.md").read_text()
 
 
+def listed(*patterns: str) -> list[str]:
+    return subprocess.check_output(["git", "ls-files", *patterns], cwd=ROOT, text=True).split()
+
+
 def test_the_changelog_begins_with_this_version() -> None:
     versions = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert versions[0] == __version__
 
 
 def test_every_file_that_the_readme_names_exists() -> None:
-    tree = README.split("## Tree")[1]
     section = ""
-    for line in tree.splitlines():
-        folder = re.match(r"^(\w+/)", line)
-        if folder:
+    for line in README.split("## Tree")[1].splitlines():
+        if folder := re.match(r"^(\w+/)", line):
             section = folder[1]
         for name in re.findall(r"\b([a-z_0-9]+\.(?:py|proto))\b", line):
             found = (ROOT / section / name).exists() or (ROOT / name).exists()
@@ -62,8 +64,7 @@ def test_every_file_that_the_readme_names_exists() -> None:
 
 
 def test_links_of_all_pages_lead_to_files() -> None:
-    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for page in map(ROOT.joinpath, listed.split()):
+    for page in map(ROOT.joinpath, listed("*.md")):
         for target in re.findall(r"\]\(([\w./-]+?)(?:#[\w-]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), (page, target)
 
@@ -78,9 +79,6 @@ def test_every_command_of_the_readme_exists_and_the_other_way_round() -> None:
     tables = re.findall(r"^\| ([A-Z][\w ]+) \| \|\n((?:\|.*\n)+)", section, re.MULTILINE)
     found = {heading: re.findall(r"^\| `fewheads (\w+)", table, re.MULTILINE) for heading, table in tables}
     assert {heading: list(dict.fromkeys(names)) for heading, names in found.items()} == grouped(COMMANDS)
-
-
-def test_every_command_has_a_group_and_the_other_way_round() -> None:
     names = [name for group in GROUPS.values() for name in group]
     assert sorted(names) == sorted(COMMANDS), "edge/__main__.py has the groups of the commands in pyproject.toml"
 
@@ -265,9 +263,7 @@ def unmarked_tables(page: str) -> Iterator[tuple[str, re.Match[str] | None]]:
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_each_table_of_figures_names_its_record_and_command(name: str) -> None:
-    tracked = set(
-        subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    )
+    tracked = set(listed())
     for head, marker in unmarked_tables((ROOT / name).read_text()):
         assert marker, f"{name}: no record is named between the table before and {head}"
         for record in marker[1].split(", "):
@@ -286,55 +282,36 @@ def test_each_table_of_figures_names_its_record_and_command(name: str) -> None:
             assert {f"{path}.py", f"{path}/__main__.py"} & tracked, (head, arguments)
 
 
-_TYPES = "tests/export/test_generate_types.py::test_each_type_writes_the_texts_of_transformers"
-_IMPORTED = "tests/export/test_imported.py::test_a_stock_client_gets_what_transformers_computes"
-_OWN = "tests/export/test_tasks_own_served.py::test_each_format_reaches_a_served_answer"
-_CLASSES = (
-    "tests/export/test_bundle_classifier.py"
-    "::test_the_bundle_has_a_tier_for_each_run_and_precision_with_the_outputs_of_training"
-)
-_PICTURES = "tests/export/test_tasks_images.py::test_exported_run_reads_files_as_it_was_trained"
-_CALCULATORS = "tests/system/test_calculator.py::test_the_gate_is_right_on_all_items_after_rounding"
-#: What the documents say becomes a bundle, to the test that takes it by commands to a served answer, which it compares
-#: with that of another program, or of torch for models of our own; where it is refused, to the test of the refusal.
+_TEXTS = ("classifier of texts, or of pairs with `--pair`", "regression, cross-encoder", "classifier of tokens")
+_FILES = ("`FILE.csv`", "`FILE.tsv`", "`FILE.jsonl`", "`FILE.parquet`", "a directory with `CLASS/NAME.png`")
+#: The test that takes kinds of the documents by commands from a directory to a served answer, which it compares with
+#: that of another program, or of torch for models of our own; where they are refused, the test of the refusal.
 SERVED = {
-    **dict.fromkeys(("GPT-2", "Gemma", "Llama", "Mistral", "Qwen2"), _TYPES),
-    **dict.fromkeys(("BERT", "RoBERTa", "XLM-RoBERTa", "DistilBERT", "ViT"), _IMPORTED),
-    **dict.fromkeys(
-        (
-            *("classifier of texts, or of pairs with `--pair`", "regression, cross-encoder", "classifier of tokens"),
-            *("question answering, also runs on SQuAD", "sentence embeddings"),
-        ),
-        _IMPORTED,
+    "generate_types.py::test_each_type_writes_the_texts_of_transformers": (
+        *("GPT-2", "Gemma", "Llama", "Mistral", "Qwen2", "Models that generate text"),
     ),
-    **dict.fromkeys(
-        (
-            *("`FILE.csv`", "`FILE.tsv`", "`FILE.jsonl`", "`FILE.parquet`"),
-            "a directory with `train.csv` and perhaps `dev.csv`",
-            "a directory that `save_to_disk()` of Hugging Face's `datasets` wrote",
-            "a directory with `CLASS/NAME.png`",
-        ),
-        _OWN,
+    "imported.py::test_a_stock_client_gets_what_transformers_computes": (
+        *("BERT", "RoBERTa", "XLM-RoBERTa", "DistilBERT", "ViT", *_TEXTS),
+        *("question answering, also runs on SQuAD", "sentence embeddings"),
     ),
-    "operators of ONNX": "tests/export/test_bundle_pack.py::test_bundle_with_real_inputs_is_served",
-    "`If`, `Loop`, `Scan`": "tests/export/test_bundle_pack_variants.py::test_control_flow_is_packed_as_it_is",
-    "`NonZero`, `NonMaxSuppression`, `Unique`, `Compress`": (
-        "tests/export/test_bundle_pack_variants.py::test_a_detector_with_non_maximum_suppression_is_for_onnx_runtime"
+    "tasks_own_served.py::test_each_format_reaches_a_served_answer": (
+        *(*_FILES, "a directory with `train.csv` and perhaps `dev.csv`"),
+        "a directory that `save_to_disk()` of Hugging Face's `datasets` wrote",
     ),
-    "operators of ONNX Runtime (`com.microsoft`, `ai.onnx.ml`), text": (
-        "tests/export/test_bundle_pack.py::test_text_in_and_out"
+    "bundle_pack.py::test_bundle_with_real_inputs_is_served": ("operators of ONNX",),
+    "bundle_pack_variants.py::test_control_flow_is_packed_as_it_is": ("`If`, `Loop`, `Scan`",),
+    "bundle_pack_variants.py::test_a_detector_with_non_maximum_suppression_is_for_onnx_runtime": (
+        "`NonZero`, `NonMaxSuppression`, `Unique`, `Compress`",
     ),
-    "other operators": "tests/export/test_bundle_pack.py::test_models_that_would_not_serve",
-    "GLUE": _CLASSES,
-    "SQuAD": (
-        "tests/export/test_tasks_squad.py::test_a_stock_client_gets_the_logits_of_a_run_and_the_places_of_its_tokens"
+    "bundle_pack.py::test_text_in_and_out": ("operators of ONNX Runtime (`com.microsoft`, `ai.onnx.ml`), text",),
+    "bundle_pack.py::test_models_that_would_not_serve": ("other operators",),
+    "bundle_classifier.py::test_the_bundle_has_a_tier_for_each_run_and_precision_with_the_outputs_of_training": (
+        *("GLUE", "Text models"),
     ),
-    "images": _PICTURES,
-    "The calculators": _CALCULATORS,
-    "Text models": _CLASSES,
-    "Image models": _PICTURES,
-    "Looped models": "tests/export/test_papers_looped_runs.py::test_tiers_of_a_bundle_compute_the_loops_of_their_runs",
-    "Models that generate text": _TYPES,
+    "tasks_squad.py::test_a_stock_client_gets_the_logits_of_a_run_and_the_places_of_its_tokens": ("SQuAD",),
+    "tasks_images.py::test_exported_run_reads_files_as_it_was_trained": ("images", "Image models"),
+    "papers_looped_runs.py::test_tiers_of_a_bundle_compute_the_loops_of_their_runs": ("Looped models",),
+    "tests/system/test_calculator.py::test_the_gate_is_right_on_all_items_after_rounding": ("The calculators",),
 }
 
 
@@ -349,8 +326,9 @@ def test_each_kind_that_the_documents_name_has_a_test_from_its_directory_to_a_se
     for page, heading in ((SERVER, "| model | sends | gets |"), (own, "| `--data` |"), (pack, "| the graph has |")):
         rows = page.split(heading)[1].split("\n\n")[0].splitlines()[2:]
         named += [row.split(" | ")[0].removeprefix("| ") for row in rows]
-    assert set(named) == set(SERVED)
-    for kind, test in SERVED.items():
+    assert set(named) == {kind for kinds in SERVED.values() for kind in kinds}
+    for test in SERVED:
         path, name = test.split("::")
+        path = path if "/" in path else f"tests/export/test_{path}"
         (found,) = re.findall(rf"^((?:@.*\n)*)def {name}\(", (ROOT / path).read_text(), re.MULTILINE)
-        assert "slow" not in found, kind
+        assert "slow" not in found, test

