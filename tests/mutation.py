@@ -27,17 +27,14 @@ from cosmic_ray.work_item import WorkerOutcome, WorkItem, WorkResult  # type: ig
 ROOT = Path(__file__).parents[1]
 TABLE = Path(__file__).with_suffix(".toml")
 #: Names of operators begin so. Bitwise ones would change type annotations, and `is` hardly differs from `==`.
-ARITHMETIC = ["Add_Sub", "Sub_Add", "Mul_Div", "Div_Mul", "FloorDiv_Mul", "Mod_FloorDiv", "Pow_Mul"]
-COMPARISONS = ["Eq_NotEq", "NotEq_Eq", "Lt_LtE", "Lt_Gt", "LtE_Lt", "LtE_Gt", "Gt_GtE", "Gt_Lt", "GtE_Gt", "GtE_Lt"]
-COMPARISONS += ["Is_IsNot", "IsNot_Is"]
-BOOLEANS = ["ReplaceTrueWithFalse", "ReplaceFalseWithTrue", "ReplaceAndWithOr", "ReplaceOrWithAnd", "AddNot"]
-OPERATORS = {
-    *(f"core/ReplaceBinaryOperator_{name}" for name in ARITHMETIC),
-    *(f"core/ReplaceComparisonOperator_{name}" for name in COMPARISONS),
-    *(f"core/{name}" for name in BOOLEANS),
-    *(f"core/ReplaceUnaryOperator_{name}" for name in ("Delete_Not", "Delete_USub")),
-    "core/NumberReplacer",
+_NAMES = {
+    "ReplaceBinaryOperator_": "Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Mul Mod_FloorDiv Pow_Mul",
+    "ReplaceComparisonOperator_": "Eq_NotEq NotEq_Eq Lt_LtE Lt_Gt LtE_Lt LtE_Gt Gt_GtE Gt_Lt GtE_Gt GtE_Lt",
+    "ReplaceComparisonOperator_Is": "_IsNot Not_Is",
+    "ReplaceUnaryOperator_": "Delete_Not Delete_USub",
+    "": "ReplaceTrueWithFalse ReplaceFalseWithTrue ReplaceAndWithOr ReplaceOrWithAnd AddNot NumberReplacer",
 }
+OPERATORS = {f"core/{kind}{name}" for kind, names in _NAMES.items() for name in names.split()}
 SECONDS = 120.0
 
 

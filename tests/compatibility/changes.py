@@ -34,21 +34,17 @@ runpy.run_module("edge", run_name="__main__", alter_sys=True)
 """
 
 
-def entries() -> list[str]:
-    """Return the entries of CHANGELOG.md below Unreleased, each on one line."""
-    unreleased = (ROOT / "CHANGELOG.md").read_text().partition("## Unreleased\n")[2].partition("\n## ")[0]
-    return [" ".join(entry.split()) for entry in re.split(r"^- ", unreleased, flags=re.MULTILINE)]
-
-
-def fingerprint(entry: str) -> str:
-    return hashlib.sha256(entry.encode()).hexdigest()[:12]
-
-
 @cache
 def new_entries() -> list[str]:
-    """Return what is in backticks in each entry that the data's commit did not have yet."""
+    """Return what is in backticks in each entry of CHANGELOG.md that the data's commit did not have yet."""
     known = set(json.loads((DATA / "changelog.json").read_text()))
-    return [" ".join(re.findall("`(.+?)`", entry)) for entry in entries() if fingerprint(entry) not in known]
+    unreleased = (ROOT / "CHANGELOG.md").read_text().partition("## Unreleased\n")[2].partition("\n## ")[0]
+    entries = [" ".join(entry.split()) for entry in re.split(r"^- ", unreleased, flags=re.MULTILINE)]
+    return [
+        " ".join(re.findall("`(.+?)`", entry))
+        for entry in entries
+        if hashlib.sha256(entry.encode()).hexdigest()[:12] not in known
+    ]
 
 
 def announced(*names: str) -> bool:
