@@ -31,16 +31,9 @@ UNUSED = {
     "clients of OpenAI": ("openai", "pydantic", "pydantic-core", "httpx2", "httpcore2", "truststore", "jiter"),
     "certificates": ("trustme", "cryptography", "cffi", "pycparser"),
     "downloads of models": ("huggingface-hub", "hf-xet", "pyyaml", "tqdm"),
-    "HTTP clients of Triton": (
-        "aiohttp",
-        "aiohappyeyeballs",
-        "aiosignal",
-        "frozenlist",
-        "multidict",
-        "propcache",
-        "yarl",
-    ),
-    "more of them": ("geventhttpclient", "gevent", "greenlet", "brotli", "zope-event", "zope-interface"),
+    "routes of inputs, digits, baselines": ("scikit-learn", "joblib", "threadpoolctl", "narwhals"),
+    "HTTP clients of Triton": ("aiohttp", "aiohappyeyeballs", "aiosignal", "frozenlist", "multidict", "propcache"),
+    "more of them": ("yarl", "geventhttpclient", "gevent", "greenlet", "brotli", "zope-event", "zope-interface"),
 }
 ELSEWHERE = {*IMAGE, *(name for names in UNUSED.values() for name in names)}
 HEADERS = ("cuda_runtime", "cuda_profiler_api")
@@ -88,13 +81,8 @@ def compile_pycuda(place: Path, wheels: Path) -> None:
     includes = [str(place / "nvidia" / name / "include") for name in HEADERS]
     subprocess.run([ROOT / "tests/device/driver/build.sh", includes[0], place], check=True)
     # pycuda's setup reads this file from the home directory; pip's settings stay where they are.
-    settings = {
-        "CUDA_INC_DIR": includes,
-        "CUDADRV_LIB_DIR": [str(place)],
-        "CUDA_ENABLE_CURAND": False,
-        "CXXFLAGS": ["-O1", "-g0", "-w"],
-        "LDFLAGS": ["-s"],
-    }
+    settings = {"CUDA_INC_DIR": includes, "CUDADRV_LIB_DIR": [str(place)], "CUDA_ENABLE_CURAND": False}
+    settings |= {"CXXFLAGS": ["-O1", "-g0", "-w"], "LDFLAGS": ["-s"]}
     (place / ".aksetup-defaults.py").write_text("\n".join(f"{name} = {value!r}" for name, value in settings.items()))
     pip_settings = os.environ.get("XDG_CONFIG_HOME", str(Path.home() / ".config"))
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "pip" / "gpu-wheels"
@@ -109,7 +97,7 @@ def compile_pycuda(place: Path, wheels: Path) -> None:
 
 def tree_bytes() -> int:
     """Return the size of the files that git tracks."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
     return sum(path.stat().st_size for name in listed.split("\0") if name and (path := ROOT / name).is_file())
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import closing
 from statistics import median
 from typing import Any
 
@@ -61,12 +62,8 @@ def times(repetitions: int = 50, sizes_bytes: tuple[int, ...] = SIZES_BYTES) -> 
         AssertionError: copied bytes differ.
         BackendError, pycuda.driver.Error, CudaError: the device fails.
     """
-    device = Device()
-    try:
-        with device:
-            return _times(device, repetitions, sizes_bytes)  # everything is freed before the context
-    finally:
-        device.close()
+    with closing(Device()) as device, device:
+        return _times(device, repetitions, sizes_bytes)  # everything is freed before the context
 
 
 def _times(device: Device, repetitions: int, sizes_bytes: tuple[int, ...]) -> dict[str, Any]:
@@ -123,21 +120,11 @@ def copies(device: Device, size_bytes: int, repetitions: int) -> list[dict[str, 
 def launches(device: Device, work: Work, repetitions: int) -> dict[str, float]:
     """Time one short operation: its enqueueing alone, and with the wait for its end, spinning and asleep."""
     stream, event = device.stream(), device.event()
-
-    def enqueue() -> None:
-        work(stream, 0)
-
-    def waited() -> None:
-        work(stream, 0)
-        stream.synchronize()
-
-    def slept() -> None:
-        work(stream, 0)
-        event.record(stream).synchronize()
-
-    found = {"enqueue_us": median_us(enqueue, repetitions)}
+    found = {"enqueue_us": median_us(lambda: work(stream, 0), repetitions)}
     stream.synchronize()
-    return found | {"wait_us": median_us(waited, repetitions), "blocking_event_us": median_us(slept, repetitions)}
+    found["wait_us"] = median_us(lambda: (work(stream, 0), stream.synchronize()), repetitions)
+    slept = lambda: (work(stream, 0), event.record(stream).synchronize())  # noqa: E731
+    return found | {"blocking_event_us": median_us(slept, repetitions)}
 
 
 def event_times(device: Device, work: Work, repetitions: int) -> dict[str, float]:
@@ -177,18 +164,10 @@ def graphs(device: Device, work: Work, count: int, repetitions: int) -> dict[str
         for _ in range(count):
             work(stream, 0)
 
-    def plain() -> None:
-        enqueue()
-        stream.synchronize()
-
     graph = device.capture(stream, enqueue)
-
-    def replayed() -> None:
-        graph.launch(stream)
-        stream.synchronize()
-
     try:
-        one_by_one, as_graph = median_us(plain, repetitions), median_us(replayed, repetitions)
+        one_by_one = median_us(lambda: (enqueue(), stream.synchronize()), repetitions)
+        as_graph = median_us(lambda: (graph.launch(stream), stream.synchronize()), repetitions)
     finally:
         graph.free()
     return {"operations": count, "plain_us": one_by_one, "graph_us": as_graph, "ratio": one_by_one / as_graph}
