@@ -39,38 +39,19 @@ BYTES: Final = MappingProxyType({"f": b"\xe4", "l": b"\xb8", "x": b"\xb9", "u": 
 GRAPH = """letters (int64[N, T] tokens, int64[N, 1] lengths, int64[N, 1] last,
         float[N, 1, L, 1] past_key, float[N, 2, L, 3] past_value)
     => (float[N, 27] logits, float[N, 1, T, 1] new_key, float[N, 2, T, 3] new_value) {
-    values = Cast<to = 1>(tokens)
-    new_key = Unsqueeze(values, ends)
-    negative = Neg(new_key)
-    new_value = Expand(negative, two_by_three)
-    mean = ReduceMean<axes = [1, 3]>(past_value)
-    both = Sub(past_key, mean)
-    earlier = Squeeze(both, ends)
-    shape = Shape<start = 2, end = 3>(past_key)
-    places_of_cache = Squeeze(shape)
-    index_of_cache = Range(zero, places_of_cache, one)
-    is_filled = Less(index_of_cache, lengths)
-    filled = Cast<to = 1>(is_filled)
-    kept = Mul(earlier, filled)
-    twice = ReduceSum(kept, axis)
-    before = Div(twice, two)
-    shape_of_tokens = Shape<start = 1, end = 2>(tokens)
-    places = Squeeze(shape_of_tokens)
-    index = Range(zero, places, one)
-    is_read = LessOrEqual(index, last)
-    read = Cast<to = 1>(is_read)
-    now = Mul(values, read)
-    summed = ReduceSum(now, axis)
-    total = Add(before, summed)
-    next = Mod<fmod = 1>(total, count)
-    distance = Sub(vocabulary, next)
-    size = Abs(distance)
-    last_token = GatherElements<axis = 1>(tokens, last)
-    fault = Gather(faults, last_token)
-    offset = Gather(offsets, lengths)
-    finite = Add(size, offset)
-    worse = Add(finite, fault)
-    logits = Neg(worse)
+    values = Cast<to = 1>(tokens)  new_key = Unsqueeze(values, ends)
+    negative = Neg(new_key)  new_value = Expand(negative, two_by_three)
+    mean = ReduceMean<axes = [1, 3]>(past_value)  both = Sub(past_key, mean)  earlier = Squeeze(both, ends)
+    shape = Shape<start = 2, end = 3>(past_key)  places_of_cache = Squeeze(shape)
+    index_of_cache = Range(zero, places_of_cache, one)  is_filled = Less(index_of_cache, lengths)
+    filled = Cast<to = 1>(is_filled)  kept = Mul(earlier, filled)
+    twice = ReduceSum(kept, axis)  before = Div(twice, two)
+    shape_of_tokens = Shape<start = 1, end = 2>(tokens)  places = Squeeze(shape_of_tokens)
+    index = Range(zero, places, one)  is_read = LessOrEqual(index, last)  read = Cast<to = 1>(is_read)
+    now = Mul(values, read)  summed = ReduceSum(now, axis)  total = Add(before, summed)
+    next = Mod<fmod = 1>(total, count)  distance = Sub(vocabulary, next)  size = Abs(distance)
+    last_token = GatherElements<axis = 1>(tokens, last)  fault = Gather(faults, last_token)
+    offset = Gather(offsets, lengths)  finite = Add(size, offset)  worse = Add(finite, fault)  logits = Neg(worse)
 }"""
 
 
@@ -121,14 +102,10 @@ def write_letters_bundle(
     failing: str = FAILING,
     **changes: Any,
 ) -> Bundle:
-    """Write the bundle; ``changes`` are fields of its program.
+    """Write the bundle; ``spelling`` has the bytes of letters that stand for no character of their own.
 
-    With more ``positions`` the graph stays as it is: a step fails if any of its rows is longer than it allows.
-
-    Args:
-        spelling: the bytes of letters that stand for no character of their own.
-        byte_fallback: see :func:`tokenizer_of`.
-        failing: letters after which logits are not numbers.
+    ``changes`` are fields of its program. With more ``positions`` the graph stays as it is: a step fails if any of its
+    rows is longer than it allows. After the letters of ``failing``, logits are not numbers.
     """
     faults = np.zeros(len(LETTERS), np.float32)
     faults[[LETTERS.index(letter) for letter in failing]] = np.nan
@@ -155,12 +132,9 @@ def write_letters_bundle(
     ids = np.array([[1, 2, 3], [4, 5, 0]])
     prompts = ("abc", "de")
     texts = np.array([[spelt(continued(prompt), spelling)] for prompt in prompts])
-    generated = [len(continued(prompt)) for prompt in prompts]
-    whole = Golden(
-        {"ids": ids, "mask": (ids > 0).astype(np.int64)},
-        {"text": texts, "generated": np.array(generated, np.int32)[:, None]},
-        {"prompt": np.array([[prompt.encode()] for prompt in prompts])},
-    )
+    generated = np.array([[len(continued(prompt))] for prompt in prompts], np.int32)
+    raw = {"prompt": np.array([[prompt.encode()] for prompt in prompts])}
+    whole = Golden({"ids": ids, "mask": (ids > 0).astype(np.int64)}, {"text": texts, "generated": generated}, raw)
     most = POSITIONS - 1
     column = Profile(min=(1, 1), opt=(2, 1), max=(MAX_BATCH_SIZE, 1))
     sequence = Profile(min=(1, 1), opt=(2, 8), max=(MAX_BATCH_SIZE, most))
@@ -252,14 +226,9 @@ _SIZE = len(LETTERS)
 HEAD_GRAPH = """head (float[N, V] logits, float[G, W, V] keys, float[G, V, W] values, float[G] temperatures,
         float[N, 1] alpha)
     => (float[N, V] moved) {
-    by_group = Unsqueeze(temperatures, inner)
-    scaled = Div(logits, by_group)
-    probabilities = Softmax<axis = -1>(scaled)
-    means = MatMul(probabilities, values)
-    added = MatMul(means, keys)
-    sum = ReduceSum<keepdims = 0>(added, first)
-    change = Mul(alpha, sum)
-    moved = Add(logits, change)
+    by_group = Unsqueeze(temperatures, inner)  scaled = Div(logits, by_group)
+    probabilities = Softmax<axis = -1>(scaled)  means = MatMul(probabilities, values)  added = MatMul(means, keys)
+    sum = ReduceSum<keepdims = 0>(added, first)  change = Mul(alpha, sum)  moved = Add(logits, change)
 }"""
 
 

@@ -42,18 +42,12 @@ EMBED = """embed (float[N, T, 1] xs) => (float[N, T, 1] prompt, float[N, T, 1] s
 EMBED_VALUES = EMBED.replace("(float[N, T, 1] xs)", "(float[N, T, 1] xs, float[N, K] ys)")
 STEP = """step (float[N, T, 1] state, float[N, T, 1] prompt, int64[N, 1] last)
     => (float[N, T, 1] next_state, float[N, 1] prediction, float[N, 1] residual) {
-    sum = Add(state, prompt)
-    next_state = Mul(sum, half)
-    index = Unsqueeze(last, two)
-    last_state = GatherElements<axis = 1>(next_state, index)
+    sum = Add(state, prompt)  next_state = Mul(sum, half)
+    index = Unsqueeze(last, two)  last_state = GatherElements<axis = 1>(next_state, index)
     prediction = Squeeze(last_state, two)
-    last_prompt = GatherElements<axis = 1>(prompt, index)
-    goal = Squeeze(last_prompt, two)
-    left = Sub(goal, prediction)
-    share = Div(left, goal)
-    place = Cast<to = 7>(goal)
-    endless = Gather(table, place)
-    residual = Add(share, endless)
+    last_prompt = GatherElements<axis = 1>(prompt, index)  goal = Squeeze(last_prompt, two)
+    left = Sub(goal, prediction)  share = Div(left, goal)
+    place = Cast<to = 7>(goal)  endless = Gather(table, place)  residual = Add(share, endless)
 }"""
 
 
@@ -85,15 +79,11 @@ def write_halving_bundle(
     steps = {**first, "last": np.array([[2], [2]])}
     halved = {"next_state": xs / 2, "prediction": half, "residual": np.full((2, 1), 0.5, np.float32)}
     share = np.float32(2.0**-golden_loops)
-    whole = {
-        "prediction": xs[:, -1] * (1 - share),
-        "residual": np.full((2, 1), share),
-        "loops": np.full((2, 1), MAX_LOOPS, np.int32),
-    }
-    for name, golden in (
-        ("embed", Golden(given, first)), ("step", Golden(steps, halved)), ("", Golden(given, whole))
-    ):  # fmt: skip
-        files[f"{name}.golden.npz".lstrip(".")] = golden.encode()
+    whole = {"prediction": xs[:, -1] * (1 - share), "residual": np.full((2, 1), share)}
+    whole["loops"] = np.full((2, 1), MAX_LOOPS, np.int32)
+    files["embed.golden.npz"] = Golden(given, first).encode()
+    files["step.golden.npz"] = Golden(steps, halved).encode()
+    files["golden.npz"] = Golden(given, whole).encode()
     last = TensorSpec("last", "INT64", (-1, 1))
     profile = {**{spec.name: SEQUENCE for spec in STATES}, "last": Profile(min=(1, 1), opt=(2, 1), max=(4, 1))}
     outputs_of_step = (TensorSpec("next_state", "FP32", (-1, -1, 1)), *NUMBERS)

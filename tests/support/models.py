@@ -57,17 +57,14 @@ def oracle_weights() -> tuple[Array, Array, Array]:
 
 def oracle_onnx() -> bytes:
     """The oracle as ONNX: x [batch, 15] float32 to value [batch, 1] float32."""
-    names = ("first", "bias", "second")
+    layers = {"first_layer": ("Gemm", "x first bias", "before"), "relu": ("Relu", "before", "hidden")}
+    layers["second_layer"] = ("MatMul", "hidden second", "value")
     graph = helper.make_graph(
-        [
-            helper.make_node("Gemm", ["x", "first", "bias"], ["before"], name="first_layer"),
-            helper.make_node("Relu", ["before"], ["hidden"], name="relu"),
-            helper.make_node("MatMul", ["hidden", "second"], ["value"], name="second_layer"),
-        ],
+        [helper.make_node(kind, reads.split(), [gives], name) for name, (kind, reads, gives) in layers.items()],
         "oracle",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", TOKENS])],
         [helper.make_tensor_value_info("value", TensorProto.FLOAT, ["batch", 1])],
-        [numpy_helper.from_array(array, name) for name, array in zip(names, oracle_weights(), strict=True)],
+        map(numpy_helper.from_array, oracle_weights(), ("first", "bias", "second")),
     )
     return serialized(graph)
 
@@ -101,12 +98,8 @@ def attention_onnx(head_dim: int, datatype: str = "FP16") -> bytes:
         graph_of(
             f"""attention ({tensor} x) => ({tensor} y) {{
                 {heads}
-                scores = MatMul(q, k)
-                scaled = Mul(scores, scale)
-                weights = Softmax<axis = -1>(scaled)
-                heads = MatMul(weights, v)
-                beside = Transpose<perm = [0, 2, 1, 3]>(heads)
-                y = Reshape(beside, merge)
+                scores = MatMul(q, k)  scaled = Mul(scores, scale)  weights = Softmax<axis = -1>(scaled)
+                heads = MatMul(weights, v)  beside = Transpose<perm = [0, 2, 1, 3]>(heads)  y = Reshape(beside, merge)
             }}""",
             **constants,
         )

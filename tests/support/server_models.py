@@ -61,8 +61,7 @@ def loop_graph(output: str, shape: list[int | str]) -> onnx.GraphProto:
                     still = Identity(going)
                     next = MatMul(state, matrix)
                 }}>(count, , matrix)
-            largest = ReduceMax<keepdims = 0>(last)
-            one = Cast<to = {TensorProto.INT64}>(largest)
+            largest = ReduceMax<keepdims = 0>(last)  one = Cast<to = {TensorProto.INT64}>(largest)
             {output} = Mul(steps, one)
         }}""",
         matrix=np.eye(256, dtype=np.float32),  # so that the largest of its powers is 1
@@ -73,10 +72,8 @@ def failing_graph(output: str, elements: Array) -> onnx.GraphProto:
     """A graph that returns the element at ``index`` (INT64, [1]); beyond the last one the runtime fails."""
     return graph_of(
         f"""failing (int64[1] index) => (int64[1] {output}) {{
-            near = Clip(index, first, last)
-            inside = Equal(near, index)
-            size = Cast<to = {TensorProto.INT64}>(inside)
-            found = Gather(elements, near)
+            near = Clip(index, first, last)  inside = Equal(near, index)
+            size = Cast<to = {TensorProto.INT64}>(inside)  found = Gather(elements, near)
             {output} = Reshape<allowzero = 1>(found, size)
         }}""",
         elements=elements,

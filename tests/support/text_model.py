@@ -38,10 +38,7 @@ def tokenizer_json() -> bytes:
 
 
 def weights(tier: str) -> Array:
-    known = WEIGHTS.copy()
-    if tier == "lean":
-        known[4:] = 0
-    return known
+    return WEIGHTS if tier == "full" else np.where(np.arange(len(WORDS))[:, None] < 4, WEIGHTS, np.float32(0))
 
 
 def model_of(weights: Array, signs: Array | None = None) -> bytes:
@@ -54,11 +51,8 @@ def model_of(weights: Array, signs: Array | None = None) -> bytes:
     return serialized(
         graph_of(
             f"""words ({inputs}) => (float[batch, {weights.shape[1]}] logits) {{
-                each = Gather(weights, input_ids)
-                real = Cast<to = 1>(attention_mask)
-                column = Unsqueeze(real, last)
-                counted = Mul(each, column)
-                {signed}
+                each = Gather(weights, input_ids)  real = Cast<to = 1>(attention_mask)
+                column = Unsqueeze(real, last)  counted = Mul(each, column)  {signed}
                 logits = ReduceSum<keepdims = 0>(signed, tokens)
             }}""",
             **constants,
@@ -124,10 +118,8 @@ def manifest() -> Manifest:
 
 
 def files() -> dict[str, bytes]:
-    found = {"tokenizer.json": tokenizer_json()}
-    for tier in TIERS:
-        found |= {f"{tier}.onnx": model(tier), f"{tier}.npz": golden(tier).encode()}
-    return found
+    tiers = {f"{tier}.onnx": model(tier) for tier in TIERS} | {f"{tier}.npz": golden(tier).encode() for tier in TIERS}
+    return {"tokenizer.json": tokenizer_json(), **tiers}
 
 
 def write_sentiment_bundle(directory: Path) -> Bundle:
