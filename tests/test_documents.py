@@ -1,12 +1,9 @@
 """The documents agree with the files, commands and figures that they name."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -38,16 +35,16 @@ COMMANDS = {point.name: point for point in entry_points(group="fewheads.commands
 ALL = README + SERVER + CONTRIBUTING + DEPLOYMENT + PROOFS + (ROOT / "edge/bundles/FORMAT.md").read_text()
 
 
-def listed(*patterns: str) -> list[str]:
+def listed(*patterns):
     return subprocess.check_output(["git", "ls-files", *patterns], cwd=ROOT, text=True).split()
 
 
-def test_the_changelog_begins_with_this_version() -> None:
+def test_the_changelog_begins_with_this_version():
     versions = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert versions[0] == __version__
 
 
-def test_every_file_that_the_readme_names_exists() -> None:
+def test_every_file_that_the_readme_names_exists():
     section = ""
     for line in README.split("## Tree")[1].splitlines():
         if folder := re.match(r"^(\w+/)", line):
@@ -63,17 +60,17 @@ def test_every_file_that_the_readme_names_exists() -> None:
         assert (DEPLOY / name).exists(), name
 
 
-def test_links_of_all_pages_lead_to_files() -> None:
+def test_links_of_all_pages_lead_to_files():
     for page in map(ROOT.joinpath, listed("*.md")):
         for target in re.findall(r"\]\(([\w./-]+?)(?:#[\w-]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), (page, target)
 
 
-def test_the_demo_gives_options_that_its_commands_have() -> None:
+def test_the_demo_gives_options_that_its_commands_have():
     COMMANDS["train"].load().make_context("train", [*demo.CALCULATORS, *demo.LOOPED, "--out", "runs", "--replace"])
 
 
-def test_every_command_of_the_readme_exists_and_the_other_way_round() -> None:
+def test_every_command_of_the_readme_exists_and_the_other_way_round():
     """In the groups of the help, and in their order."""
     section = README.split("## Commands")[1].split("##")[0]
     tables = re.findall(r"^\| ([A-Z][\w ]+) \| \|\n((?:\|.*\n)+)", section, re.MULTILINE)
@@ -83,25 +80,25 @@ def test_every_command_of_the_readme_exists_and_the_other_way_round() -> None:
     assert sorted(names) == sorted(COMMANDS), "edge/__main__.py has the groups of the commands in pyproject.toml"
 
 
-def test_the_make_targets_of_the_documents_exist() -> None:
+def test_the_make_targets_of_the_documents_exist():
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"\bmake ([\w-]+)", README + SERVER + CONTRIBUTING + PROOFS):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-def commands(program: str) -> list[list[str]]:
+def commands(program):
     examples = "\n".join(re.findall(r"```\n(.*?)```", DEPLOYMENT, re.DOTALL)).replace("\\\n", " ")
     lines = [line for line in examples.splitlines() if line.startswith(f"{program} ")]
     return [shlex.split(line.removeprefix(program), comments=True) for line in lines]
 
 
-def test_the_exit_codes_of_the_entry_point_are_explained() -> None:
+def test_the_exit_codes_of_the_entry_point_are_explained():
     entrypoint = (DEPLOY / "container" / "entrypoint.sh").read_text()
     written = {int(code) for code in re.findall(r"^\| (\d\d) \|", DEPLOYMENT, re.MULTILINE)}
     assert written == {int(code) for code in re.findall(r"\bfail (\d+)", entrypoint)}
 
 
-def test_the_commands_of_a_deployment_are_valid() -> None:
+def test_the_commands_of_a_deployment_are_valid():
     pushed = commands("python deploy/push.py")
     assert len(pushed) == 2
     for arguments in pushed:
@@ -115,7 +112,7 @@ def test_the_commands_of_a_deployment_are_valid() -> None:
     assert {"/repository", "/cache", "/etc/nv_tegra_release"} < mounts
 
 
-def test_the_commands_of_open_questions_have_their_options() -> None:
+def test_the_commands_of_open_questions_have_their_options():
     examples = [part.strip() for code in re.findall(r"`([^`\n]+)`", PROOFS) for part in code.split("&&")]
     found = [shlex.split(each)[1:] for each in examples if each.startswith("fewheads ")]
     assert len(found) > 10
@@ -124,7 +121,7 @@ def test_the_commands_of_open_questions_have_their_options() -> None:
         assert {argument for argument in arguments if argument.startswith("-")} <= options, (name, arguments)
 
 
-def test_image_and_page_install_the_same_packages() -> None:
+def test_image_and_page_install_the_same_packages():
     """The extra `device` with the versions of the constraints, of which pycuda is one."""
     assert re.findall(r"^pycuda==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert re.search(r"pip wheel .*-c constraints\.txt pycuda$", DOCKERFILE, re.MULTILINE)
@@ -132,7 +129,7 @@ def test_image_and_page_install_the_same_packages() -> None:
         assert re.search(r"install .*-c constraints\.txt .*'\.\[device\]'", text)
 
 
-def test_the_map_for_contributors_is_in_the_order_of_the_layers() -> None:
+def test_the_map_for_contributors_is_in_the_order_of_the_layers():
     tables = CONTRIBUTING.split("| package of `edge/` |")[1].split("| package of `export/` |")
     first = [row.split("|")[1] for table in tables for row in table.split("\n\n")[0].splitlines()[2:]]
     named = [name.removesuffix(".py") for cell in first for name in re.findall(r"`(\w+(?:\.py)?)/?`", cell)]
@@ -141,13 +138,13 @@ def test_the_map_for_contributors_is_in_the_order_of_the_layers() -> None:
     assert named[len(order) :] == list(EXPORT_ORDER)
 
 
-def test_the_tables_of_boards_are_made_from_their_records() -> None:
+def test_the_tables_of_boards_are_made_from_their_records():
     records = map(device_table.read_record, sorted((ROOT / "deploy" / "device_records").glob("*.json")))
     table = SERVER.split(device_table.BEGIN)[1].split(device_table.END)[0]
     assert table.strip() == device_table.markdown(list(records))
 
 
-def test_the_limits_page_computes_what_it_says() -> None:
+def test_the_limits_page_computes_what_it_says():
     page = (REDUCTION / "LIMITS.md").read_text()
     d, lengths = 768, (128, 384, 512, 2048)
     layer = LayerShape(12, 64, 3072)
@@ -169,13 +166,13 @@ def test_the_limits_page_computes_what_it_says() -> None:
         assert re.findall(r"\d\.\d{2}", row) == [f"{ratio:.2f}" for ratio in ratios]
 
 
-def test_the_measured_table_of_the_readme_is_that_of_the_report() -> None:
+def test_the_measured_table_of_the_readme_is_that_of_the_report():
     report = (ROOT / "export/papers/frontier/results/report.md").read_text()
     table = report.split("| model |")[1].split("\n\n")[0]
     assert f"| model |{table}\n" in README
 
 
-def test_the_speeds_on_an_orin_are_those_of_the_record() -> None:
+def test_the_speeds_on_an_orin_are_those_of_the_record():
     place = ROOT / "export/papers/frontier/boards/orin-nano-super-15W.json"
     plans = msgspec.json.decode(place.read_bytes(), type=BoardPlans)
     assert place.with_suffix(".md").read_text() == table_of(plans)
@@ -196,7 +193,7 @@ def test_the_speeds_on_an_orin_are_those_of_the_record() -> None:
     assert f"The first two of six layers are predicted to reach {first:.1f}×" in readme
 
 
-def test_the_errors_of_predictions_are_those_of_the_fit() -> None:
+def test_the_errors_of_predictions_are_those_of_the_fit():
     products, memory = (round(100 * ERRORS[regime].rms) for regime in ("products", "memory"))
     said = f"its network: {products} % RMS where products bind, {memory} % where memory does"
     assert f"[{len(published().measurements)} published measurements]" in PROOFS
@@ -206,7 +203,7 @@ def test_the_errors_of_predictions_are_those_of_the_fit() -> None:
     assert bands in " ".join((REDUCTION / "LIMITS.md").read_text().split())
 
 
-def test_the_tables_of_predictions_are_made_from_their_record() -> None:
+def test_the_tables_of_predictions_are_made_from_their_record():
     record = msgspec.json.decode(predicted.RECORD.read_bytes(), type=predicted.Record)
     assert record.tables.keys() == predicted.PAGES.keys()
     for table, page in predicted.PAGES.items():
@@ -214,7 +211,7 @@ def test_the_tables_of_predictions_are_made_from_their_record() -> None:
     assert record.tables["layers"] == predicted.layers(), "python -m export.papers.predicted writes them anew"
 
 
-def test_the_tables_of_backward_attention_are_made_from_their_records(tmp_path: Path) -> None:
+def test_the_tables_of_backward_attention_are_made_from_their_records(tmp_path):
     assert backward_tables.page() == backward_tables.PAGE.read_text(), "python -m export.papers.backward.tables"
     results = shutil.copytree(backward_tables.RESULTS, tmp_path / "results")
     comparison, mismatched = backward_tables.experiments(results)
@@ -225,7 +222,7 @@ def test_the_tables_of_backward_attention_are_made_from_their_records(tmp_path: 
         assert (results / name / "report.md").read_text() == published.read_text()
 
 
-def test_the_tables_of_the_limits_are_made_from_their_records() -> None:
+def test_the_tables_of_the_limits_are_made_from_their_records():
     page = tables.PAGE.read_text()
     assert tables.page_of(page) == page, "python -m export.reduce.tables"
 
@@ -249,7 +246,7 @@ _MADE = re.compile(
 _FIGURE = re.compile(r"\| *[*+~±<≤≈-]*\d")
 
 
-def unmarked_tables(page: str) -> Iterator[tuple[str, re.Match[str] | None]]:
+def unmarked_tables(page):
     """Yield the first line of each table of figures, and the marker between the previous table and it."""
     above = 0
     made = {block[2] for block in _MADE.finditer(page)}
@@ -262,7 +259,7 @@ def unmarked_tables(page: str) -> Iterator[tuple[str, re.Match[str] | None]]:
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_each_table_of_figures_names_its_record_and_command(name: str) -> None:
+def test_each_table_of_figures_names_its_record_and_command(name):
     tracked = set(listed())
     for head, marker in unmarked_tables((ROOT / name).read_text()):
         assert marker, f"{name}: no record is named between the table before and {head}"
@@ -315,7 +312,7 @@ SERVED = {
 }
 
 
-def test_each_kind_that_the_documents_name_has_a_test_from_its_directory_to_a_served_answer() -> None:
+def test_each_kind_that_the_documents_name_has_a_test_from_its_directory_to_a_served_answer():
     own, pack = ((ROOT / "export" / name / "README.md").read_text() for name in ("data", "bundle/pack"))
     named = re.findall(r"^- \*\*([A-Z][\w ]+)\*\* take `", SERVER, re.MULTILINE)
     texts = " ".join((README + SERVER + own + pack).split())

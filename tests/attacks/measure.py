@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import grpc
 
@@ -56,13 +55,13 @@ class Attack:
 
 
 #: All attacks by name, in the order of their definition.
-ATTACKS: dict[str, Attack] = {}
+ATTACKS = {}
 
 
-def attack(doors: Iterable[str] = ("",), **options: Any) -> Callable[[Callable[..., str | None]], Any]:
+def attack(doors=("",), **options):
     """Add a function to :data:`ATTACKS`, for each door; ``options`` are the attributes of its :class:`Attack`."""
 
-    def add(run: Callable[..., str | None]) -> Any:
+    def add(run):
         for door in doors:
             name = "-".join(filter(None, (run.__name__.replace("_", "-"), door)))
             assert name not in ATTACKS
@@ -86,7 +85,7 @@ class Measured:
     seconds: float = 0.0
 
 
-def slowness() -> float:
+def slowness():
     """Return the factor by which this machine is slower than the reference, at least 1."""
     start = time.perf_counter()
     for _ in range(_STEPS):
@@ -94,7 +93,7 @@ def slowness() -> float:
     return max(1.0, (time.perf_counter() - start) / _REFERENCE_SECONDS)
 
 
-def measure(target: Target, attack: Attack) -> Measured:
+def measure(target, attack):
     """Attack a calm server, and wait until it is calm again."""
     slow = slowness()
     doors = [door for door in DOORS if door not in attack.spares]
@@ -102,7 +101,7 @@ def measure(target: Target, attack: Attack) -> Measured:
     quiet = statistics.median(call.seconds for call in target.calls["live"][-20:])
     first = target.readings[-1]
     start = time.monotonic()
-    gained: str | None = None
+    gained = None
     with suppress(OSError, grpc.RpcError):  # the server closed the connection, as it should
         gained = attack.run(target)
     end = time.monotonic()
@@ -140,12 +139,12 @@ def measure(target: Target, attack: Attack) -> Measured:
     )
 
 
-def _last_end(target: Target, door: str) -> float:
+def _last_end(target, door):
     last = target.calls[door][-1]
     return last.start + last.seconds
 
 
-def _is_calm(target: Target, doors: list[str], quiet: float, files: int) -> bool:
+def _is_calm(target, doors, quiet, files):
     now = time.monotonic()
     since = now - _WINDOW_SECONDS
     waits = [call.seconds for call in target.calls["live"][-100:] if call.start >= since]
@@ -157,7 +156,7 @@ def _is_calm(target: Target, doors: list[str], quiet: float, files: int) -> bool
     return is_quick and used <= _CALM_CORE and readings[-1].files <= files + _CALM_FILES
 
 
-def _wait(reached: Callable[[], bool], seconds: float) -> bool:
+def _wait(reached, seconds):
     end = time.monotonic() + seconds
     while not (found := reached()) and time.monotonic() < end:
         time.sleep(0.05)

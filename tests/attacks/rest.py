@@ -1,13 +1,10 @@
 """Attacks on the HTTP port."""
 
-from __future__ import annotations
-
 import json
 import time
 from contextlib import ExitStack, closing, suppress
 
 from tests.attacks.measure import attack
-from tests.attacks.target import Target
 from tests.attacks.wire import connect, http_request, stay
 from tests.support.http_requests import INFER, good
 from tests.support.letters_model import NAME
@@ -17,12 +14,12 @@ _HTTP = {"transports": ("nghttp2",)}
 _COMPLETIONS = "/v1/completions"
 
 
-def _request(target: Target, path: str, body: bytes, size_bytes: int = 0) -> bytes:
+def _request(target, path, body, size_bytes=0):
     fields = [f"Authorization: Bearer {target.home.tokens['infer']}", f"Content-Length: {size_bytes or len(body)}"]
     return http_request(f"POST {path}", fields, body)
 
 
-def _post(target: Target, path: str, document: object) -> None:
+def _post(target, path, document):
     """Send a document, and read the beginning of the answer."""
     with closing(connect(target.http_port)) as connection:
         connection.settimeout(30)
@@ -30,7 +27,7 @@ def _post(target: Target, path: str, document: object) -> None:
         connection.recv(65536)
 
 
-def _abandoned(target: Target, count: int, request: bytes, rest_seconds: float) -> None:
+def _abandoned(target, count, request, rest_seconds):
     """Send a request on each of many connections, none of which reads."""
     with ExitStack() as connections:
         for _ in range(count):
@@ -42,7 +39,7 @@ def _abandoned(target: Target, count: int, request: bytes, rest_seconds: float) 
 
 
 @attack(**_HTTP)
-def chunks_of_one_byte(target: Target) -> None:
+def chunks_of_one_byte(target):
     """5 MB of chunks of one byte each, without a token."""
     with closing(connect(target.http_port)) as connection:
         head = http_request(f"POST {INFER}", ["Transfer-Encoding: chunked"])
@@ -51,25 +48,25 @@ def chunks_of_one_byte(target: Target) -> None:
 
 
 @attack(**_HTTP)
-def unknown_parameters_over_http(target: Target) -> None:
+def unknown_parameters_over_http(target):
     """4 MB of names of parameters that resemble known ones."""
     _post(target, INFER, {**good(), "parameters": {f"timeou{n:06d}": 1 for n in range(230_000)}})
 
 
 @attack(**_HTTP)
-def many_choices_of_a_long_prompt(target: Target) -> None:
+def many_choices_of_a_long_prompt(target):
     """2 MB: a prompt of a million tokens, 64 times."""
     _post(target, _COMPLETIONS, {"model": NAME, "prompt": [1] * 1_000_000, "n": 64})
 
 
 @attack(**_HTTP)
-def many_choices_with_many_stops(target: Target) -> None:
+def many_choices_with_many_stops(target):
     """4 MB: a million texts that end a text, 256 times."""
     _post(target, _COMPLETIONS, {"model": NAME, "prompt": "a", "n": 256, "stop": ["a"] * 1_000_000})
 
 
 @attack(**_HTTP)
-def nested_json(target: Target) -> None:
+def nested_json(target):
     """4 MB of opening brackets, and 4 MB of digits."""
     for body in (b"[" * 4_000_000, b'{"id":' + b"9" * 4_000_000 + b"}"):
         with suppress(OSError), closing(connect(target.http_port)) as connection:
@@ -78,13 +75,13 @@ def nested_json(target: Target) -> None:
 
 
 @attack(**_HTTP)
-def aborted_bodies(target: Target) -> None:
+def aborted_bodies(target):
     """20 connections that send 50 MB of a body of 60 MB each, and hang up."""
     _abandoned(target, 20, _request(target, INFER, bytes(50_000_000), 60_000_000), 0)
 
 
 @attack(**_HTTP)
-def streams_without_a_reader(target: Target) -> None:
+def streams_without_a_reader(target):
     """60 streams of completions that nobody reads, and whose clients leave soon."""
     body = json.dumps({"model": NAME, "prompt": "abc", "max_tokens": 90, "stream": True}).encode()
     _abandoned(target, 60, _request(target, _COMPLETIONS, body), 0.3)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import grpc
 import msgspec
@@ -44,7 +44,7 @@ class Home(NamedTuple):
     authority: Authority
 
 
-def make_home(directory: Path) -> Home:
+def make_home(directory):
     """Write a repository of toys with the limits of our exports, tokens and a certificate."""
     repository = directory / "repository"
     repository.mkdir()
@@ -81,13 +81,13 @@ class Setup(NamedTuple):
     bundles: Callable[[Path], object] | None = None
 
 
-def picture_request(picture: bytes) -> pb.ModelInferRequest:
+def picture_request(picture):
     request = pb.ModelInferRequest(model_name=image_model.NAME)
     request.inputs.add(name="image", datatype="BYTES", shape=(1, 1)).contents.bytes_contents.append(picture)
     return request
 
 
-def _add_unnameable(repository: Path) -> None:
+def _add_unnameable(repository):
     shutil.copytree(ORACLE_BUNDLE, os.fsdecode(os.fsencode(repository / "copy-") + b"\xff"))
 
 
@@ -109,7 +109,7 @@ class Target:
         calls: of the well-behaved client, by door, in the order of their ends.
     """
 
-    def __init__(self, home: Home, transport: str, setup: Setup) -> None:
+    def __init__(self, home, transport, setup):
         self.home, self.transport, self.setup = home, transport, setup
         self.log = home.directory / f"{transport}.log"
         self.repository = home.directory / "repository"
@@ -128,7 +128,6 @@ class Target:
             self._process = subprocess.Popen(
                 [*command, str(self.repository), *options], stdout=subprocess.PIPE, stderr=log
             )
-        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             self._process.wait()
@@ -138,34 +137,34 @@ class Target:
         assert ready.http_port
         assert ready.metrics_port
         self.grpc_port, self.http_port, self.metrics_port = ready.grpc_port, ready.http_port, ready.metrics_port
-        self.calls: dict[str, list[Call]] = {}
-        self.readings: list[Reading] = []
+        self.calls = {}
+        self.readings = []
         self._watch()
 
-    def bearer(self, token: str = "infer") -> tuple[tuple[str, str], ...]:
+    def bearer(self, token="infer"):
         return (("authorization", f"Bearer {self.home.tokens[token]}"),)
 
-    def channel(self) -> grpc.Channel:
+    def channel(self):
         """Return a channel without limits, with a connection of its own."""
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
         options += [("grpc.max_receive_message_length", -1)]
         return grpc.insecure_channel(f"{HOST}:{self.grpc_port}", options)
 
-    def call(self, channel: grpc.Channel, method: str, content: bytes, token: str = "infer") -> Any:
+    def call(self, channel, method, content, token="infer"):
         """Start a call; a server that takes longer than 20 s for one has fallen."""
         rpc = channel.unary_unary(f"/{INFERENCE}/{method}")
         return rpc.future(content, timeout=20, metadata=self.bearer(token))
 
     @property
-    def alive(self) -> bool:
+    def alive(self):
         return self._process.poll() is None
 
-    def stop(self) -> str:
+    def stop(self):
         """End the server as systemd does; return what was wrong with its end."""
         start = time.monotonic()
         try:
             self._process.send_signal(signal.SIGTERM)
-            code: int | str = self._process.wait(SECONDS)
+            code = self._process.wait(SECONDS)
         except subprocess.TimeoutExpired:
             code = f"none for {SECONDS} s"
         finally:
@@ -176,7 +175,7 @@ class Target:
             self._reading.join()
         return "" if code == 0 else f"exit code {code} after {time.monotonic() - start:.0f} s"
 
-    def _watch(self) -> None:
+    def _watch(self):
         picture = picture_request(image_model.encoded(image_model.bright(200, 10)))
         watched = Watched(
             self._process.pid,
@@ -192,14 +191,12 @@ class Target:
         )
         command = [sys.executable, "-m", "tests.attacks.witness"]
         self._witness = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert self._witness.stdin is not None
         self._witness.stdin.write(msgspec.json.encode(watched) + b"\n")
         self._witness.stdin.flush()
         self._reading = threading.Thread(target=self._listen, daemon=True)
         self._reading.start()
 
-    def _listen(self) -> None:
-        assert self._witness.stdout is not None
+    def _listen(self):
         for line in self._witness.stdout:
             seen = msgspec.json.decode(line, type=Call | Reading)
             if isinstance(seen, Call):

@@ -1,16 +1,13 @@
 """Every attack, each on a server of its transport: the server holds."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.attacks import content, frames, ports, rest  # noqa: F401 - each adds its attacks
-from tests.attacks.measure import ATTACKS, Attack, Measured, measure
-from tests.attacks.target import Home, NotStarted, Setup, Target, make_home
+from tests.attacks.measure import ATTACKS, Measured, measure
+from tests.attacks.target import NotStarted, Target, make_home
 
 #: A server that has kept this much more memory is replaced, so that each attack meets a fresh one.
 MOST_KEPT_MB = 100
@@ -29,19 +26,19 @@ RESIDUES = {
 class Servers:
     """One running server at a time, replaced where an attack needs another one, or has harmed it."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home):
         self._home = home
-        self._key: tuple[str, Setup] | None = None
-        self._target: Target | None = None
+        self._key = None
+        self._target = None
 
-    def measure(self, attack: Attack, transport: str) -> Measured:
+    def measure(self, attack, transport):
         """Attack a server; a wait that is too long counts if it is so twice."""
         result = self._measure(attack, transport)
         if len(result.problems) == 1 and "a wait of" in result.problems[0]:
             result = self._measure(attack, transport)
         return result
 
-    def _measure(self, attack: Attack, transport: str) -> Measured:
+    def _measure(self, attack, transport):
         key = (transport, attack.setup)
         if self._target is None or key != self._key:
             problem = self.stop()
@@ -55,7 +52,7 @@ class Servers:
             result.problems += filter(None, [self.stop()])
         return result
 
-    def stop(self) -> str:
+    def stop(self):
         """End the running server, and return what was wrong with its end."""
         problem = self._target.stop() if self._target else ""
         self._target = None
@@ -63,7 +60,7 @@ class Servers:
 
 
 @contextmanager
-def servers(home: Home) -> Iterator[Servers]:
+def servers(home):
     """Return the servers, and check the end of the last one."""
     made = Servers(home)
     try:
@@ -74,12 +71,12 @@ def servers(home: Home) -> Iterator[Servers]:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+def running(tmp_path_factory):
     with servers(make_home(tmp_path_factory.mktemp("attacks"))) as made:
         yield made
 
 
-def _parameters() -> Iterator[object]:
+def _parameters():
     """Yield each attack with each of its transports; those that share a server are together."""
     rows = [(transport, attack) for attack in ATTACKS.values() for transport in attack.transports]
     setups = list(dict.fromkeys(attack.setup for attack in ATTACKS.values()))
@@ -90,13 +87,13 @@ def _parameters() -> Iterator[object]:
 
 
 @pytest.mark.parametrize(("attack", "transport"), [*_parameters()])
-def test_server_holds(running: Servers, attack: Attack, transport: str) -> None:
+def test_server_holds(running, attack, transport):
     result = running.measure(attack, transport)
     print(result)
     assert not result.problems
 
 
-def test_threats_name_each_residue() -> None:
+def test_threats_name_each_residue():
     page = (Path(__file__).parents[2] / "deploy" / "THREATS.md").read_text()
     _, section = page.split("## What libraries leave open\n")
     named = [line for line in section.splitlines() if line.startswith("- ")]

@@ -1,13 +1,9 @@
 """Raw connections that send whatever an attack says, as far and as long as the server takes it."""
 
-from __future__ import annotations
-
 import select
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
-from typing import Any
 
 from hpack import Encoder
 from hyperframe import frame as h2
@@ -23,54 +19,54 @@ INFER = f"/{INFERENCE}/ModelInfer"
 _FRAME_BYTES = 16384
 
 
-def connect(port: int) -> socket.socket:
+def connect(port):
     """Return a connection whose reads and writes wait for :data:`SECONDS` at most."""
     return socket.create_connection((HOST, port), timeout=SECONDS)
 
 
-def until(seconds: float) -> Iterator[int]:
+def until(seconds):
     end, count = time.monotonic() + seconds, 0
     while time.monotonic() < end:
         yield count
         count += 1
 
 
-def message(content: bytes, compressed: bool = False) -> bytes:
+def message(content, compressed=False):
     return bytes([compressed]) + len(content).to_bytes(4, "big") + content
 
 
 class Peer:
     """A connection of HTTP/2. Reading, it acknowledges SETTINGS and follows the windows that the server grants."""
 
-    def __init__(self, port: int, settings: dict[int, int] | None = None) -> None:
+    def __init__(self, port, settings=None):
         self.socket = connect(port)
         self._end = time.monotonic() + SECONDS
         self.encoder = Encoder()
         self._next = 1
         self._received = b""
         self._window = self._initial = 65535
-        self._windows: dict[int, int] = {}
-        self._blocks: dict[tuple[tuple[str, str], ...], bytes] = {}
-        self._table: list[object] = []
+        self._windows = {}
+        self._blocks = {}
+        self._table = []
         self._agreed = False
         self.socket.sendall(PREFACE + h2.SettingsFrame(0, settings=settings or {}).serialize())
 
-    def __enter__(self) -> Peer:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error):
         self.socket.close()
 
-    def write(self, data: bytes) -> None:
+    def write(self, data):
         self.socket.sendall(data)
 
-    def agree(self) -> Peer:
+    def agree(self):
         """Read until the server has sent its SETTINGS."""
         while not self._agreed:
             self.read(0.1)
         return self
 
-    def head(self, path: str, *more: tuple[str, str]) -> tuple[int, bytes]:
+    def head(self, path, *more):
         """Return the number of a new stream, and its HEADERS."""
         stream, self._next = self._next, self._next + 2
         fields = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "test"}
@@ -78,7 +74,7 @@ class Peer:
         block = self.encode(*fields.items(), *more)
         return stream, raw(1, 4, stream, block)
 
-    def encode(self, *fields: tuple[str, str]) -> bytes:
+    def encode(self, *fields):
         block = self._blocks.get(fields)
         if block is None:
             block = self.encoder.encode(fields)
@@ -90,13 +86,13 @@ class Peer:
                 self._blocks.clear()
         return block
 
-    def call(self, path: str, content: bytes, *more: tuple[str, str], compressed: bool = False) -> None:
+    def call(self, path, content, *more, compressed=False):
         """Send a call with one message, as the windows allow."""
         stream, head = self.head(path, *more)
         self.write(head)
         self.send(stream, message(content, compressed))
 
-    def send(self, stream: int, data: bytes, end: bool = True) -> None:
+    def send(self, stream, data, end=True):
         self._windows.setdefault(stream, self._initial)
         place = 0
         while place < len(data):
@@ -110,7 +106,7 @@ class Peer:
             last = place == len(data)
             self.write(h2.DataFrame(stream, part, flags=["END_STREAM"] if end and last else []).serialize())
 
-    def read(self, seconds: float = 0.0) -> None:
+    def read(self, seconds=0.0):
         """Read what the server has sent, and wait for some of it for so long.
 
         Raises:
@@ -126,18 +122,18 @@ class Peer:
             self._take()
             seconds = 0.0
 
-    def stay(self, seconds: float) -> None:
+    def stay(self, seconds):
         """Read for so long, or until the server closes the connection."""
         with suppress(OSError):
             for _ in until(seconds):
                 self.read(0.1)
 
-    def _take(self) -> None:
+    def _take(self):
         frames, self._received = parsed(self._received)
         for frame in frames:
             self._adopt(frame)
 
-    def _adopt(self, frame: h2.Frame) -> None:
+    def _adopt(self, frame):
         if isinstance(frame, h2.WindowUpdateFrame):
             if frame.stream_id == 0:
                 self._window += frame.window_increment
@@ -150,14 +146,7 @@ class Peer:
             self.write(h2.SettingsFrame(0, flags=["ACK"]).serialize())
 
 
-def each_of(
-    count: int,
-    port: int,
-    act: Callable[[Peer], object],
-    seconds: float = 60.0,
-    rest_seconds: float = 0.0,
-    **options: Any,
-) -> None:
+def each_of(count, port, act, seconds=60.0, rest_seconds=0.0, **options):
     """Act on many connections, one after another for so long, and keep all until a rest at the end is over."""
     with ExitStack() as connections:
         for _ in zip(range(count), until(seconds), strict=False):
@@ -166,7 +155,7 @@ def each_of(
         time.sleep(rest_seconds)
 
 
-def flood(port: int, data: bytes, seconds: float = 0.5) -> None:
+def flood(port, data, seconds=0.5):
     """Send frames again and again over new connections; each is used for as long as it lasts, and reads nothing."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -175,7 +164,7 @@ def flood(port: int, data: bytes, seconds: float = 0.5) -> None:
                 peer.write(data)
 
 
-def stay(connection: socket.socket, seconds: float) -> bytes:
+def stay(connection, seconds):
     """Read for so long, or until the server closes the connection; return the first bytes."""
     received = b""
     connection.settimeout(seconds)
@@ -186,6 +175,6 @@ def stay(connection: socket.socket, seconds: float) -> bytes:
     return received
 
 
-def http_request(start: str, headers: Iterable[str] = (), body: bytes = b"") -> bytes:
+def http_request(start, headers=(), body=b""):
     """Return a request; ``start`` is its method and path."""
     return "\r\n".join([f"{start} HTTP/1.1", "Host: localhost", *headers, "", ""]).encode() + body

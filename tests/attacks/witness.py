@@ -13,7 +13,6 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -67,7 +66,7 @@ class Reading(msgspec.Struct, frozen=True, tag=True, array_like=True):
     log_bytes: int
 
 
-def _calls(watched: Watched) -> dict[str, Callable[[], str]]:
+def _calls(watched):
     """Return a function for each door, which calls once and returns the error."""
     address = f"{HOST}:{watched.grpc_port}"
     if watched.authority:
@@ -79,10 +78,10 @@ def _calls(watched: Watched) -> dict[str, Callable[[], str]]:
     bearer = (("authorization", f"Bearer {watched.infer_token}"),)
     infer, image = (pb.ModelInferRequest.FromString(message) for message in (watched.infer, watched.image))
 
-    def over_grpc(method: Callable[..., object], message: object) -> Callable[[], str]:
+    def over_grpc(method, message):
         return lambda: _error_of(lambda: method(message, timeout=SECONDS, metadata=bearer))
 
-    def get(port: int, path: str, token: str) -> str:
+    def get(port, path, token):
         connection = (
             http.client.HTTPSConnection(HOST, port, timeout=SECONDS, context=context)
             if context
@@ -106,7 +105,7 @@ def _calls(watched: Watched) -> dict[str, Callable[[], str]]:
     }
 
 
-def _error_of(call: Callable[[], object]) -> str:
+def _error_of(call):
     try:
         call()
     except grpc.RpcError as error:
@@ -114,7 +113,7 @@ def _error_of(call: Callable[[], object]) -> str:
     return ""
 
 
-def _read(watched: Watched) -> Reading:
+def _read(watched):
     process = Path(f"/proc/{watched.process_id}")
     pages = int((process / "statm").read_text().split()[1])
     times = (process / "stat").read_text().rpartition(")")[2].split()[11:13]
@@ -122,23 +121,23 @@ def _read(watched: Watched) -> Reading:
     return Reading(time.monotonic(), pages * _PAGE, sum(map(int, times)) / _TICKS, files, log)
 
 
-def main() -> None:
+def main():
     watched = msgspec.json.decode(sys.stdin.buffer.readline(), type=Watched)
     writing = threading.Lock()
 
-    def say(line: Call | Reading) -> None:
+    def say(line):
         with writing:
             sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
             sys.stdout.buffer.flush()
 
-    def go_on(door: str, call: Callable[[], str]) -> None:
+    def go_on(door, call):
         while True:
             start = time.monotonic()
             error = call()
             say(Call(door, start, time.monotonic() - start, error))
             time.sleep(DOORS[door])
 
-    def sample() -> None:
+    def sample():
         with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             while True:
                 reading = _read(watched)

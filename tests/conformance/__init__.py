@@ -1,18 +1,13 @@
 """Cases for several servers, and pages with the expected outcomes where two servers, or a server and an RFC, differ."""
 
-from __future__ import annotations
 
-from collections.abc import Collection
-from pathlib import Path
-
-
-def differences(page: Path) -> dict[str, tuple[str, str]]:
+def differences(page):
     """Return the name of each case in the page's tables, the outcome there, and the one of this server."""
     rows = [line.strip("| ").split(" | ") for line in page.read_text().splitlines() if line.startswith("| ")]
     return {name: (there.strip("`"), ours.strip("`")) for name, there, ours, why in rows if there[0] == "`" and why}
 
 
-def check(page: Path, names: list[str], same: Collection[str]) -> None:
+def check(page, names, same):
     """Check that each case has either one outcome or two different ones on the page."""
     found = differences(page)
     assert (len(set(names)), set(names) - set(same)) == (len(names), found.keys())

@@ -1,19 +1,16 @@
 """Cases about loading and unloading models."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from edge.pb import inference_pb2 as pb
 from tests.conformance.metadata import metadata, ready, statistics
-from tests.conformance.peer import Action, Case, Peer, call, flat, infer, outcome, request, slow, steps
+from tests.conformance.peer import Case, call, flat, infer, outcome, request, slow, steps
 
 
-def _control(what: str, name: str, repository: str = "", **parameters: Any) -> Action:
+def _control(what, name, repository="", **parameters):
     given = {name: pb.ModelRepositoryParameter(**value) for name, value in parameters.items()}
     return call(f"RepositoryModel{what}", model_name=name, repository_name=repository, parameters=given)
 
@@ -21,10 +18,10 @@ def _control(what: str, name: str, repository: str = "", **parameters: Any) -> A
 _load, _unload = partial(_control, "Load"), partial(_control, "Unload")
 
 
-def _wait(name: str, state: str) -> Action:
+def _wait(name, state):
     """Wait until all versions of a model have a state; Triton returns OK before that."""
 
-    def wait(peer: Peer) -> str:
+    def wait(peer):
         for _ in range(1000):
             models = peer.send("RepositoryIndex", pb.RepositoryIndexRequest()).models
             if {model.state for model in models if model.name == name} == {state}:
@@ -35,16 +32,16 @@ def _wait(name: str, state: str) -> Action:
     return wait
 
 
-def _gone(name: str) -> Action:
+def _gone(name):
     return steps(_unload(name), _wait(name, "UNAVAILABLE"))
 
 
-def _back(name: str) -> Action:
+def _back(name):
     return steps(_load(name), _wait(name, "READY"))
 
 
-def _while_gone(what: str, action: Action, expected: str = "", name: str = "versioned") -> Case:
-    def run(peer: Peer) -> str:
+def _while_gone(what, action, expected="", name="versioned"):
+    def run(peer):
         _gone(name)(peer)
         try:
             return action(peer)
@@ -54,14 +51,14 @@ def _while_gone(what: str, action: Action, expected: str = "", name: str = "vers
     return Case(f"unloaded: {what}", run, expected)
 
 
-def _state(name: str) -> Action:
-    def states(response: pb.RepositoryIndexResponse) -> str:
+def _state(name):
+    def states(response):
         return " ".join(f"{m.version}={m.state} {m.reason}" for m in response.models if m.name == name)
 
     return call("RepositoryIndex", view=states)
 
 
-def _answered_while_unloading(peer: Peer) -> str:
+def _answered_while_unloading(peer):
     flying = peer.infer(slow(400))
     time.sleep(0.03)
     gone = _unload("slow")(peer)
@@ -70,7 +67,7 @@ def _answered_while_unloading(peer: Peer) -> str:
     return f"unload {gone}, the request {answer}"
 
 
-def _statistics_after_reload(peer: Peer) -> str:
+def _statistics_after_reload(peer):
     peer.send("ModelInfer", flat(model="versioned"))
     steps(_gone("versioned"), _back("versioned"))(peer)
     return f"runs counted before: {peer.executions('versioned', '3') > 0}"

@@ -1,19 +1,13 @@
 """Cases about single inferences: models, versions, inputs, outputs, parameters, time."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from edge.pb import inference_pb2 as pb
 from tests.conformance.models import QUEUE_SIZE
 from tests.conformance.peer import (
-    Action,
     Case,
-    Peer,
     call,
     flat,
     infer,
@@ -33,81 +27,81 @@ from tests.conformance.peer import (
 _BEGUN = 0.03
 
 
-def _changed(change: Callable[[pb.ModelInferRequest], object], message: pb.ModelInferRequest) -> pb.ModelInferRequest:
+def _changed(change, message):
     change(message)
     return message
 
 
-def _typed_mixed() -> pb.ModelInferRequest:
+def _typed_mixed():
     message = typed(mixed(), 0, fp32_contents=[1.5] * 4)
     return typed(typed(message, 1, int64_contents=[7, 7]), 2, bytes_contents=[b"a"])
 
 
-def _raw(index: int, data: bytes, message: pb.ModelInferRequest | None = None) -> pb.ModelInferRequest:
+def _raw(index, data, message=None):
     return _changed(lambda r: r.raw_input_contents.__setitem__(index, data), message or mixed())
 
 
-def _with(message: pb.ModelInferRequest, data: bytes) -> pb.ModelInferRequest:
+def _with(message, data):
     message.raw_input_contents.append(data)
     return message
 
 
-def _reversed(message: pb.ModelInferRequest) -> pb.ModelInferRequest:
+def _reversed(message):
     message.inputs.reverse()
     message.raw_input_contents.reverse()
     return message
 
 
-def _outputs(*names: str) -> pb.ModelInferRequest:
+def _outputs(*names):
     return _changed(lambda r: [r.outputs.add(name=name) for name in names], mixed())
 
 
-def _classified() -> pb.ModelInferRequest:
+def _classified():
     message = _outputs("real_out")
     message.outputs[0].parameters["classification"].int64_param = 1
     return message
 
 
-def _of(version: str, model: str = "flat", identity: str = "") -> pb.ModelInferRequest:
+def _of(version, model="flat", identity=""):
     return request(model, version=version, identity=identity, x=np.ones(1, np.float32))
 
 
-def _set(**fields: Any) -> pb.ModelInferRequest:
+def _set(**fields):
     message = flat()
     for name, value in fields.items():
         setattr(message.inputs[0], name, value)
     return message
 
 
-def _beyond() -> pb.ModelInferRequest:
+def _beyond():
     return request("failing", index=np.array([5]))
 
 
-def _unequal() -> pb.ModelInferRequest:
+def _unequal():
     text = np.array([[b"a"]], np.object_)
     return request("mixed", real=np.ones((2, 4), np.float32), whole=np.ones((1, 2), np.int64), text=text)
 
 
-def _head(response: pb.ModelInferResponse) -> str:
+def _head(response):
     return f"id={response.id!r} model={response.model_name} version={response.model_version}"
 
 
-def _names(response: pb.ModelInferResponse) -> str:
+def _names(response):
     return " ".join(tensor.name for tensor in response.outputs)
 
 
-def _text(response: pb.ModelInferResponse) -> bytes:
+def _text(response):
     return response.raw_output_contents[2][4:]
 
 
-def _shape(response: pb.ModelInferResponse) -> list[int]:
+def _shape(response):
     return list(response.outputs[0].shape)
 
 
-def _behind(late: pb.ModelInferRequest, timeout: float = 30) -> Action:
+def _behind(late, timeout=30):
     """The outcome of a request behind a long one, and the number of its runs."""
 
-    def ask(peer: Peer) -> str:
+    def ask(peer):
         before = peer.executions("slow")
         first = peer.infer(slow(1500))  # long enough for a busy machine to send the next in time
         time.sleep(_BEGUN)
@@ -119,7 +113,7 @@ def _behind(late: pb.ModelInferRequest, timeout: float = 30) -> Action:
     return ask
 
 
-def _cancelled(peer: Peer) -> str:
+def _cancelled(peer):
     """Calls that are cancelled in the queue and in their run: the number of runs, and the next call."""
     outcome(lambda: peer.send("ModelInfer", slow(600)))  # after a long run, a worker computes, and not the event loop
     before = peer.executions("slow")
@@ -131,18 +125,18 @@ def _cancelled(peer: Peer) -> str:
     return f"{answer}, runs of the cancelled at most 1: {peer.executions('slow') - before <= 2}"
 
 
-def _full_queue(peer: Peer) -> str:
+def _full_queue(peer):
     first = peer.infer(slow(600))
     time.sleep(_BEGUN)
     statuses = {outcome(other.result) for other in [peer.infer(slow(1)) for _ in range(QUEUE_SIZE + 10)]}
     return f"{' and '.join(sorted(statuses))}, the first {outcome(first.result)}"
 
 
-def _by_priority(peer: Peer) -> str:
+def _by_priority(peer):
     """The order of the responses to waiting requests of three priorities."""
     calls = [peer.infer(slow(400))]
     time.sleep(_BEGUN)
-    done: list[str] = []
+    done = []
     for name, level in (("low", 10), ("default", 0), ("high", 1)):
         calls.append(peer.infer(parameter("priority", slow(20), uint64_param=level)))
         calls[-1].add_done_callback(lambda _, name=name: done.append(name))

@@ -1,15 +1,12 @@
 """Cases about the server and its models: metadata, configuration, statistics, index, health, settings."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
 from functools import partial
 
 from edge.pb import inference_pb2 as pb
-from tests.conformance.peer import SERVICE, Action, Case, Peer, View, call, flat, infer, mixed, outcome, steps
+from tests.conformance.peer import SERVICE, Case, call, flat, infer, mixed, outcome, steps
 
 
-def _of(method: str, name: str = "", version: str = "", view: View | None = None) -> Action:
+def _of(method, name="", version="", view=None):
     return call(method, view=view, name=name, version=version)
 
 
@@ -18,45 +15,45 @@ metadata, config = partial(_of, "ModelMetadata"), partial(_of, "ModelConfig")
 statistics = partial(_of, "ModelStatistics", view=lambda r: _sorted(f"{m.name}/{m.version}" for m in r.model_stats))
 
 
-def _sorted(words: Iterable[str]) -> str:
+def _sorted(words):
     return " ".join(sorted(words))
 
 
-def log(name: str, view: View | None = None, **value: object) -> Action:
+def log(name, view=None, **value):
     return call("LogSettings", view=view, settings={name: pb.LogSettingsRequest.SettingValue(**value)})
 
 
-def logged(name: str, kind: str, *values: object) -> Action:
+def logged(name, kind, *values):
     """Change a setting to each value in turn, and return what it was changed to."""
     return steps(*(log(name, lambda r: getattr(r.settings[name], kind), **{kind: value}) for value in values))
 
 
-def trace(name: str, *value: str, model: str = "") -> Action:
+def trace(name, *value, model=""):
     return call("TraceSetting", settings={name: pb.TraceSettingRequest.SettingValue(value=value)}, model_name=model)
 
 
-def tensors(response: pb.ModelMetadataResponse) -> str:
+def tensors(response):
     found = (*response.inputs, *response.outputs)
     return " ".join(f"{tensor.name}:{tensor.datatype}{list(tensor.shape)}" for tensor in found)
 
 
-def dims(response: pb.ModelConfigResponse) -> str:
+def dims(response):
     found = response.config
     names = [(tensor.name, pb.DataType.Name(tensor.data_type), list(tensor.dims)) for tensor in found.input]
     return f"{found.name} {found.max_batch_size} {names}"
 
 
-def states(*names: str, ready: bool = False) -> Action:
-    def view(response: pb.RepositoryIndexResponse) -> str:
+def states(*names, ready=False):
+    def view(response):
         return _sorted(f"{m.name}/{m.version}={m.state}" for m in response.models if m.name in names)
 
     return call("RepositoryIndex", view=view, ready=ready)
 
 
-def growth(peer: Peer) -> str:
+def growth(peer):
     """Growth of the counters by two good requests of three rows and a bad one."""
 
-    def read() -> tuple[int, ...]:
+    def read():
         (found,) = peer.send("ModelStatistics", pb.ModelStatisticsRequest(name="mixed", version="1")).model_stats
         stages = found.inference_stats
         return (
@@ -72,7 +69,7 @@ def growth(peer: Peer) -> str:
     return str([new - old for new, old in zip(read(), before, strict=True)])
 
 
-def times(peer: Peer) -> str:
+def times(peer):
     """Whether each stage's time is positive, their sum at most the whole, and the last inference in milliseconds."""
     peer.send("ModelInfer", mixed())
     (found,) = peer.send("ModelStatistics", pb.ModelStatisticsRequest(name="mixed")).model_stats
@@ -81,7 +78,7 @@ def times(peer: Peer) -> str:
     return f"{all(part > 0 for part in parts)} {sum(parts) <= stages.success.ns} {found.last_inference > 10**12}"
 
 
-def names(response: pb.LogSettingsResponse | pb.TraceSettingResponse) -> str:
+def names(response):
     return _sorted(response.settings)
 
 

@@ -1,12 +1,9 @@
 """Both servers as processes, with the same models and the same features enabled."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,7 +27,7 @@ IS_INSTALLED = (TRITON / "versions.txt").is_file()
 
 
 @contextmanager
-def ours(directory: Path, transport: str) -> Iterator[str]:
+def ours(directory, transport):
     """Serve with Fewheads, and yield the address; what Triton allows is allowed, late requests included."""
     repository = directory / "repository"
     write_bundles(repository)
@@ -42,7 +39,7 @@ def ours(directory: Path, transport: str) -> Iterator[str]:
 
 
 @contextmanager
-def triton(directory: Path) -> Iterator[str]:
+def triton(directory):
     repository = directory / "repository"
     write_repository(repository)
     url = f"127.0.0.1:{free_port()}"
@@ -74,7 +71,7 @@ def triton(directory: Path) -> Iterator[str]:
             process.wait()
 
 
-def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait(url, process, log):
     """Wait until all models but the broken one answer."""
     limit = time.monotonic() + _START_SECONDS
     with grpc.insecure_channel(url) as channel:

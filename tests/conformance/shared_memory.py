@@ -1,35 +1,32 @@
 """Cases about shared memory."""
 
-from __future__ import annotations
-
 import struct
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from edge.pb import inference_pb2 as pb
-from tests.conformance.peer import Action, Case, Peer, View, call, flat, memory, outcome, slow, steps, values
+from tests.conformance.peer import Case, call, flat, memory, outcome, slow, steps, values
 from tests.support.sample_requests import in_region
 
 _SIZE = 64
 _NUMBERS = np.arange(_SIZE // 4, dtype=np.float32)
 
 
-def _register(path: Path | str, size: int = _SIZE, offset: int = 0, name: str = "region") -> Action:
+def _register(path, size=_SIZE, offset=0, name="region"):
     key = f"/{path.name}" if isinstance(path, Path) else path
     return call("SystemSharedMemoryRegister", name=name, key=key, offset=offset, byte_size=size)
 
 
-def _unregister(name: str = "") -> Action:
+def _unregister(name=""):
     return call("SystemSharedMemoryUnregister", name=name)
 
 
-def _with_region(ask: Callable[[Peer, Path], str], size: int = _SIZE, offset: int = 0) -> Action:
+def _with_region(ask, size=_SIZE, offset=0):
     """Run an action with a region of 64 bytes, 0 to 15 as FP32."""
 
-    def run(peer: Peer) -> str:
+    def run(peer):
         with memory(_NUMBERS.tobytes()) as path:
             registered = _register(path, size, offset)(peer)
             try:
@@ -40,10 +37,10 @@ def _with_region(ask: Callable[[Peer, Path], str], size: int = _SIZE, offset: in
     return run
 
 
-def _registering(*regions: tuple[int, int, str]) -> Action:
+def _registering(*regions):
     """Register regions of one object by size, offset and name."""
 
-    def run(peer: Peer) -> str:
+    def run(peer):
         with memory(_NUMBERS.tobytes()) as path:
             answer = steps(*(_register(path, *region) for region in regions))(peer)
             _unregister()(peer)
@@ -52,32 +49,32 @@ def _registering(*regions: tuple[int, int, str]) -> Action:
     return run
 
 
-def _input(size: int, offset: int = 0, region: str = "region", elements: int = 2) -> pb.ModelInferRequest:
+def _input(size, offset=0, region="region", elements=2):
     message = pb.ModelInferRequest(model_name="flat")
     in_region(message.inputs.add(name="x", datatype="FP32", shape=[elements]), region, size, offset or None)
     return message
 
 
-def _typed_too() -> pb.ModelInferRequest:
+def _typed_too():
     message = _input(8)
     message.inputs[0].contents.fp32_contents.extend([1.0, 2.0])
     return message
 
 
-def _output(size: int, offset: int = 0, region: str = "region") -> pb.ModelInferRequest:
+def _output(size, offset=0, region="region"):
     message = flat(8.5, 9.5)
     in_region(message.outputs.add(name="x_out"), region, size, offset or None)
     return message
 
 
-def _infer(message: pb.ModelInferRequest, view: View | None = None) -> Action:
+def _infer(message, view=None):
     return _with_region(lambda peer, _: outcome(lambda: peer.send("ModelInfer", message), view))
 
 
-def _written(message: pb.ModelInferRequest) -> Action:
+def _written(message):
     """The contents of shared memory after an output, and its parameters in the response."""
 
-    def ask(peer: Peer, path: Path) -> str:
+    def ask(peer, path):
         response = peer.send("ModelInfer", message)
         parameters = response.outputs[0].parameters
         names = {name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in parameters.items()}
@@ -87,14 +84,14 @@ def _written(message: pb.ModelInferRequest) -> Action:
     return _with_region(ask)
 
 
-def _status(peer: Peer, path: Path) -> str:
-    def read(response: pb.SystemSharedMemoryStatusResponse) -> str:
+def _status(peer, path):
+    def read(response):
         return str([(r.name, r.key == f"/{path.name}", r.offset, r.byte_size) for r in response.regions.values()])
 
     return call("SystemSharedMemoryStatus", view=read, name="region")(peer)
 
 
-def _while_in_use(peer: Peer, path: Path) -> str:
+def _while_in_use(peer, path):
     message = slow(400)
     in_region(message.outputs.add(name="steps_out"), "region", 8)
     flying = peer.infer(message)
@@ -105,11 +102,11 @@ def _while_in_use(peer: Peer, path: Path) -> str:
     return f"unregister {gone}, the request {answer}, written: {written}"
 
 
-def _case(name: str, action: Action, expected: str = "", text: str = "") -> Case:
+def _case(name, action, expected="", text=""):
     return Case(f"shared memory: {name}", action, expected, text)
 
 
-def _refused(name: str, action: Action, text: str, expected: str = "INVALID_ARGUMENT") -> Case:
+def _refused(name, action, text, expected="INVALID_ARGUMENT"):
     return _case(name, action, expected, text)
 
 

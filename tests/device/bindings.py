@@ -8,8 +8,6 @@ needs the network.
 ``python -m tests.device.bindings`` derives those files again.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -19,7 +17,6 @@ import sys
 import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 #: 10.5 is the oldest one with wheels and the nearest to JetPack 6's 10.3; JetPack 7.2 has 10.16.2.
 VERSIONS = ("10.5.0", "10.16.1.11", "11.4.0.106")
@@ -44,17 +41,16 @@ _FUNCTIONS = (
 _PLATFORMS = ("manylinux_2_31_x86_64", "manylinux_2_28_x86_64", "manylinux_2_17_x86_64")
 
 
-def read(version: str) -> dict[str, Any]:
+def read(version):
     """Return the kept surface of a version.
 
     Keys: ``names``, all names of the module; ``enums``, each a map from member to value; ``classes``, each with its
     ``methods`` (a list of parameter names for every overload) and its ``properties`` (``r`` or ``rw``).
     """
-    surface: dict[str, Any] = json.loads((DIRECTORY / f"{version}.json").read_text())
-    return surface
+    return json.loads((DIRECTORY / f"{version}.json").read_text())
 
 
-def derive(version: str, directory: Path) -> dict[str, Any]:
+def derive(version, directory):
     """Download the wheel of a version into a directory, import it in a process of its own, and return its surface."""
     with zipfile.ZipFile(_download(version, directory)) as wheel:
         wheel.extractall(directory)
@@ -70,11 +66,10 @@ def derive(version: str, directory: Path) -> dict[str, Any]:
     paths = {"LD_LIBRARY_PATH": str(stubs), "PYTHONPATH": str(directory)}
     command = [sys.executable, str(DIRECTORY.with_suffix(".py")), library.parent.name]
     done = subprocess.run(command, check=True, env={**os.environ, **paths}, stdout=subprocess.PIPE)
-    surface: dict[str, Any] = json.loads(done.stdout)
-    return surface
+    return json.loads(done.stdout)
 
 
-def write(surface: dict[str, Any], path: Path) -> None:
+def write(surface, path):
     """Write a surface with one class or enum a line, so that a difference shows where it is."""
     parts = []
     for key in ("enums", "classes"):
@@ -83,12 +78,12 @@ def write(surface: dict[str, Any], path: Path) -> None:
     path.write_text(f'{{"names": {json.dumps(surface["names"])},\n' + ",\n".join(parts) + "}\n")
 
 
-def compiler() -> str | None:
+def compiler():
     """Return the C compiler of this machine; None where there is none."""
     return shutil.which(os.environ.get("CC", "cc"))
 
 
-def _download(version: str, directory: Path) -> Path:
+def _download(version, directory):
     python = f"{sys.version_info[0]}.{sys.version_info[1]}"
     platforms = [argument for platform in _PLATFORMS for argument in ("--platform", platform)]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
@@ -97,7 +92,7 @@ def _download(version: str, directory: Path) -> Path:
     return next(directory.glob("*.whl"))
 
 
-def _surface(module: Any) -> dict[str, Any]:
+def _surface(module):
     """Return the surface of the imported bindings."""
     enums = {name: getattr(module, name) for name in ENUMS} | {"ILogger.Severity": module.ILogger.Severity}
     return {
@@ -107,9 +102,9 @@ def _surface(module: Any) -> dict[str, Any]:
     }
 
 
-def _class(kind: type) -> dict[str, Any]:
-    methods: dict[str, list[list[str]]] = {}
-    properties: dict[str, str] = {}
+def _class(kind):
+    methods = {}
+    properties = {}
     for name, member in sorted(vars(kind).items()):
         if name.startswith("_") and name != "__init__":
             continue
@@ -120,12 +115,12 @@ def _class(kind: type) -> dict[str, Any]:
     return {"methods": methods, "properties": properties}
 
 
-def _signatures(name: str, documentation: str) -> list[str]:
+def _signatures(name, documentation):
     lines = [line for line in documentation.splitlines() if re.match(rf"(\d+\. )?{re.escape(name)}\(", line)]
     return lines[1:] if len(lines) > 1 and "*args" in lines[0] else lines
 
 
-def _parameters(signature: str) -> list[str]:
+def _parameters(signature):
     """Return the names of the parameters in a signature as pybind11 writes it, without ``self``."""
     rest, before = signature.partition("(")[2], ""
     while rest != before:
@@ -134,7 +129,7 @@ def _parameters(signature: str) -> list[str]:
     return [name for name in names if name not in ("", "self", "/", "*")]
 
 
-def main() -> None:
+def main():
     """Derive the kept files again; with an argument, print the surface of that package as JSON."""
     if len(sys.argv) > 1:
         print(json.dumps(_surface(__import__(sys.argv[1]))))

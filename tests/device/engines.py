@@ -1,8 +1,5 @@
 """ONNX models for the runner, and their engines for this device."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from itertools import pairwise
 
@@ -10,7 +7,6 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from edge.datatypes import Array
 from edge.runtimes.tensorrt.package import logger_of
 from edge.runtimes.tensorrt.runner import TensorRtRunner
 from tests.device.networks import Shapes, build, model_of
@@ -23,7 +19,7 @@ Profile = Shapes
 REBUILD = "Build it again."
 
 
-def affine(width: int = 4, seed: int = 0, depth: int = 1) -> bytes:
+def affine(width=4, seed=0, depth=1):
     """``y [n, width]`` of ``x [n, width]``, all FP32: a matrix product and an addition, ``depth`` times."""
     random = np.random.default_rng(seed)
     names = pairwise(["x", *(f"after{index}" for index in range(depth - 1)), "y"])
@@ -39,28 +35,28 @@ def affine(width: int = 4, seed: int = 0, depth: int = 1) -> bytes:
 MIXED = {"fp32": "float", "fp16": "float16", "int64": "int64", "int32": "int32", "bool": "bool"}
 
 
-def mixed() -> bytes:
+def mixed():
     """An output ``not_NAME`` [n, m] for an input ``NAME`` [n, m] of each datatype."""
     ends = [", ".join(f"{kind}[n, m] {of}{name}" for name, kind in MIXED.items()) for of in ("", "not_")]
     nodes = " ".join(f"not_{name} = {'Not' if name == 'bool' else 'Neg'}({name})" for name in MIXED)
     return model_of(f"mixed ({ends[0]}) => ({ends[1]}) {{ {nodes} }}")
 
 
-def step() -> bytes:
+def step():
     """One step of a loop: ``next = state / 2 + token`` and ``sum`` of the row, all FP32 [n, 4] but ``sum`` [n, 1]."""
     text = """step (float[n, 4] state, float[n, 4] token) => (float[n, 4] next, float[n, 1] sum) {
         halved = Mul(state, half) next = Add(halved, token) sum = ReduceSum(next, axes) }"""
     return model_of(text, half=np.float32(0.5), axes=np.array([1]))
 
 
-def rows(least: int, best: int, most: int, width: int = 4, name: str = "x") -> Profile:
+def rows(least, best, most, width=4, name="x"):
     return {name: ((least, width), (best, width), (most, width))}
 
 
-STEP_PROFILE: Profile = rows(1, 2, 4, name="state") | rows(1, 2, 4, name="token")
+STEP_PROFILE = rows(1, 2, 4, name="state") | rows(1, 2, 4, name="token")
 
 
-def engine(onnx: bytes, *profiles: Profile) -> bytes:
+def engine(onnx, *profiles):
     """Build an engine without our builder."""
     logger = logger_of("tensorrt")
     built = build(trt, logger, onnx, *profiles, configure=lambda config: config.clear_flag(trt.BuilderFlag.TF32))
@@ -68,11 +64,11 @@ def engine(onnx: bytes, *profiles: Profile) -> bytes:
     return bytes(built)
 
 
-def loaded(data: bytes, **options: object) -> TensorRtRunner:
-    return TensorRtRunner(data, "tensorrt", subject="model m.onnx", rebuild=REBUILD, **options)  # type: ignore[arg-type]
+def loaded(data, **options):
+    return TensorRtRunner(data, "tensorrt", subject="model m.onnx", rebuild=REBUILD, **options)
 
 
-def reference(onnx: bytes) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
+def reference(onnx):
     """Return a function that computes a model with ONNX Runtime."""
     session = onnxruntime.InferenceSession(onnx, providers=["CPUExecutionProvider"])
     names = [tensor.name for tensor in session.get_outputs()]
@@ -80,17 +76,17 @@ def reference(onnx: bytes) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
 
 
 @contextmanager
-def running(onnx: bytes, *profiles: Profile, **options: object) -> Iterator[TensorRtRunner]:
+def running(onnx, *profiles, **options):
     with closing(loaded(engine(onnx, *profiles), **options)) as runner:
         yield runner
 
 
-def some(count: int, seed: int = 0, width: int = 4) -> Array:
+def some(count, seed=0, width=4):
     """Return rows of random numbers."""
     return np.random.default_rng(seed).standard_normal((count, width)).astype(np.float32)
 
 
-def close_to(one: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
+def close_to(one, other):
     return one.keys() == other.keys() and all(
         one[name].dtype == other[name].dtype
         and one[name].shape == other[name].shape

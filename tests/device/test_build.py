@@ -1,12 +1,8 @@
 """Builds of TensorRT engines in child processes, and their cache."""
 
-from __future__ import annotations
-
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +13,7 @@ from edge.errors import BackendError
 from edge.files import sha256
 from edge.pb import inference_pb2 as pb
 from edge.runtimes.build import build, load_runner
-from edge.runtimes.runtime import BuildOptions, BuildProgress
+from edge.runtimes.runtime import BuildOptions
 from edge.runtimes.table import choose
 from edge.runtimes.tensorrt.build import compile_onnx
 from edge.runtimes.tensorrt.package import logger_of
@@ -33,7 +29,7 @@ from tests.support.models import (
     write_attention_bundle,
     write_oracle_bundle,
 )
-from tests.support.server_processes import Served, check_golden, served
+from tests.support.server_processes import check_golden, served
 
 trt = pytest.importorskip("tensorrt")
 
@@ -41,18 +37,18 @@ TARGET = "tensorrt"
 
 
 @pytest.fixture
-def oracle() -> Bundle:
+def oracle():
     return Bundle.open(ORACLE_BUNDLE)
 
 
 @pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_process(monkeypatch):
     """Build in this process, which takes a second less than a child process."""
     monkeypatch.setattr(TensorRt, "isolated_build", False)
 
 
-def test_build_is_checked_kept_and_loaded(oracle: Bundle, tmp_path: Path):
-    reported: list[BuildProgress] = []
+def test_build_is_checked_kept_and_loaded(oracle, tmp_path):
+    reported = []
     built = build(oracle, TARGET, tmp_path, progress=reported.append)
     assert not children()
     record = built.record
@@ -75,7 +71,7 @@ def test_build_is_checked_kept_and_loaded(oracle: Bundle, tmp_path: Path):
 
 
 @pytest.mark.parametrize("version", ["10.3.0", "10.16.2.10", "11.4.1"])
-def test_every_version_builds(software: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str):
+def test_every_version_builds(software, tmp_path, monkeypatch, version):
     command = ("build", ORACLE_BUNDLE, "--target", TARGET, "--cache", tmp_path, "--json")
     (one,) = json.loads(answer(fewheads(*command, SOFTWARE_TENSORRT_VERSION=version)))
     built = one["build"]
@@ -88,7 +84,7 @@ def test_every_version_builds(software: object, tmp_path: Path, monkeypatch: pyt
     assert f"fewheads build {ORACLE_BUNDLE} --target {TARGET} --cache {tmp_path}" in str(error.value)
 
 
-def test_unsupported_major_versions_are_rejected(monkeypatch: pytest.MonkeyPatch, oracle: Bundle, tmp_path: Path):
+def test_unsupported_major_versions_are_rejected(monkeypatch, oracle, tmp_path):
     for version in ("8.6.2", "12.0.1"):
         monkeypatch.setattr(trt, "__version__", version)
         with pytest.raises(BackendError, match=f"got '{version}', expected version 10 or 11. Use JetPack 6.1 or newer"):
@@ -97,9 +93,9 @@ def test_unsupported_major_versions_are_rejected(monkeypatch: pytest.MonkeyPatch
 
 
 def test_timing_cache_is_reused_unless_it_is_broken_or_of_another_version(
-    software: object, in_process: None, oracle: Bundle, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    software, in_process, oracle, tmp_path, caplog
 ):
-    def timing() -> str:
+    def timing():
         record = build(oracle, TARGET, tmp_path, replace=True).record
         assert record.engine is not None
         return record.engine.timing_cache
@@ -118,9 +114,7 @@ def test_timing_cache_is_reused_unless_it_is_broken_or_of_another_version(
     assert f"the timing cache {path} is broken or of another TensorRT or device" in caplog.text
 
 
-def test_skipped_tactics_are_recorded_and_reported_at_load(
-    software: object, in_process: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_skipped_tactics_are_recorded_and_reported_at_load(software, in_process, tmp_path, caplog):
     bundle = write_attention_bundle(tmp_path / "attention", 32)
     engine = build(bundle, TARGET, tmp_path / "cache", options=BuildOptions(workspace_bytes=200_000)).record.engine
     assert engine is not None
@@ -137,7 +131,7 @@ def test_skipped_tactics_are_recorded_and_reported_at_load(
     assert (again.skipped_tactics, again.notes) == (0, ())
 
 
-def test_unfused_attention_is_rejected_on_request(in_process: None, tmp_path: Path):
+def test_unfused_attention_is_rejected_on_request(in_process, tmp_path):
     fused = write_attention_bundle(tmp_path / "fused", 32)
     command = ("build", fused.path, "--target", TARGET, "--cache", tmp_path / "cache", "--require-fused-attention")
     assert "1 block, fused" in answer(fewheads(*command))
@@ -153,7 +147,7 @@ def test_unfused_attention_is_rejected_on_request(in_process: None, tmp_path: Pa
         build(unfused, TARGET, tmp_path / "cache", options=options)
 
 
-def test_attention_that_tensorrt_could_have_fused_is_noted(software: object, monkeypatch: pytest.MonkeyPatch):
+def test_attention_that_tensorrt_could_have_fused_is_noted(software, monkeypatch):
     builder = pytest.importorskip("tensorrt.builder")
     monkeypatch.setattr(builder, "fused_attention", lambda *_: [])
     rest = (16, 64)
@@ -174,9 +168,7 @@ def test_attention_that_tensorrt_could_have_fused_is_noted(software: object, mon
         ("MEMORY=4096", r"memory.*expected enough memory to build with a workspace of 64 MiB. Stop"),
     ],
 )
-def test_failed_build_keeps_nothing(
-    oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, message: str
-):
+def test_failed_build_keeps_nothing(oracle, tmp_path, monkeypatch, variable, message):
     name, _, value = f"SOFTWARE_CUDA_{variable}".partition("=")
     monkeypatch.setenv(name, value)  # for the child process
     with pytest.raises(BackendError, match=message):
@@ -187,12 +179,12 @@ def test_failed_build_keeps_nothing(
     assert not build(oracle, TARGET, tmp_path).reused
 
 
-def test_failed_strongly_typed_build_is_repeated_weakly_typed(monkeypatch: pytest.MonkeyPatch):
+def test_failed_strongly_typed_build_is_repeated_weakly_typed(monkeypatch):
     if not hasattr(trt.BuilderFlag, "FP16"):
         pytest.skip("TensorRT 11 has no weakly typed networks")
     real, flags = trt.Builder.build_serialized_network, []
 
-    def build_serialized_network(builder: Any, network: Any, config: Any) -> Any:
+    def build_serialized_network(builder, network, config):
         if network.get_flag(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED):
             logger_of("tensorrt").log(trt.ILogger.ERROR, "no implementation of a strongly typed node")
             return None
@@ -209,12 +201,12 @@ def test_failed_strongly_typed_build_is_repeated_weakly_typed(monkeypatch: pytes
         assert flags.pop() == set_flags
 
 
-def parameter_of(server: Served, name: str) -> str:
+def parameter_of(server, name):
     config = server.stub.ModelConfig(pb.ModelConfigRequest(name="calculator-oracle")).config
     return str(config.parameters[name].string_value)
 
 
-def test_server_builds_missing_engines_before_it_is_ready(tmp_path: Path):
+def test_server_builds_missing_engines_before_it_is_ready(tmp_path):
     write_oracle_bundle(tmp_path / "repository" / "oracle")
     options = (f"--target={TARGET}", f"--cache={tmp_path / 'cache'}", "--model-control=explicit", "--load-model=*")
     with served(tmp_path / "repository", *options) as server:
@@ -228,7 +220,7 @@ def test_server_builds_missing_engines_before_it_is_ready(tmp_path: Path):
     assert len([path for path in (tmp_path / "cache").iterdir() if path.name != "timing"]) == 1
 
 
-def test_auto_falls_back_to_another_runtime_if_the_build_fails(tmp_path: Path, device: str):
+def test_auto_falls_back_to_another_runtime_if_the_build_fails(tmp_path, device):
     write_oracle_bundle(tmp_path / "repository" / "oracle")
     fails = {"SOFTWARE_CUDA_FAIL": "cuStreamCreate:1:2"} if device == "software" else {}
     with served(tmp_path / "repository", "--target=auto", f"--cache={tmp_path / 'cache'}", **fails) as server:
@@ -237,7 +229,7 @@ def test_auto_falls_back_to_another_runtime_if_the_build_fails(tmp_path: Path, d
         assert bool(fails) == reason.startswith(f"{TARGET} failed: ")
 
 
-def test_builds_at_the_same_time_do_not_disturb_each_other(oracle: Bundle, tmp_path: Path):
+def test_builds_at_the_same_time_do_not_disturb_each_other(oracle, tmp_path):
     with ThreadPoolExecutor(3) as builders:
         built = {builder.result().directory.name for builder in [
             builders.submit(build, oracle, TARGET, tmp_path) for _ in range(3)
@@ -247,7 +239,7 @@ def test_builds_at_the_same_time_do_not_disturb_each_other(oracle: Bundle, tmp_p
     load_runner(oracle, TARGET, tmp_path).runner.close()
 
 
-def test_profile_times_every_shape_once(in_process: None, tmp_path: Path) -> None:
+def test_profile_times_every_shape_once(in_process, tmp_path):
     """``fewheads profile``."""
     directory, out = write_layer_shapes(tmp_path / "shapes"), tmp_path / "table.json"
     options = {"target": "tensorrt", "calls": 3, "cache": tmp_path / "cache"}
@@ -255,6 +247,6 @@ def test_profile_times_every_shape_once(in_process: None, tmp_path: Path) -> Non
     assert (table.key["runtime"], table.key["provider"], table.key["precision"]) == ("tensorrt", "GPU", "fp32")
     assert {(timing.shape, timing.tokens) for timing in table.timings} == {(s, n) for s in SHAPES for n in LENGTHS}
     assert {rest.tokens for rest in table.rest} == set(LENGTHS)
-    steps: list[str] = []
+    steps = []
     assert profile(directory, out, on_progress=lambda *now: steps.append(now[-1]), **options) == table
     assert not steps

@@ -1,15 +1,11 @@
 """The TensorRT runner: correct outputs for all shapes, graphs and pending runs, and failures that leak nothing."""
 
-from __future__ import annotations
-
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
 
-from edge.datatypes import Array
 from edge.errors import BackendError, InvalidRequest, RunnerError
 from edge.programs.program import SingleRun
 from edge.runner import OverlappingRunner
@@ -24,7 +20,6 @@ from edge.scheduling.tier_executor import TierExecutor
 from tests.device.engines import (
     MIXED,
     STEP_PROFILE,
-    Profile,
     affine,
     close_to,
     engine,
@@ -41,14 +36,14 @@ from tests.device.software import LAUNCH, SoftwareDriver, library
 from tests.support import text_model
 
 NUMPY = {"fp32": "float32", "fp16": "float16"}
-TEXTS: Profile = dict.fromkeys(("input_ids", "attention_mask"), ((1, 1), (2, 8), (text_model.MAX_BATCH_SIZE, 16)))
-MIXED_PROFILE: Profile = {name: ((1, 1), (2, 8), (4, 16)) for name in MIXED}
+TEXTS = dict.fromkeys(("input_ids", "attention_mask"), ((1, 1), (2, 8), (text_model.MAX_BATCH_SIZE, 16)))
+MIXED_PROFILE = {name: ((1, 1), (2, 8), (4, 16)) for name in MIXED}
 
 
 @pytest.mark.usefixtures("captured_bytes")
 @pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize("mapped_bytes", [0, 100, 1 << 20])
-def test_outputs_are_those_of_onnx_runtime_for_every_datatype_and_shape(graphs: bool, mapped_bytes: int) -> None:
+def test_outputs_are_those_of_onnx_runtime_for_every_datatype_and_shape(graphs, mapped_bytes):
     onnx = mixed()
     right = reference(onnx)
     random = np.random.default_rng(0)
@@ -64,7 +59,7 @@ def test_outputs_are_those_of_onnx_runtime_for_every_datatype_and_shape(graphs: 
         assert counts == ({"enqueues": 8, "captures": 4, "launches": 8} if graphs else {"enqueues": 16})
 
 
-def test_each_shape_uses_the_smallest_profile_that_admits_it() -> None:
+def test_each_shape_uses_the_smallest_profile_that_admits_it():
     onnx = affine()
     right = reference(onnx)
     # They overlap, and the larger one comes first.
@@ -83,7 +78,7 @@ def test_each_shape_uses_the_smallest_profile_that_admits_it() -> None:
         )
 
 
-def test_engine_with_fixed_shapes() -> None:
+def test_engine_with_fixed_shapes():
     onnx = model_of("fixed (float[2, 4] x) => (float[2, 4] y) { y = Add(x, x) }")
     with running(onnx) as runner:
         for _ in range(3):
@@ -92,7 +87,7 @@ def test_engine_with_fixed_shapes() -> None:
             runner.infer({"x": some(1)})
 
 
-def test_requests_that_contradict_the_engine_are_rejected() -> None:
+def test_requests_that_contradict_the_engine_are_rejected():
     with running(affine(), rows(1, 2, 4)) as runner:
         handles = [runner.upload(some(1).astype(datatype)) for datatype in (np.float32, np.int32)]
         # They differ in one thing from what has been computed.
@@ -110,7 +105,7 @@ def test_requests_that_contradict_the_engine_are_rejected() -> None:
         assert not shared_device().counts
 
 
-def test_contradictory_shapes_are_rejected_without_harm_to_other_runs(software: SoftwareDriver) -> None:
+def test_contradictory_shapes_are_rejected_without_harm_to_other_runs(software):
     onnx = text_model.model("full")
     long, short = (np.ones((2, length), np.int64) for length in (16, 12))
     with running(onnx, TEXTS) as runner:
@@ -136,7 +131,7 @@ def test_contradictory_shapes_are_rejected_without_harm_to_other_runs(software: 
 
 @pytest.mark.parametrize("index", [-1, 6, 2**40])
 @pytest.mark.parametrize("mapped_bytes", [0, 1 << 20])
-def test_indices_outside_their_table_are_rejected_before_they_reach_the_device(index: int, mapped_bytes: int) -> None:
+def test_indices_outside_their_table_are_rejected_before_they_reach_the_device(index, mapped_bytes):
     onnx = text_model.model("full")
     options = {"index_limits": {"input_ids": len(text_model.WORDS)}, "mapped_bytes": mapped_bytes}
     with running(onnx, TEXTS, **options) as runner:
@@ -154,7 +149,7 @@ def test_indices_outside_their_table_are_rejected_before_they_reach_the_device(i
         assert shared_device().counts["enqueues"] == 2
 
 
-def test_recurring_shapes_get_graphs_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recurring_shapes_get_graphs_up_to_a_limit(monkeypatch):
     monkeypatch.setattr(tensorrt_engine, "GRAPHS", 3)
     monkeypatch.setattr(tensorrt_engine, "_STALE_RUNS", 4)
     monkeypatch.setattr(tensorrt_engine, "_OUTPUT_SHAPES", 2)
@@ -163,7 +158,7 @@ def test_recurring_shapes_get_graphs_up_to_a_limit(monkeypatch: pytest.MonkeyPat
     with running(onnx, rows(1, 2, 8)) as runner:
         counts = shared_device().counts
 
-        def runs(*counted: int) -> dict[str, int]:
+        def runs(*counted):
             counts.clear()
             for count in counted:
                 feeds = {"x": some(count, seed=count)}
@@ -180,7 +175,7 @@ def test_recurring_shapes_get_graphs_up_to_a_limit(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("mapped_bytes", [0, 1 << 20])
-def test_a_run_with_a_graph_takes_five_calls_of_the_driver(software: SoftwareDriver, mapped_bytes: int) -> None:
+def test_a_run_with_a_graph_takes_five_calls_of_the_driver(software, mapped_bytes):
     with running(mixed(), MIXED_PROFILE, mapped_bytes=mapped_bytes) as runner:
         feeds = {name: np.ones((2, 8), NUMPY.get(name, name)) for name in MIXED}
         for _ in range(2):
@@ -196,7 +191,7 @@ def test_a_run_with_a_graph_takes_five_calls_of_the_driver(software: SoftwareDri
         assert copies == ({} if mapped_bytes else {"cuMemcpyDtoHAsync": 1, "cuMemcpyHtoDAsync": 1})
 
 
-def test_models_share_one_arena() -> None:
+def test_models_share_one_arena():
     small, large = affine(4), affine(64, seed=1, depth=3)
     with running(small, rows(1, 2, 4)) as first:
         shared = shared_device()
@@ -223,14 +218,14 @@ def test_models_share_one_arena() -> None:
 
 @pytest.mark.usefixtures("captured_bytes")
 @pytest.mark.parametrize("mapped_bytes", [0, 1 << 20])
-def test_pending_runs_have_their_own_inputs_and_outputs(mapped_bytes: int) -> None:
+def test_pending_runs_have_their_own_inputs_and_outputs(mapped_bytes):
     onnx, other = affine(), affine(seed=1)
     right, right_other = reference(onnx), reference(other)
     with (
         running(onnx, rows(1, 2, 4), mapped_bytes=mapped_bytes) as runner,
         running(other, rows(1, 2, 4), mapped_bytes=mapped_bytes) as second,
     ):
-        kept: list[tuple[dict[str, Array], dict[str, Array]]] = []
+        kept = []
         for seed in range(6):
             feeds = [{"x": some(count, seed + count)} for count in (2, 2, 3, 3)]
             answers = [answer(each) for answer, each in zip([right, right_other] * 2, feeds, strict=True)]
@@ -246,7 +241,7 @@ def test_pending_runs_have_their_own_inputs_and_outputs(mapped_bytes: int) -> No
         assert shared_device().counts["launches"] == 16
 
 
-def test_state_stays_on_the_device_bit_for_bit(device: str) -> None:
+def test_state_stays_on_the_device_bit_for_bit(device):
     """Compare 50 steps of a loop with those that go through the host."""
     tokens = [some(2, seed) for seed in range(50)]
     with running(step(), STEP_PROFILE, mapped_bytes=0) as runner:
@@ -256,12 +251,12 @@ def test_state_stays_on_the_device_bit_for_bit(device: str) -> None:
             outputs = runner.infer({"state": state, "token": token})
             state = outputs["next"]
             right.append(outputs["sum"])
-        handle: Any = runner.upload(some(2, seed=99))
+        handle = runner.upload(some(2, seed=99))
 
-        def steps() -> None:
+        def steps():
             nonlocal handle
             for token, expected in zip(tokens, right, strict=True):
-                kept: Any = runner.run({"state": handle, "token": token}, ["next"])
+                kept = runner.run({"state": handle, "token": token}, ["next"])
                 handle = kept["next"]
                 assert np.array_equal(kept["sum"], expected)
                 assert (handle.datatype, handle.shape) == ("FP32", (2, 4))
@@ -271,7 +266,7 @@ def test_state_stays_on_the_device_bit_for_bit(device: str) -> None:
         else:
             # The tokens go in, the sums come out, and nothing else moves. Two runs alternate, and for each the driver
             # is called once without a graph, once beside its capture, and once in it.
-            counts = SoftwareDriver(library()).copies(steps)  # type: ignore[arg-type]
+            counts = SoftwareDriver(library()).copies(steps)
             assert counts == {"to": 6, "back": 6, "within": 0, "slices": 0}
         assert np.array_equal(handle.numpy(), state)
         assert shared_device().counts["launches"] > 90  # the loop alternates between few buffers
@@ -279,7 +274,7 @@ def test_state_stays_on_the_device_bit_for_bit(device: str) -> None:
         assert {name: kept.shape for name, kept in all_kept.items()} == {"next": (2, 4), "sum": (2, 1)}
 
 
-def test_memory_of_dropped_handles_is_reused(software: SoftwareDriver) -> None:
+def test_memory_of_dropped_handles_is_reused(software):
     with running(step(), STEP_PROFILE) as runner:
         start = software.live()["device"]
         for count in [1, 2, 3, 4] * 6:
@@ -296,7 +291,7 @@ def test_memory_of_dropped_handles_is_reused(software: SoftwareDriver) -> None:
         assert software.live()["device"] - start <= 9
 
 
-def test_handles_of_closed_or_other_runtimes_are_rejected() -> None:
+def test_handles_of_closed_or_other_runtimes_are_rejected():
     with running(step(), STEP_PROFILE) as runner:
         token = some(2)
         with running(step(), STEP_PROFILE) as other:
@@ -313,7 +308,7 @@ def test_handles_of_closed_or_other_runtimes_are_rejected() -> None:
             runner.run({"token": token, "state": runner.upload(some(2).reshape(4, 2))})
 
 
-def test_only_the_thread_that_loaded_a_runner_may_use_it_until_it_is_closed() -> None:
+def test_only_the_thread_that_loaded_a_runner_may_use_it_until_it_is_closed():
     data = engine(affine(), rows(1, 2, 4))
     runner, feeds = loaded(data), {"x": some(1)}
     pending = runner.start(feeds)
@@ -330,7 +325,7 @@ def test_only_the_thread_that_loaded_a_runner_may_use_it_until_it_is_closed() ->
             use_closed()
 
 
-def test_output_larger_than_its_buffer_is_an_error() -> None:
+def test_output_larger_than_its_buffer_is_an_error():
     """``y`` has 10 - n rows for n rows of ``x``, so its buffer, made for the most rows of ``x``, is too small."""
     text = """shrinking (float[n, 4] x) => (float[rest] y) {
         rows = Shape<start = 0, end = 1>(x) fewer = Sub(ten, rows) zeros = Expand(zero, fewer)
@@ -344,7 +339,7 @@ def test_output_larger_than_its_buffer_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("measured", [False, True])
-def test_runs_of_many_shapes_get_few_graphs_and_the_answers_of_runs_without_padding(measured: bool) -> None:
+def test_runs_of_many_shapes_get_few_graphs_and_the_answers_of_runs_without_padding(measured):
     onnx, most_rows, table = text_model.model("full"), text_model.MAX_BATCH_SIZE, LatencyModel()
     right, random = reference(onnx), np.random.default_rng(0)
     with running(onnx, TEXTS, mapped_bytes=0) as runner:

@@ -6,9 +6,7 @@ import asyncio
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from pathlib import Path
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import grpc
@@ -20,20 +18,17 @@ from tritonclient.utils import InferenceServerException
 from edge.bundles.bundle import Bundle
 from edge.datatypes import Array
 from edge.pb import inference_pb2 as pb
-from edge.programs.program import AUTO, Cascade, Options, Program, SingleRun
+from edge.programs.program import AUTO, Cascade, Options, SingleRun
 from edge.runtimes.build import build
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from edge.runtimes.tensorrt.device import shared_device
 from edge.runtimes.tensorrt.runtime import TensorRt
 from tests.device.engines import reference
-from tests.device.software import SoftwareDriver
 from tests.support import text_model
 from tests.support.in_process import running_here
 from tests.support.models import oracle_golden, write_attention_bundle, write_oracle_bundle
 from tests.support.sample_requests import triton_input
-from tests.support.server_processes import Served, check_golden, served
-
-Start = Callable[..., AbstractContextManager[Served]]
+from tests.support.server_processes import check_golden, served
 
 TARGET = "tensorrt"
 REQUESTS = 10_000
@@ -51,20 +46,20 @@ class Question(NamedTuple):
     atol: float
 
 
-WRITERS: dict[str, Callable[[Path], Bundle]] = {
+WRITERS = {
     "oracle": write_oracle_bundle,
     "sentiment": text_model.write_sentiment_bundle,
     "attention": lambda directory: write_attention_bundle(directory, 16),
 }
 
 
-def write_models(repository: Path) -> None:
+def write_models(repository):
     for name, write in WRITERS.items():
         write(repository / name)
 
 
 @pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def engines(tmp_path_factory):
     """A cache with the engines of all models and tiers."""
     directory = tmp_path_factory.mktemp("engines")
     write_models(directory / "bundles")
@@ -76,7 +71,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "cache"
 
 
-def questions(repository: Path) -> list[Question]:
+def questions(repository):
     """Return requests of many shapes to each model and tier."""
     random = np.random.default_rng(0)
     asked = []
@@ -85,7 +80,7 @@ def questions(repository: Path) -> list[Question]:
         manifest = bundle.manifest
         artifacts = {tier.name: bundle.artifact(TARGET, tier.name) for tier in manifest.tiers}
         runners = {name: OnnxRuntimeRunner(bundle.read(each.file), subject=name) for name, each in artifacts.items()}
-        program: Program = Cascade(manifest.program, runners) if manifest.program else SingleRun(runners)
+        program = Cascade(manifest.program, runners) if manifest.program else SingleRun(runners)
         atol = 2e-2 if "attention" in manifest.name else 1e-4
         for tier in [*runners, *([AUTO] if manifest.program else [])]:
             for rows in (1, 1, 1, 2, 3, 5, 8):
@@ -96,7 +91,7 @@ def questions(repository: Path) -> list[Question]:
     return asked
 
 
-def some_inputs(model: str, rows: int, random: np.random.Generator) -> dict[str, Array]:
+def some_inputs(model, rows, random):
     if model == "calculator-oracle":
         return {"x": oracle_golden().inputs["x"][random.integers(0, len(oracle_golden().inputs["x"]), rows)]}
     if model == "sentiment":
@@ -106,7 +101,7 @@ def some_inputs(model: str, rows: int, random: np.random.Generator) -> dict[str,
     return {"x": random.normal(size=(rows, 16, 2 * 16)).astype(np.float16)}
 
 
-async def ask(client: InferenceServerClient, question: Question) -> str:
+async def ask(client, question):
     """Send a request, compare the response, and return the tier that the server reports."""
     tensors = [triton_input(name, array) for name, array in question.inputs.items()]
     answer = await client.infer(question.model, tensors, parameters={"tier": question.tier})
@@ -117,9 +112,7 @@ async def ask(client: InferenceServerClient, question: Question) -> str:
     return str(answer.get_response().parameters["tier"].string_param)
 
 
-async def test_mixed_requests_get_correct_responses_and_leak_nothing(
-    engines: Path, tmp_path: Path, software: SoftwareDriver
-) -> None:
+async def test_mixed_requests_get_correct_responses_and_leak_nothing(engines, tmp_path, software):
     """Three models and their tiers, with batches, cancelled calls and reloads."""
     random = np.random.default_rng(1)
     nothing = software.live()
@@ -129,7 +122,7 @@ async def test_mixed_requests_get_correct_responses_and_leak_nothing(
             left = REQUESTS
             answered, cancelled = Counter[str](), 0
 
-            async def work() -> None:
+            async def work():
                 nonlocal left, cancelled
                 while left > 0:
                     left -= 1
@@ -146,7 +139,7 @@ async def test_mixed_requests_get_correct_responses_and_leak_nothing(
                         answered[question.model] += 1
                         assert question.tier in (tier, AUTO) or question.model != "sentiment"
 
-            async def reload() -> None:
+            async def reload():
                 for name in ("sentiment", "calculator-oracle", "attention-16"):
                     await asyncio.sleep(0.5)
                     await client.load_model(name)
@@ -171,10 +164,10 @@ async def test_mixed_requests_get_correct_responses_and_leak_nothing(
 
 
 @pytest.fixture
-def start(engines: Path, tmp_path: Path, software: SoftwareDriver) -> Start:
+def start(engines, tmp_path, software):
     """``start("oracle", SOFTWARE_CUDA_MEMORY="40000")`` serves models with their engines on the software device."""
 
-    def start(*names: str, options: tuple[str, ...] = (), **environment: str) -> AbstractContextManager[Served]:
+    def start(*names, options=(), **environment):
         for name in names:
             WRITERS[name](tmp_path / "repository" / name)
         always = (f"--target={TARGET}", f"--cache={engines}", "--no-build")
@@ -183,7 +176,7 @@ def start(engines: Path, tmp_path: Path, software: SoftwareDriver) -> Start:
     return start
 
 
-def failure_of(server: Served) -> grpc.RpcError | None:
+def failure_of(server):
     """Send the golden inputs; return the error, or None if the response is correct."""
     try:
         check_golden(server)
@@ -192,9 +185,9 @@ def failure_of(server: Served) -> grpc.RpcError | None:
     return None
 
 
-def test_lost_device_ends_the_server_with_exit_code_8(start: Start) -> None:
+def test_lost_device_ends_the_server_with_exit_code_8(start):
     with start("oracle", SOFTWARE_CUDA_FAIL="kernel:40:700") as server:
-        errors: list[grpc.RpcError] = []
+        errors = []
         begun = time.monotonic()
         while len(errors) < 3 and time.monotonic() - begun < 30:
             if error := failure_of(server):
@@ -208,7 +201,7 @@ def test_lost_device_ends_the_server_with_exit_code_8(start: Start) -> None:
     assert "nothing can be computed any more" in log
 
 
-def test_lack_of_memory_fails_one_request_only(start: Start) -> None:
+def test_lack_of_memory_fails_one_request_only(start):
     with start("oracle", SOFTWARE_CUDA_FAIL="cuEventRecord:40:2") as server:
         (error,) = filter(None, [failure_of(server) for _ in range(60)])
         assert error.code() == grpc.StatusCode.INTERNAL
@@ -220,7 +213,7 @@ def test_lack_of_memory_fails_one_request_only(start: Start) -> None:
     assert "PyCUDA" not in log
 
 
-def test_model_without_memory_does_not_affect_others(start: Start) -> None:
+def test_model_without_memory_does_not_affect_others(start):
     with start("oracle", "attention", options=("--no-strict-readiness",), SOFTWARE_CUDA_MEMORY="40000") as server:
         assert [*server.ready.ready] == ["calculator-oracle:1"], server.ready
         assert "Unload other models, or build smaller profiles" in str(server.ready.unavailable)
@@ -229,10 +222,10 @@ def test_model_without_memory_does_not_affect_others(start: Start) -> None:
         assert server.end()[0] == 0
 
 
-async def test_invalid_requests_fail_alone(engines: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_invalid_requests_fail_alone(engines, tmp_path, caplog):
     """Shapes outside the profile, shapes that contradict each other, and in shared runs unknown token ids."""
 
-    def question(ids: list[int], length: int) -> Question:
+    def question(ids, length):
         inputs = {"input_ids": np.array([ids]), "attention_mask": np.ones((1, length), np.int64)}
         valid = len(ids) == length and max(ids) < len(text_model.WORDS)
         return Question("sentiment", "full", inputs, reference(text_model.model("full"))(inputs) if valid else {}, 1e-4)

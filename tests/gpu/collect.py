@@ -3,8 +3,6 @@
 The dependencies are those of pyproject.toml. torch and what it requires are never collected.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re
@@ -13,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import tomllib
@@ -42,12 +39,12 @@ MIB = 2**20
 LIMIT_MIB = 60
 
 
-def name_of(requirement: str) -> str:
+def name_of(requirement):
     """Return the canonical name in a requirement or in the name of a wheel."""
     return re.sub(r"[-_.]+", "-", re.split(r"[\[<>=!~; ]", requirement)[0]).lower()
 
 
-def dependencies(extras: tuple[str, ...] = EXTRAS) -> Iterator[str]:
+def dependencies(extras=EXTRAS):
     """Yield the requirements of the project and some extras, with those that they refer to."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     yield from project["dependencies"]
@@ -59,18 +56,18 @@ def dependencies(extras: tuple[str, ...] = EXTRAS) -> Iterator[str]:
                 yield line
 
 
-def wanted() -> list[str]:
+def wanted():
     """Return the requirements to collect; pycuda is compiled, not collected."""
     left_out = {*ELSEWHERE, "pycuda"}
     return [*TOOLS, *sorted({line for line in dependencies() if name_of(line) not in left_out})]
 
 
-def pip(*arguments: object, **variables: str) -> None:
+def pip(*arguments, **variables):
     command = [sys.executable, "-m", "pip", *map(str, arguments), "-q", "-c", str(ROOT / "constraints.txt")]
     subprocess.run(command, check=True, env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", **variables})
 
 
-def compile_pycuda(place: Path, wheels: Path) -> None:
+def compile_pycuda(place, wheels):
     """Compile pycuda's wheel, which needs no more than the driver's libcuda.so.1 from the other machine.
 
     NVIDIA's wheels hold the headers, and the software driver has every name that the linker looks for.
@@ -95,13 +92,13 @@ def compile_pycuda(place: Path, wheels: Path) -> None:
             sys.exit(f"gpu-wheels: got a pycuda that is not linked to libcuda.so.1, expected one. Delete {cache}.")
 
 
-def tree_bytes() -> int:
+def tree_bytes():
     """Return the size of the files that git tracks."""
     listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
     return sum(path.stat().st_size for name in listed.split("\0") if name and (path := ROOT / name).is_file())
 
 
-def main() -> None:
+def main():
     """Replace the folder of wheels; with names as arguments, of which the machine's Python lacks some of ``IMAGE``."""
     if sys.version_info[:2] != (3, 12):
         sys.exit(f"gpu-wheels: got Python {platform.python_version()}, expected 3.12. Set PYTHON_JETPACK7 to one.")

@@ -1,9 +1,5 @@
 """Random inference requests, mutations of messages, and the settings of the fuzzers."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
@@ -11,7 +7,7 @@ from edge.pb import inference_pb2 as pb
 from tests.support.models import ORACLE, VERSIONED
 
 
-def profile(examples: int) -> settings:
+def profile(examples):
     return settings(
         max_examples=examples,
         deadline=None,
@@ -73,7 +69,7 @@ requests = st.builds(
 
 
 @st.composite
-def mutated(draw: st.DrawFn, seeds: Sequence[bytes]) -> bytes:
+def mutated(draw, seeds):
     data = bytearray(draw(st.sampled_from(seeds)))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(data)))

@@ -3,26 +3,21 @@
 Keys have another shape than values. A wrong element of either changes the logits.
 """
 
-from __future__ import annotations
-
 import io
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, Profile, Tier, Tolerance
 from edge.bundles.programs import CacheTensor, GenerateProgram, HeadBase, HeadProgram
 from edge.bundles.steps import TokenizerPreprocess
 from edge.datatypes import TensorSpec
 from edge.pb import inference_pb2 as pb
-from edge.programs.generate import Generate, generator
+from edge.programs.generate import generator
 from edge.runtimes.build import load_runner
 from edge.serving.wire import to_raw
 from tests.support.models import graph_of, manifest_of, serialized
@@ -34,7 +29,7 @@ LETTERS = ("<end>", *map(chr, range(ord("a"), ord("z") + 1)))
 #: After this letter, in a prompt or a text, logits are not numbers.
 FAILING = "z"
 #: Letters that stand for bytes of characters in a text: that after "abc" is then "丹éc丹éc".
-BYTES: Final = MappingProxyType({"f": b"\xe4", "l": b"\xb8", "x": b"\xb9", "u": b"\xc3", "o": b"\xa9"})
+BYTES = MappingProxyType({"f": b"\xe4", "l": b"\xb8", "x": b"\xb9", "u": b"\xc3", "o": b"\xa9"})
 
 GRAPH = """letters (int64[N, T] tokens, int64[N, 1] lengths, int64[N, 1] last,
         float[N, 1, L, 1] past_key, float[N, 2, L, 3] past_value)
@@ -55,7 +50,7 @@ GRAPH = """letters (int64[N, T] tokens, int64[N, 1] lengths, int64[N, 1] last,
 }"""
 
 
-def continued(prompt: str, tokens: int = MAX_TOKENS, *, shift: int = 0) -> str:
+def continued(prompt, tokens=MAX_TOKENS, *, shift=0):
     """Return the text that follows a prompt; a head may add ``shift`` to each of its letters."""
     ids = [LETTERS.index(letter) for letter in prompt]
     while len(ids) < len(prompt) + tokens and len(ids) < POSITIONS:
@@ -71,15 +66,15 @@ PROMPT, TEXT = "abc", continued("abc", 6)
 MOST = POSITIONS - len(PROMPT)
 
 
-def completion(**fields: Any) -> dict[str, Any]:
+def completion(**fields):
     return {"model": NAME, "prompt": PROMPT, "temperature": 0, **fields}
 
 
-def spelt(text: str, spelling: Mapping[str, bytes]) -> bytes:
+def spelt(text, spelling):
     return b"".join(spelling.get(letter, letter.encode()) for letter in text)
 
 
-def tokenizer_of(spelling: Mapping[str, bytes], *, byte_fallback: bool = False) -> Tokenizer:
+def tokenizer_of(spelling, *, byte_fallback=False):
     """Return a tokenizer of the letters; with ``byte_fallback``, each byte is a token such as ``<0xE4>``."""
     tokens = [spelling.get(letter, letter.encode()).decode("latin-1") for letter in LETTERS]
     if byte_fallback:
@@ -94,14 +89,8 @@ def tokenizer_of(spelling: Mapping[str, bytes], *, byte_fallback: bool = False) 
 
 
 def write_letters_bundle(
-    directory: Path,
-    name: str = NAME,
-    *,
-    spelling: Mapping[str, bytes] = MappingProxyType({}),
-    byte_fallback: bool = False,
-    failing: str = FAILING,
-    **changes: Any,
-) -> Bundle:
+    directory, name=NAME, *, spelling=MappingProxyType({}), byte_fallback=False, failing=FAILING, **changes
+):
     """Write the bundle; ``spelling`` has the bytes of letters that stand for no character of their own.
 
     ``changes`` are fields of its program. With more ``positions`` the graph stays as it is: a step fails if any of its
@@ -178,7 +167,7 @@ def write_letters_bundle(
 
 
 @contextmanager
-def open_letters(bundle: Bundle, cache: Path) -> Iterator[Generate]:
+def open_letters(bundle, cache):
     runner = load_runner(bundle, "onnxruntime", cache, role="backbone").runner
     assert isinstance(bundle.manifest.program, GenerateProgram)
     program = generator(bundle, bundle.manifest.program, {"full": runner})
@@ -189,26 +178,26 @@ def open_letters(bundle: Bundle, cache: Path) -> Iterator[Generate]:
         runner.close()
 
 
-def inputs_of(*prompts: str) -> dict[str, np.ndarray]:
+def inputs_of(*prompts):
     ids = np.zeros((len(prompts), max(map(len, prompts))), np.int64)
     for row, prompt in zip(ids, prompts, strict=True):
         row[: len(prompt)] = [LETTERS.index(letter) for letter in prompt]
     return {"ids": ids, "mask": (ids > 0).astype(np.int64)}
 
 
-def text_of(response: pb.ModelInferResponse) -> str:
+def text_of(response):
     place = [output.name for output in response.outputs].index("text")
     return response.raw_output_contents[place][4:].decode()
 
 
-def text_request(*prompts: str | bytes, **parameters: Any) -> pb.ModelInferRequest:
+def text_request(*prompts, **parameters):
     data = [prompt if isinstance(prompt, bytes) else prompt.encode() for prompt in prompts]
     message = pb.ModelInferRequest(model_name=NAME)
     message.inputs.add(name="prompt", datatype="BYTES", shape=(len(data), 1)).contents.bytes_contents.extend(data)
     return with_parameters(message, parameters)
 
 
-def ids_request(ids: Any, mask: Any, **parameters: Any) -> pb.ModelInferRequest:
+def ids_request(ids, mask, **parameters):
     """Return a request for the texts that follow ids of tokens, whose form a server remembers."""
     request = text_request(**parameters)
     request.ClearField("inputs")
@@ -232,9 +221,7 @@ HEAD_GRAPH = """head (float[N, V] logits, float[G, W, V] keys, float[G, V, W] va
 }"""
 
 
-def write_letters_head(
-    directory: Path, base: Bundle, name: str, shift: int, *, usual_alpha: float = 1.0, version: int = 1
-) -> Bundle:
+def write_letters_head(directory, base, name, shift, *, usual_alpha=1.0, version=1):
     """Write a head that adds ``shift`` to each next letter, unless a small alpha leaves it as it is."""
     likeliest = np.eye(_SIZE, dtype=np.float32)  # the temperature makes it the only one
     keys = GAIN * np.roll(likeliest, shift, axis=1)
@@ -279,6 +266,6 @@ def write_letters_head(
     return write_bundle(directory, manifest, files)
 
 
-def _profile(size: tuple[int, ...]) -> Profile:  # 0 stands for its rows
+def _profile(size):  # 0 stands for its rows
     least, usual, most = (tuple(one or rows for one in size) for rows in (1, 2, MAX_BATCH_SIZE))
     return Profile(min=least, opt=usual, max=most)

@@ -1,9 +1,5 @@
 """Cases of RFC 9113, sections 3 to 7: preface, frames, streams, errors."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 from hyperframe import frame as h2
 
 from tests.conformance.http2.case import (
@@ -20,14 +16,12 @@ from tests.conformance.http2.case import (
     PROTOCOL,
     STREAM,
     Case,
-    Frames,
-    Say,
     body,
     call,
     head,
     watch,
 )
-from tests.support.http2_client import PREFACE, RawClient, raw
+from tests.support.http2_client import PREFACE, raw
 
 _SETTINGS = h2.SettingsFrame(0).serialize()
 _CLIENT_HELLO = b"\x16\x03\x01\x02\0\1\0\1\xfc\3\3" + bytes(512)
@@ -39,20 +33,20 @@ _CONTINUATION = h2.ContinuationFrame(1, b"", flags=["END_HEADERS"])
 _FILLING = b"\x7a\xf6\xff\x80\0" + bytes(2**14 - 10)
 
 
-async def _first_frame(client: RawClient) -> str:
+async def _first_frame(client):
     await client.greet().agreed()
     return type(client.frames[0]).__name__
 
 
-async def _byte_by_byte(client: RawClient) -> list[h2.Frame]:
+async def _byte_by_byte(client):
     for byte in PREFACE + _SETTINGS + b"".join(frame.serialize() for frame in call(client)):
         client.send(bytes((byte,)))
         await client.writer.drain()
     return []
 
 
-def _after_the_end(make: Callable[[RawClient], h2.Frame]) -> Say:
-    async def say(client: RawClient) -> Frames:
+def _after_the_end(make):
+    async def say(client):
         client.send(*call(client))
         await client.answer()
         client.answers.clear()
@@ -61,12 +55,12 @@ def _after_the_end(make: Callable[[RawClient], h2.Frame]) -> Say:
     return say
 
 
-def _after_a_reset(make: Callable[[RawClient], h2.Frame]) -> Say:
+def _after_a_reset(make):
     return lambda client: [head(client), _RESET, make(client)]
 
 
-def _inside_a_field_block(make: Callable[[RawClient], h2.Frame | bytes]) -> Say:
-    def say(client: RawClient) -> Frames:
+def _inside_a_field_block(make):
+    def say(client):
         block = head(client).data
         end = h2.ContinuationFrame(1, block[9:], flags=["END_HEADERS"])
         return [h2.HeadersFrame(1, block[:9]), make(client), end, body()]
@@ -74,11 +68,11 @@ def _inside_a_field_block(make: Callable[[RawClient], h2.Frame | bytes]) -> Say:
     return say
 
 
-def _too_many_streams(client: RawClient) -> list[h2.Frame]:
+def _too_many_streams(client):
     return [head(client, stream=2 * number + 1) for number in range(4097)]
 
 
-def _reserved(frame: h2.Frame) -> bytes:
+def _reserved(frame):
     """The frame with the reserved bit of its header set."""
     data = bytearray(frame.serialize())
     data[5] |= 0x80
@@ -89,31 +83,31 @@ _MAX_WINDOW = 2**31 - 1
 _PUSH = h2.PushPromiseFrame(1, 2, b"", flags=["END_HEADERS"])
 
 
-def _padded(client: RawClient) -> list[h2.Frame]:
+def _padded(client):
     fields, data = head(client, "PADDED"), body()
     data.flags.add("PADDED")
     fields.pad_length, data.pad_length = 200, 255
     return [fields, data]
 
 
-def _prioritised(client: RawClient) -> list[h2.Frame]:
+def _prioritised(client):
     fields = head(client, "PRIORITY")
     fields.stream_weight, fields.depends_on, fields.exclusive = 255, 5, True
     return [fields, body()]
 
 
-def _in_parts(client: RawClient) -> list[h2.Frame]:
+def _in_parts(client):
     block = head(client).data
     parts = [block[at : at + 16] for at in range(0, len(block), 16)]
     ends = h2.ContinuationFrame(1, parts[-1], flags=["END_HEADERS"])
     return [h2.HeadersFrame(1, parts[0]), *(h2.ContinuationFrame(1, part) for part in parts[1:-1]), ends, body()]
 
 
-def _settings(settings: dict[int, int]) -> h2.SettingsFrame:
+def _settings(settings):
     return h2.SettingsFrame(0, settings=settings)
 
 
-async def _acknowledged(client: RawClient) -> str:
+async def _acknowledged(client):
     await client.settle()
     client.frames.clear()
     client.send(_settings({INITIAL_WINDOW: 1}), _settings({INITIAL_WINDOW: 2}))
@@ -122,17 +116,17 @@ async def _acknowledged(client: RawClient) -> str:
     return f"{count} acknowledgements"
 
 
-async def _pongs(client: RawClient) -> str:
+async def _pongs(client):
     client.send(h2.PingFrame(0, opaque_data=b"12345678"), h2.PingFrame(0, opaque_data=b"87654321", flags=["ACK"]))
     await client.settle()
     return " ".join(pong.decode() for pong in client.pongs if pong in (b"12345678", b"87654321"))
 
 
-def _sizes(*steps: dict[int, int] | int) -> Say:
+def _sizes(*steps):
     """Call, then send settings or increments of the window; return how many bytes of DATA came after each step."""
 
-    async def say(client: RawClient) -> str:
-        sizes: list[int] = []
+    async def say(client):
+        sizes = []
         for number, step in enumerate(steps):
             client.send(h2.WindowUpdateFrame(1, step) if isinstance(step, int) else _settings(step))
             client.send(*(call(client) if number == 0 else ()))
@@ -143,20 +137,20 @@ def _sizes(*steps: dict[int, int] | int) -> Say:
     return say
 
 
-def _sums(client: RawClient, stream: int) -> list[h2.Frame]:
+def _sums(client, stream):
     return [*watch(client), h2.WindowUpdateFrame(stream, _MAX_WINDOW), h2.WindowUpdateFrame(stream, _MAX_WINDOW)]
 
 
-def _set(settings: dict[int, int]) -> Say:
+def _set(settings):
     return lambda client: [_settings(settings), *call(client)]
 
 
-def _sent(*payload: tuple[int, int, int, bytes]) -> Say:
+def _sent(*payload):
     """HEADERS on stream 1, and frames by type, flags, stream and payload."""
     return lambda client: [head(client), *(raw(*frame) for frame in payload)]
 
 
-async def _exceeded(client: RawClient) -> str:
+async def _exceeded(client):
     """Send a stream more empty requests than its window takes; on another connection, if they were read in between."""
     requests = [raw(0, 0, 1, bytes(2**14 - 4))] * 17  # a request is five zeros
     case = Case("", FLOW_CONTROL, lambda client: [head(client, _path=STREAM), *requests])

@@ -1,12 +1,9 @@
 """The runtime and its engines, whose bytes are a header, the description as JSON, the ONNX model, and a hash."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import struct
 import weakref
-from typing import Any
 
 import numpy as np
 
@@ -39,7 +36,7 @@ class IHostMemory(bytes):
     ``bytes`` is its base because only types written in C offer the buffer protocol before Python 3.12.
     """
 
-    def _refuse(self, *arguments: object) -> Any:
+    def _refuse(self, *arguments):
         raise TypeError("'IHostMemory' object is a buffer; take bytes() or memoryview() of it")
 
     __len__ = __getitem__ = __iter__ = __contains__ = __add__ = _refuse
@@ -49,13 +46,13 @@ class Unreadable(Exception):
     """The bytes are not an engine of this version; the text is what TensorRT asserts."""
 
 
-def write(version_tag: int, description: dict[str, Any], model: bytes) -> bytes:
+def write(version_tag, description, model):
     text = json.dumps(description).encode()
     content = _HEADER.pack(_MAGIC, version_tag, len(text), len(model)) + text + model
     return content + hashlib.sha256(content).digest()
 
 
-def read(data: bytes, version_tag: int) -> tuple[dict[str, Any], bytes]:
+def read(data, version_tag):
     if len(data) < _HEADER.size or data[:4] != _MAGIC:
         raise Unreadable("Serialization assertion plan->header.magicTag == rt::kPLAN_MAGIC_TAG failed.")
     _, tag, text_size, model_size = _HEADER.unpack_from(data)
@@ -81,35 +78,35 @@ class ICudaEngine(Native):
     num_optimization_profiles = property(lambda self: len(self._profiles))
     device_memory_size_v2 = property(lambda self: max(self._description["activation_bytes"]))
 
-    def get_device_memory_size_for_profile_v2(self, profile_index: int) -> int:
+    def get_device_memory_size_for_profile_v2(self, profile_index):
         return int(self._description["activation_bytes"][profile_index])
 
-    def get_tensor_name(self, index: int) -> Any:
+    def get_tensor_name(self, index):
         return list(self._tensors)[integer(index)]
 
-    def get_tensor_mode(self, name: str) -> Any:
+    def get_tensor_mode(self, name):
         return self._tensors[name].mode
 
-    def get_tensor_shape(self, name: str) -> Any:
+    def get_tensor_shape(self, name):
         return Dims(self._tensors[name].shape)
 
-    def get_tensor_dtype(self, name: str) -> Any:
+    def get_tensor_dtype(self, name):
         return self._tensors[name].dtype
 
-    def get_tensor_location(self, name: str) -> Any:
+    def get_tensor_location(self, name):
         return TensorLocation.DEVICE
 
-    def get_tensor_profile_shape(self, name: str, profile_index: int) -> list[Any]:
+    def get_tensor_profile_shape(self, name, profile_index):
         return [Dims(shape) for shape in self._profiles[integer(profile_index)][name]]
 
-    def create_execution_context(self, strategy: Any = _STRATEGY.STATIC) -> Any:
+    def create_execution_context(self, strategy=_STRATEGY.STATIC):
         return new_context(self, instance(strategy, _STRATEGY))
 
 
 class _Tensor:
     """An input or an output of an engine."""
 
-    def __init__(self, mode: Any, dtype: str, shape: list[int]) -> None:
+    def __init__(self, mode, dtype, shape):
         self.mode, self.dtype, self.shape = mode, DataType[dtype], tuple(shape)
         self.numpy = np.dtype(nptype(self.dtype))
 
@@ -117,10 +114,10 @@ class _Tensor:
 class Runtime(Native):
     """Loads engines."""
 
-    def __init__(self, logger: Any) -> None:
+    def __init__(self, logger):
         self._log = Log(checked(logger))
 
-    def deserialize_cuda_engine(self, serialized_engine: Any) -> Any:
+    def deserialize_cuda_engine(self, serialized_engine):
         data, function = bytes(memoryview(serialized_engine)), "IRuntime::deserializeCudaEngine"
         try:
             description, onnx = read(data, SERIALIZATION_VERSION)

@@ -1,12 +1,9 @@
 """The version that the double stands for, the rules of classes that pybind11 defines, the enums, and loggers."""
 
-from __future__ import annotations
-
 import enum
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -24,17 +21,17 @@ class Native:
     The double makes its objects with :meth:`_make`, as the library makes its own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         raise TypeError(f"{type(self).__module__}.{type(self).__name__}: No constructor defined!")
 
     @classmethod
-    def _make(cls, **values: Any) -> Any:
+    def _make(cls, **values):
         created = cls.__new__(cls)
         for name, value in values.items():
             object.__setattr__(created, name, value)
         return created
 
-    def __setattr__(self, name: str, value: object) -> None:
+    def __setattr__(self, name, value):
         if not name.startswith("_") and not hasattr(type(self), name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         object.__setattr__(self, name, value)
@@ -43,30 +40,30 @@ class Native:
 class setting:
     """A property that keeps the value it was given, if pybind11 would convert it to the type of the default."""
 
-    def __init__(self, default: Any, kind: type | tuple[type, ...] | None = None) -> None:
+    def __init__(self, default, kind=None):
         self.default = default
         self.kind = type(default) if kind is None else kind
 
-    def __set_name__(self, owner: type, name: str) -> None:
+    def __set_name__(self, owner, name):
         self.name = "_" + name
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+    def __get__(self, instance, owner=None):
         return self if instance is None else instance.__dict__.get(self.name, self.default)
 
-    def __set__(self, instance: Any, value: Any) -> None:
+    def __set__(self, instance, value):
         if not isinstance(value, self.kind):
             raise TypeError(f"incompatible function arguments: {type(value).__name__} for {self.name[1:]}")
         instance.__dict__[self.name] = value
 
 
-def integer(value: Any) -> int:
+def integer(value):
     """Convert as pybind11 does for an integer parameter: floats are refused, ``__int__`` is accepted."""
     if isinstance(value, (float, str, bytes)) or not hasattr(value, "__int__"):
         raise TypeError(f"incompatible function arguments: {type(value).__name__}")
     return int(value)
 
 
-def instance(value: Any, kind: type | tuple[type, ...]) -> Any:
+def instance(value, kind):
     """Check the class of a parameter as pybind11 does."""
     if not isinstance(value, kind):
         raise TypeError(f"incompatible function arguments: {type(value).__name__}, expected {kind}")
@@ -81,20 +78,20 @@ _MEMBERS = json.loads((Path(__file__).parents[1] / "bindings" / f"{BINDINGS}.jso
 class _Enum(enum.Enum):
     """An enum of pybind11: it converts to an integer, but is none."""
 
-    def __int__(self) -> int:
+    def __int__(self):
         return int(self.value)
 
     __index__ = __int__
 
-    def __hash__(self) -> int:
+    def __hash__(self):
         return int(self.value)
 
 
 _BYTES = {"FLOAT": 4, "HALF": 2, "BF16": 2, "INT32": 4, "INT64": 8, "INT4": 0.5, "FP4": 0.5}
 
 
-def _enum(name: str) -> Any:
-    return _Enum(name.rpartition(".")[2], _MEMBERS[name])  # type: ignore[call-overload]
+def _enum(name):
+    return _Enum(name.rpartition(".")[2], _MEMBERS[name])
 
 
 BuilderFlag, DataType, GatherMode = map(_enum, ("BuilderFlag", "DataType", "GatherMode"))
@@ -107,32 +104,32 @@ _NUMPY = {"FLOAT": np.float32, "HALF": np.float16, "INT8": np.int8, "INT32": np.
 _NUMPY |= {"BOOL": np.bool_, "UINT8": np.uint8}
 
 
-def nptype(trt_type: Any) -> Any:
+def nptype(trt_type):
     return _NUMPY[trt_type.name]
 
 
 class Dims(Native):
     """The dimensions of a tensor: a sequence that equals the tuple with the same elements."""
 
-    def __init__(self, shape: Any = ()) -> None:
+    def __init__(self, shape=()):
         self._shape = tuple(int(size) for size in shape)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self._shape)
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index):
         return self._shape[index]
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other):
         return isinstance(other, (Dims, tuple, list)) and tuple(other) == self._shape
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
 
 class UnknownDims(Dims):
     """What stands for the shape of a tensor where that cannot be inferred: it has -1 dimensions."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return -1
 
 
@@ -142,18 +139,18 @@ class ILogger(Native):
     Severity = Severity
     INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = Severity
 
-    def __init__(self) -> None:
+    def __init__(self):
         object.__setattr__(self, "_constructed", True)
 
     # pybind11 keeps the attributes of Python subclasses.
-    def __setattr__(self, name: str, value: object) -> None:
+    def __setattr__(self, name, value):
         object.__setattr__(self, name, value)
 
-    def log(self, severity: Any, msg: str) -> None:
+    def log(self, severity, msg):
         raise RuntimeError('Tried to call pure virtual function "nvinfer1::ILogger::log"')
 
 
-def checked(logger: Any) -> Any:
+def checked(logger):
     """Return the logger, if its class and its constructor are right."""
     instance(logger, ILogger)
     if not getattr(logger, "_constructed", False):
@@ -164,17 +161,17 @@ def checked(logger: Any) -> Any:
 class Log:
     """Writes to a logger in the words of TensorRT."""
 
-    def __init__(self, logger: Any) -> None:
+    def __init__(self, logger):
         self.logger = logger
 
-    def error(self, function: str, code: int, kind: str, reason: str) -> None:
+    def error(self, function, code, kind, reason):
         self.logger.log(Severity.ERROR, f"{function}: Error Code {code}: {kind} ({reason})")
 
-    def usage(self, function: str, reason: str) -> None:
+    def usage(self, function, reason):
         self.error(function, 3, "API Usage Error", f"Parameter check failed, {reason}")
 
-    def cuda(self, function: str, reason: str) -> None:
+    def cuda(self, function, reason):
         self.error(function, 1, "Cuda Runtime", reason)
 
-    def warning(self, message: str) -> None:
+    def warning(self, message):
         self.logger.log(Severity.WARNING, message)

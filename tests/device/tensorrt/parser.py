@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import onnx
 from onnx import TensorProto
 from onnx.inliner import inline_local_functions
@@ -34,7 +32,7 @@ class ITensor(Native):
     _input = _output = _constant = False
     _dimension_names: tuple[str, ...] = ()
 
-    def get_dimension_name(self, index: int) -> str | None:
+    def get_dimension_name(self, index):
         return self._dimension_names[integer(index)] or None if index < len(self._dimension_names) else None
 
 
@@ -46,10 +44,10 @@ class ILayer(Native):
     num_inputs = property(lambda self: len(self._inputs))
     num_outputs = property(lambda self: len(self._outputs))
 
-    def get_input(self, index: int) -> Any:
+    def get_input(self, index):
         return self._inputs[index]
 
-    def get_output(self, index: int) -> Any:
+    def get_output(self, index):
         return self._outputs[index]
 
 
@@ -68,26 +66,26 @@ class INetworkDefinition(Native):
     num_inputs = property(lambda self: len(self._inputs))
     num_outputs = property(lambda self: len(self._outputs))
 
-    def get_flag(self, flag: Any) -> bool:
+    def get_flag(self, flag):
         return bool(self._flags >> int(flag) & 1)
 
-    def get_layer(self, index: int) -> Any:
+    def get_layer(self, index):
         return self._layers[index]
 
-    def get_input(self, index: int) -> Any:
+    def get_input(self, index):
         return self._inputs[index]
 
-    def get_output(self, index: int) -> Any:
+    def get_output(self, index):
         return self._outputs[index]
 
     @property
-    def _strongly_typed(self) -> bool:
+    def _strongly_typed(self):
         # The only typing of TensorRT 11, whose network has no weakly typed kind.
         return not hasattr(NetworkDefinitionCreationFlag, "EXPLICIT_BATCH") or self.get_flag(
             NetworkDefinitionCreationFlag.STRONGLY_TYPED
         )
 
-    def _add(self, kind: str, name: str, inputs: list[Any], outputs: list[Any], operator: str = "") -> Any:
+    def _add(self, kind, name, inputs, outputs, operator=""):
         # TensorRT 10.3 reshapes where later versions have layers of their own.
         found = getattr(LayerType, kind, LayerType.SHUFFLE)
         layer = ILayer._make(_name=name, _type=found, _inputs=inputs, _outputs=outputs, _operator=operator)
@@ -95,7 +93,7 @@ class INetworkDefinition(Native):
         return layer
 
 
-def new_network(log: Any, flags: int) -> Any:
+def new_network(log, flags):
     """Return an empty network."""
     return INetworkDefinition._make(_log=log, _flags=flags, _layers=[], _inputs=[], _outputs=[], _model=None)
 
@@ -138,11 +136,11 @@ class OnnxParser(Native):
 
     num_errors = property(lambda self: 0)
 
-    def __init__(self, network: Any, logger: Any) -> None:
+    def __init__(self, network, logger):
         self._network = instance(network, INetworkDefinition)
         self._log = Log(checked(logger))
 
-    def parse(self, model: Any, path: str | None = None) -> bool:
+    def parse(self, model, path=None):
         content = bytes(memoryview(model))
         _Import(self._network, onnx.load_model_from_string(content), self._log).run()
         self._network._model = content
@@ -152,15 +150,15 @@ class OnnxParser(Native):
 class _Import:
     """The import of one model into a network."""
 
-    def __init__(self, network: Any, model: onnx.ModelProto, log: Log) -> None:
+    def __init__(self, network, model, log):
         self.network, self.log = network, log
         self.model = inline_local_functions(model)
-        self.tensors: dict[str, Any] = {}
+        self.tensors = {}
         self.unused = {tensor.name: tensor for tensor in self.model.graph.initializer}
         self.constants = dict(self.unused)
         self.broadcasts = 0
 
-    def run(self) -> None:
+    def run(self):
         graph = onnx.shape_inference.infer_shapes(self.model, data_prop=True).graph
         types = {value.name: value.type.tensor_type for value in (*graph.input, *graph.value_info, *graph.output)}
         for value in graph.input:
@@ -171,7 +169,7 @@ class _Import:
         for value in graph.output:
             self._add_output(value.name)
 
-    def _add_input(self, value: onnx.ValueInfoProto) -> None:
+    def _add_input(self, value):
         kind = value.type.tensor_type
         tensor = _tensor(value.name, kind)
         tensor._input = True
@@ -181,14 +179,14 @@ class _Import:
         self.tensors[value.name] = tensor
         self.network._inputs.append(tensor)
 
-    def _add_output(self, name: str) -> None:
+    def _add_output(self, name):
         tensor = self._tensor_of(name)
         tensor._output = True
         if tensor.dtype == DataType.INT64:
             self.log.warning(f"Make sure output {name} has Int64 binding.")
         self.network._outputs.append(tensor)
 
-    def _tensor_of(self, name: str) -> Any:
+    def _tensor_of(self, name):
         """Return a tensor that was made before; an initializer becomes a constant layer when it is first used."""
         if name in self.unused:
             value = self.unused.pop(name)
@@ -198,7 +196,7 @@ class _Import:
             self.tensors[name] = constant
         return self.tensors.get(name)
 
-    def _node(self, node: onnx.NodeProto, types: dict[str, onnx.TypeProto.Tensor]) -> None:
+    def _node(self, node, types):
         kind, name = _LAYERS[node.op_type], node.name or f"node_of_{node.output[0]}"
         inputs = [self._tensor_of(each) if each else None for each in node.input]
         if kind in _NOT_ELEMENTARY:
@@ -224,7 +222,7 @@ class _Import:
         else:
             self.network._add(kind, name, inputs, outputs, node.op_type)
 
-    def _broadcast(self, inputs: list[Any]) -> list[Any]:
+    def _broadcast(self, inputs):
         """Give all inputs the same rank, each with a layer of its own, as the operations of TensorRT need it."""
         rank = max(len(tensor.shape) for tensor in inputs)
         found = []
@@ -241,7 +239,7 @@ class _Import:
         return found
 
 
-def _constant_type(value: TensorProto) -> onnx.TypeProto.Tensor:
+def _constant_type(value):
     kind = onnx.TypeProto.Tensor(elem_type=value.data_type)
     kind.shape.SetInParent()
     for size in value.dims:
@@ -249,6 +247,6 @@ def _constant_type(value: TensorProto) -> onnx.TypeProto.Tensor:
     return kind
 
 
-def _tensor(name: str, kind: onnx.TypeProto.Tensor) -> Any:
+def _tensor(name, kind):
     shape = Dims(dim.dim_value if dim.HasField("dim_value") else -1 for dim in kind.shape.dim)
     return ITensor._make(_name=name, _dtype=_DATA_TYPES[kind.elem_type], _shape=shape)
