@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -87,14 +86,10 @@ def picture_request(picture):
     return request
 
 
-def _add_unnameable(repository):
-    shutil.copytree(ORACLE_BUNDLE, os.fsdecode(os.fsencode(repository / "copy-") + b"\xff"))
-
-
 #: One run at a time, models loaded on request, all messages in the log, and a directory whose name is not UTF-8.
 SPECIAL = Setup(
     arguments=("--instances=1", "--model-control=explicit", "--load-model=*", "--log-level=debug"),
-    bundles=_add_unnameable,
+    bundles=lambda repository: shutil.copytree(ORACLE_BUNDLE, f"{repository}/copy-\udcff"),
 )
 
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -79,16 +80,19 @@ def _calls(watched):
     infer, image = (pb.ModelInferRequest.FromString(message) for message in (watched.infer, watched.image))
 
     def over_grpc(method, message):
-        return lambda: _error_of(lambda: method(message, timeout=SECONDS, metadata=bearer))
+        def call():
+            try:
+                method(message, timeout=SECONDS, metadata=bearer)
+            except grpc.RpcError as error:
+                return f"{error.code().name}: {error.details()[:200]}"
+            return ""
+
+        return call
 
     def get(port, path, token):
-        connection = (
-            http.client.HTTPSConnection(HOST, port, timeout=SECONDS, context=context)
-            if context
-            else http.client.HTTPConnection(HOST, port, timeout=SECONDS)
-        )
+        kind = partial(http.client.HTTPSConnection, context=context) if context else http.client.HTTPConnection
         try:
-            with closing(connection):
+            with closing(kind(HOST, port, timeout=SECONDS)) as connection:
                 connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
                 response = connection.getresponse()
                 response.read()
@@ -103,14 +107,6 @@ def _calls(watched):
         "http": lambda: get(watched.http_port, "/v2", watched.infer_token),
         "metrics": lambda: get(watched.metrics_port, "/telemetry.json", watched.metrics_token),
     }
-
-
-def _error_of(call):
-    try:
-        call()
-    except grpc.RpcError as error:
-        return f"{error.code().name}: {error.details()[:200]}"
-    return ""
 
 
 def _read(watched):

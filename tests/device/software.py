@@ -35,8 +35,9 @@ def library():
     driver.software_live_objects.argtypes = [ctypes.c_char_p]
     driver.software_live_objects.restype = ctypes.c_long
     driver.software_defect.argtypes = [ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t]
+    driver.software_defect.restype = ctypes.c_bool
     driver.software_set_memory.argtypes = [ctypes.c_size_t]
-    for name in ("allocated_bytes", "pending", "defects"):
+    for name in ("allocated_bytes", "pending"):
         getattr(driver, f"software_{name}").restype = ctypes.c_size_t
     for name in ("reset", "clear", "set_memory", "report"):
         getattr(driver, f"software_{name}").restype = None
@@ -118,10 +119,8 @@ class SoftwareDriver:
 
     def defects(self):
         """Return the defects: errors of the program that CUDA tolerates."""
-        text = ctypes.create_string_buffer(256)
-        found = []
-        for index in range(self._driver.software_defects()):
-            self._driver.software_defect(index, text, len(text))
+        text, found = ctypes.create_string_buffer(256), []
+        while self._driver.software_defect(len(found), text, len(text)):
             found.append(text.value.decode())
         return found
 

@@ -8,14 +8,8 @@ from tests.support.models import ORACLE, VERSIONED
 
 
 def profile(examples):
-    return settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate, Phase.shrink],
-        suppress_health_check=list(HealthCheck),
-        derandomize=True,
-    )
+    fixed = {"deadline": None, "database": None, "derandomize": True, "phases": [Phase.generate, Phase.shrink]}
+    return settings(max_examples=examples, suppress_health_check=list(HealthCheck), **fixed)
 
 
 integers = st.integers(-2, 16) | st.sampled_from([0, 15, 64, 65, 2**31, 2**62, 2**63 - 1, -(2**63)])

@@ -16,16 +16,8 @@ from tests.support.models import graph_of, manifest_of, serialized, tier_of
 NAME = "halves"
 SIZE, MAX_BATCH_SIZE = 8, 4
 LABELS = ("upper", "lower")
-STEP = ImagePreprocess(
-    input="image",
-    output="pixels",
-    size=SIZE,
-    colours="grey",
-    mean=(0.5,),
-    std=(0.5,),
-    max_bytes=2**25,
-    max_pixels=20_000_000,
-)
+_LIMITS = {"max_bytes": 2**25, "max_pixels": 20_000_000}
+STEP = ImagePreprocess(input="image", output="pixels", size=SIZE, colours="grey", mean=(0.5,), std=(0.5,), **_LIMITS)
 #: Means of the pixels' rows, [64, 2].
 WEIGHTS = np.repeat(np.eye(2, dtype=np.float32), SIZE * SIZE // 2, axis=0) * (2 / SIZE**2)
 

@@ -83,16 +83,8 @@ def golden(tier):
 
 
 def tokenizer_step(max_length, **pair):
-    return TokenizerPreprocess(
-        input="text",
-        file="tokenizer.json",
-        ids="input_ids",
-        mask="attention_mask",
-        max_length=max_length,
-        pad_id=0,
-        max_text_bytes=200,
-        **pair,
-    )
+    names = {"input": "text", "file": "tokenizer.json", "ids": "input_ids", "mask": "attention_mask"}
+    return TokenizerPreprocess(**names, max_length=max_length, pad_id=0, max_text_bytes=200, **pair)
 
 
 def manifest():

@@ -28,12 +28,16 @@ static size_t regions(RegionKind kind) {
     return count;
 }
 
-size_t software_allocated_bytes(void) {
-    lock_state();
-    size_t result = state.used_bytes;
-    unlock_state();
-    return result;
-}
+#define LOCKED(type, name, value)                                                                                      \
+    type name(void) {                                                                                                  \
+        lock_state();                                                                                                  \
+        type result = (value);                                                                                         \
+        unlock_state();                                                                                                \
+        return result;                                                                                                 \
+    }
+LOCKED(size_t, software_allocated_bytes, state.used_bytes)
+LOCKED(size_t, software_pending, pending_operations())
+LOCKED(int, software_error, (int)state.sticky) /* or 0 */
 
 /* Live objects of a kind: device, pinned, context, stream, event, graph, executable. -1 for others. */
 long software_live_objects(const char *kind) {
@@ -54,25 +58,10 @@ long software_live_objects(const char *kind) {
     return result;
 }
 
-size_t software_pending(void) {
-    lock_state();
-    size_t result = pending_operations();
-    unlock_state();
-    return result;
-}
-
 void software_set_memory(size_t bytes) {
     lock_state();
     state.capacity_bytes = bytes;
     unlock_state();
-}
-
-/* The sticky error, or 0. */
-int software_error(void) {
-    lock_state();
-    int result = state.sticky;
-    unlock_state();
-    return result;
 }
 
 /* Adds a defect that the double of TensorRT found. */

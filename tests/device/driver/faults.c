@@ -139,18 +139,12 @@ void clear_defects(void) {
         free(defects[--defect_count]);
 }
 
-size_t software_defects(void) {
-    lock_state();
-    size_t result = defect_count;
-    unlock_state();
-    return result;
-}
-
-int software_defect(size_t index, char *text, size_t size) {
+/* Writes a defect; false if there are fewer. */
+bool software_defect(size_t index, char *text, size_t size) {
     lock_state();
     bool found = index < defect_count;
     if (found)
         snprintf(text, size, "%s", defects[index]);
     unlock_state();
-    return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return found;
 }

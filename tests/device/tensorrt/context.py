@@ -145,8 +145,7 @@ class _Switch:
         pass
 
     def __call__(self):
-        context = self.context()
-        if context is not None:
+        if context := self.context():
             context._switching = None
 
 
@@ -204,8 +203,10 @@ class _Run:
         It is on another stream, which no event of this one waits for: on a device, the two could run at once.
         """
         for number, other in self.pending.items():
-            shared = self.arena and other.arena and _overlap(self.arena, other.arena)
-            if number < self.number and shared and other.context():
+            if number >= self.number or not (self.arena and other.arena and other.context()):
+                continue
+            (ours, our_bytes), (theirs, their_bytes) = self.arena, other.arena
+            if ours < theirs + their_bytes and theirs < ours + our_bytes:
                 raise device.DeviceFault("two runs on unordered streams have the same activation memory")
 
     def _array(self, engine, name):
@@ -254,7 +255,3 @@ def new_context(engine, strategy):
 def _static_shapes(engine):
     inputs = {name: tensor for name, tensor in engine._tensors.items() if tensor.mode == TensorIOMode.INPUT}
     return {name: tensor.shape for name, tensor in inputs.items() if -1 not in tensor.shape}
-
-
-def _overlap(one, other):
-    return one[0] < other[0] + other[1] and other[0] < one[0] + one[1]
