@@ -10,8 +10,6 @@ limit was set: a loop of :data:`_STEPS` steps takes :data:`_REFERENCE_SECONDS` t
 The loop runs before and after each attack, when nothing else of the test runs.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable

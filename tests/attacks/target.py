@@ -1,7 +1,5 @@
 """A server to attack, with its repository and tokens, and its witness."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import subprocess

@@ -4,8 +4,6 @@ Its first line on stdin is a :class:`Watched`; it prints a line of JSON for each
 kills a server that takes too much memory or disk, so that no attack harms the machine that tests it.
 """
 
-from __future__ import annotations
-
 import http.client
 import os
 import signal

@@ -10,8 +10,6 @@ Both have the same names, inputs, outputs and bounds:
 - ``broken`` cannot be loaded.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

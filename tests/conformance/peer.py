@@ -1,7 +1,5 @@
 """A client of one server, and cases: the outcomes of its calls as text that can be compared."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The whole server on TensorRT: correct responses to stock clients, and failures of the device."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

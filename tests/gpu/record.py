@@ -3,8 +3,6 @@
 A step that fails or takes too long does not keep the others from running.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """Requests over HTTP: good and bad ones to the models of the shared server, and a client without our libraries."""
 
-from __future__ import annotations
-
 import http.client
 import json
 from contextlib import closing

@@ -1,7 +1,5 @@
 """An HTTP server of any application in a thread of the test, and clients that send it bytes."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl

@@ -4,8 +4,6 @@ Imports for type checkers count like all others, because readers follow them too
 leave them out.
 """
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Servers in the process of the test, so that the test can inspect them."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

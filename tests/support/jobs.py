@@ -1,7 +1,5 @@
 """Executors and jobs without a model: a function computes the rows."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import CancelledError
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Metrics of a server, pages of metrics, and waiting for a condition."""
 
-from __future__ import annotations
-
 import time
 import urllib.request
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Certificates, tokens, and servers that require them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Clients that send requests without a pause while a test acts on their servers."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """One conformance case for an HTTP/2 server, and how its outcome is observed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from inspect import isawaitable
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Networks, and the parser that fills them: models that TensorRT rejects are beyond this double, and raise an error."""
 
-from __future__ import annotations
-
 import onnx
 from onnx import TensorProto
 from onnx.inliner import inline_local_functions
