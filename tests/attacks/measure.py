@@ -125,16 +125,11 @@ def measure(target, attack):
         "not calm again": not calm,
         "the server is gone": not target.alive,
     }
-    return Measured(
-        [problem for problem, found in problems.items() if found],
-        worst_ms,
-        median_ms=1000 * statistics.median(waits["live"] or [now - start]),
-        rss_mb=rss_mb,
-        kept_mb=(readings[-1].rss_bytes - first.rss_bytes) / _MB,
-        log_mb=log_mb,
-        recovery_s=now - end,
-        seconds=end - start,
-    )
+    result = Measured([problem for problem, found in problems.items() if found], worst_ms, rss_mb=rss_mb, log_mb=log_mb)
+    result.median_ms = 1000 * statistics.median(waits["live"] or [now - start])
+    result.kept_mb = (readings[-1].rss_bytes - first.rss_bytes) / _MB
+    result.recovery_s, result.seconds = now - end, end - start
+    return result
 
 
 def _last_end(target, door):

@@ -170,18 +170,11 @@ class Target:
 
     def _watch(self):
         picture = picture_request(image_model.encoded(image_model.bright(200, 10)))
-        watched = Watched(
-            self._process.pid,
-            str(self.log),
-            self.grpc_port,
-            self.http_port,
-            self.metrics_port,
-            self.home.tokens["infer"],
-            self.home.tokens["metrics"],
-            good().SerializeToString(),
-            picture.SerializeToString(),
-            str(self.home.authority.file) if self.setup.tls else "",
-        )
+        ports = self.grpc_port, self.http_port, self.metrics_port
+        tokens = self.home.tokens["infer"], self.home.tokens["metrics"]
+        requests = good().SerializeToString(), picture.SerializeToString()
+        authority = str(self.home.authority.file) if self.setup.tls else ""
+        watched = Watched(self._process.pid, str(self.log), *ports, *tokens, *requests, authority)
         command = [sys.executable, "-m", "tests.attacks.witness"]
         self._witness = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._witness.stdin.write(msgspec.json.encode(watched) + b"\n")

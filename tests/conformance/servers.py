@@ -44,18 +44,10 @@ def triton(directory):
     write_repository(repository)
     url = f"127.0.0.1:{free_port()}"
     site = TRITON / "lib" / "python3.11" / "site-packages"
-    command = [
-        site / "pytriton" / "tritonserver" / "bin" / "tritonserver",
-        f"--model-repository={repository}",
-        f"--backend-directory={TRITON / 'backends'}",
-        "--model-control-mode=explicit",
-        "--load-model=*",
-        "--exit-on-error=false",
-        "--allow-http=false",
-        "--allow-metrics=false",
-        "--grpc-address=127.0.0.1",
-        f"--grpc-port={url.partition(':')[2]}",
-    ]
+    command = [site / "pytriton" / "tritonserver" / "bin" / "tritonserver", f"--model-repository={repository}"]
+    command += ["--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false", "--allow-http=false"]
+    command += ["--allow-metrics=false", "--grpc-address=127.0.0.1", f"--grpc-port={url.partition(':')[2]}"]
+    command += [f"--backend-directory={TRITON / 'backends'}"]
     environment = {
         **os.environ,
         "LD_LIBRARY_PATH": str(site / "nvidia_pytriton.libs"),

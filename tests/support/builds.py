@@ -30,13 +30,12 @@ def wait_for_no_children(seconds=10):
 def pause_builds(monkeypatch, directory):
     """Let new Python processes stop for a minute in the middle of writing a build; ``directory`` gets the code."""
     directory.mkdir()
-    (directory / "sitecustomize.py").write_text(
-        "import time\n"
-        "from edge.runtimes import cache\n"
-        "def write(directory, record, data):\n"
-        "    (directory / record.file).write_bytes(data[:10])\n"
-        "    time.sleep(60)\n"
-        "cache.write = write\n"
-    )
+    (directory / "sitecustomize.py").write_text("""import time
+from edge.runtimes import cache
+def write(directory, record, data):
+    (directory / record.file).write_bytes(data[:10])
+    time.sleep(60)
+cache.write = write
+""")
     before = os.environ.get("PYTHONPATH", "")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(directory), str(ROOT), before))))

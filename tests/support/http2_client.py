@@ -207,14 +207,8 @@ class RawClient:
 
     def head(self, stream_id, method, *flags, **changed):
         """The HEADERS of a call. A keyword changes or adds a field, with _ for - and for :; None removes the field."""
-        fields = {
-            ":method": "POST",
-            ":scheme": "http",
-            ":path": f"/test.Test/{method}",
-            ":authority": "test",
-            "te": "trailers",
-            "content-type": "application/grpc",
-        }
+        fields = {":method": "POST", ":scheme": "http", ":path": f"/test.Test/{method}", ":authority": "test"}
+        fields |= {"te": "trailers", "content-type": "application/grpc"}
         for name, value in changed.items():
             name = f":{name[1:]}" if name.startswith("_") else name.replace("_", "-")
             if value is None:

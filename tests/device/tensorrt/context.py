@@ -234,18 +234,10 @@ def new_context(engine, strategy):
         if memory is None:
             return None
         arena = (memory, size)
-    context = IExecutionContext._make(
-        _engine=engine,  # pybind11 keeps the engine while its contexts live
-        _strategy=strategy,
-        _addresses={},
-        _shapes=_static_shapes(engine),
-        _profile=0,
-        _arena=arena,
-        _switching=None,
-        _enqueued=False,
-        _captured=[],
-        _in_flight=Counter(),
-    )
+    # pybind11 keeps the engine while its contexts live.
+    settings = {"_engine": engine, "_strategy": strategy, "_addresses": {}, "_shapes": _static_shapes(engine)}
+    state = {"_switching": None, "_enqueued": False, "_captured": [], "_in_flight": Counter()}
+    context = IExecutionContext._make(**settings, _profile=0, _arena=arena, **state)
     weakref.finalize(context, device.forget, context._captured).atexit = False
     if arena:
         weakref.finalize(context, device.free, arena[0], "an execution context").atexit = False

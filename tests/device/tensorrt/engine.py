@@ -138,16 +138,9 @@ class Runtime(Native):
             device.view(weights, size)[:] = _WEIGHTS_PATTERN
         tensors = {name: _Tensor(TensorIOMode.INPUT, *rest) for name, *rest in description["inputs"]}
         tensors |= {name: _Tensor(TensorIOMode.OUTPUT, *rest) for name, *rest in description["outputs"]}
-        engine = ICudaEngine._make(
-            _runtime=self,  # pybind11 keeps the runtime while its engines live
-            _log=self._log,
-            _description=description,
-            _profiles=description["profiles"],
-            _tensors=tensors,
-            _model=loaded,
-            _weights=(weights, size),
-            _fill=_WEIGHTS_PATTERN,
-            _cuda_context=device.current_context(),
-        )
+        # pybind11 keeps the runtime while its engines live.
+        kept = {"_runtime": self, "_log": self._log, "_cuda_context": device.current_context()}
+        kept |= {"_description": description, "_profiles": description["profiles"], "_tensors": tensors}
+        engine = ICudaEngine._make(**kept, _model=loaded, _weights=(weights, size), _fill=_WEIGHTS_PATTERN)
         weakref.finalize(engine, device.free, weights, f"engine {description['name']}").atexit = False
         return engine

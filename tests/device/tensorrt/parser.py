@@ -100,31 +100,12 @@ _DATA_TYPES = {
     getattr(TensorProto, name): DataType[name] for name in ("FLOAT", "INT8", "UINT8", "INT32", "INT64", "BOOL")
 }
 _DATA_TYPES |= {TensorProto.FLOAT16: DataType.HALF, TensorProto.BFLOAT16: DataType.BF16}
-#: ONNX operator to the layer that computes it.
-_LAYERS = {
-    operator: layer
-    for layer, operators in {
-        "ACTIVATION": "Relu",
-        "CAST": "Cast",
-        "DEQUANTIZE": "DequantizeLinear",
-        "ELEMENTWISE": "Add Sub Mul Div Less Mod LessOrEqual",
-        "FILL": "Range",
-        "GATHER": "Gather GatherElements GatherND",
-        "IDENTITY": "Identity",
-        "MATRIX_MULTIPLY": "MatMul Gemm",
-        "QUANTIZE": "QuantizeLinear",
-        "REDUCE": "ReduceMean ReduceSum",
-        "SELECT": "Where",
-        "SHAPE": "Shape",
-        "SHUFFLE": "Reshape Transpose",
-        "SLICE": "Slice Expand Pad",
-        "SOFTMAX": "Softmax",
-        "SQUEEZE": "Squeeze",
-        "UNARY": "Abs Neg Not",
-        "UNSQUEEZE": "Unsqueeze",
-    }.items()
-    for operator in operators.split()
-}
+#: Layers, each with the operators of ONNX that it computes.
+_TABLE = """ACTIVATION Relu; CAST Cast; DEQUANTIZE DequantizeLinear; FILL Range; IDENTITY Identity; SHAPE Shape;
+    ELEMENTWISE Add Sub Mul Div Less Mod LessOrEqual; GATHER Gather GatherElements GatherND; SOFTMAX Softmax;
+    MATRIX_MULTIPLY MatMul Gemm; QUANTIZE QuantizeLinear; REDUCE ReduceMean ReduceSum; SELECT Where;
+    SHUFFLE Reshape Transpose; SLICE Slice Expand Pad; SQUEEZE Squeeze; UNARY Abs Neg Not; UNSQUEEZE Unsqueeze"""
+_LAYERS = {operator: layer for layer, *each in map(str.split, _TABLE.split(";")) for operator in each}
 _GATHER_MODES = {"Gather": "DEFAULT", "GatherElements": "ELEMENT", "GatherND": "ND"}
 _NOT_ELEMENTARY = {"MATRIX_MULTIPLY", "ELEMENTWISE", "SELECT"}
 
