@@ -157,7 +157,7 @@ def network_logger(trt):
 def copied(version="10.16.2.10"):
     double = trt_double(version)
     flags = 1 << int(double.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
-    return double, double.network.new_network(double.logger.Log(network_logger(double)), flags)
+    return double, double.parser.new_network(double.native.Log(network_logger(double)), flags)
 
 
 def networks():
