@@ -103,12 +103,9 @@ def test_started_server_answers_the_probes(tmp_path):
 
 
 def test_pod_has_time_to_drain():
-    runtime, (service,) = container("serving-runtime.yaml"), documents("inference-service.yaml")
-    pod = documents("k3s.yaml")[-1]["spec"]["template"]["spec"]
-    for found, grace in (
-        (runtime, service["spec"]["predictor"]["terminationGracePeriodSeconds"]),
-        (pod["containers"][0], pod["terminationGracePeriodSeconds"]),
-    ):
+    (service,), pod = documents("inference-service.yaml"), documents("k3s.yaml")[-1]["spec"]["template"]["spec"]
+    for file, spec in (("serving-runtime.yaml", service["spec"]["predictor"]), ("k3s.yaml", pod)):
+        found, grace = container(file), spec["terminationGracePeriodSeconds"]
         drain = serve.make_context("serve", list(found["args"][1:])).params["drain_seconds"]
         assert found["lifecycle"]["preStop"]["sleep"]["seconds"] + drain + 3 < grace
 

@@ -56,13 +56,9 @@ def cell(server, repetition=1, **figures):
 def test_noisy_measurements_are_left_out_or_marked(report):
     start = {"server": "fewheads, nghttp2", "models": "mlp", "version": "", "day": "2026-01-01", "ready_s": 1.0}
     start |= {"rss_mb": 90.0, "pss_mb": 50.0, "processes": 1, "repetition": 1}
-    records = [
-        start,
-        cell("fewheads, nghttp2", p50_us=100),
-        cell("fewheads, nghttp2", p50_us=120),
-        cell("fewheads, nghttp2", p50_us=900, foreign_cores=1.5),
-        cell("other", p50_us=330, foreign_cores=1.0),
-    ]
+    figures = ({"p50_us": 100}, {"p50_us": 120}, {"p50_us": 900, "foreign_cores": 1.5})
+    records = [start, *(cell("fewheads, nghttp2", **each) for each in figures)]
+    records.append(cell("other", p50_us=330, foreign_cores=1.0))
     results = report.summarise(records, {"cpu": "one"})
     assert {c["server"]: (c["p50_us"], c["ratio"]) for c in results["cells"]} == {
         "fewheads, nghttp2": (110, 1),

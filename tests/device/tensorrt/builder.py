@@ -241,10 +241,8 @@ class _Build:
         limit = max(min(workspace, dram - _BUILDER_BYTES, device.free_bytes()), 0)
         for tactic, factor in _TACTICS.items():
             if size * factor > limit:
-                self.log.warning(
-                    f"Tactic Device request: {size * factor >> 20}MB Available: {limit >> 20}MB. Device memory is "
-                    "insufficient to use tactic."
-                )
+                sizes = f"request: {size * factor >> 20}MB Available: {limit >> 20}MB"
+                self.log.warning(f"Tactic Device {sizes}. Device memory is insufficient to use tactic.")
                 self.log.warning(
                     f"UNSUPPORTED_STATE: Skipping tactic {tactic} due to insufficient memory on requested size of "
                     f"{size * factor} detected for tactic 0x{tactic:016x}."
@@ -256,17 +254,12 @@ class _Build:
         fused = fused_attention(self.network, half, longest)
         layers = [layer.name for layer in self.network._layers if layer.type != LayerType.CONSTANT]
         kernels = [f"_gemm_mha_v2_myl0_{layers.index(name)}" for name in fused]
-        description = {
-            "made_by": self.made_by,
-            "name": self.network.name,
-            "layers": [name for name in layers if name not in fused] + kernels,
-            "inputs": [_io(tensor) for tensor in self.network._inputs],
-            "outputs": [_io(tensor) for tensor in self.network._outputs],
-            "profiles": profiles,
-            "dimension_names": {tensor.name: tensor._dimension_names for tensor in self.network._inputs},
-            "activation_bytes": activations,
-        }
-        return write(SERIALIZATION_VERSION, description, self.network._model)
+        network = self.network
+        description = {"made_by": self.made_by, "name": network.name, "profiles": profiles}
+        description |= {end: [_io(each) for each in getattr(network, f"_{end}")] for end in ("inputs", "outputs")}
+        description["layers"] = [name for name in layers if name not in fused] + kernels
+        description["dimension_names"] = {tensor.name: tensor._dimension_names for tensor in network._inputs}
+        return write(SERIALIZATION_VERSION, {**description, "activation_bytes": activations}, network._model)
 
 
 def _io(tensor):
