@@ -20,7 +20,6 @@ def _request(target, path, body, size_bytes=0):
 
 
 def _post(target, path, document):
-    """Send a document, and read the beginning of the answer."""
     with closing(connect(target.http_port)) as connection:
         connection.settimeout(30)
         connection.sendall(_request(target, path, json.dumps(document, separators=(",", ":")).encode()))

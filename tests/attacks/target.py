@@ -34,8 +34,6 @@ TOKENS = ("infer", "control", "metrics")
 
 
 class Home(NamedTuple):
-    """The files of all servers: bundles, tokens, certificates."""
-
     directory: Path
     tokens: dict[str, str]
     authority: Authority

@@ -61,7 +61,6 @@ class Peer:
         self.socket.sendall(data)
 
     def agree(self):
-        """Read until the server has sent its SETTINGS."""
         while not self._agreed:
             self.read(0.1)
         return self

@@ -49,7 +49,6 @@ def announced(*names):
 
 
 def commands(command, name="fewheads"):
-    """Yield a command and those below it with their names."""
     yield name, command
     if isinstance(command, click.Group):
         context = click.Context(command)
@@ -89,7 +88,6 @@ def signatures(kind):
 
 
 def types(families):
-    """Return the type of each Prometheus metric and the names of its labels."""
     return {
         family.name: [family.type, *sorted({label for sample in family.samples for label in sample.labels})]
         for family in families

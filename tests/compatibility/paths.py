@@ -17,17 +17,14 @@ def public(module, name):
 
 
 def program():
-    """Return the command ``fewheads``."""
     return public("edge.__main__", "cli")
 
 
 def telemetry_messages():
-    """Return the descriptor of ``proto/telemetry.proto``."""
     return public("edge.pb.telemetry_pb2", "DESCRIPTOR")
 
 
 def board_families(root):
-    """Return the Prometheus metrics of a Jetson's files below ``root``."""
     from edge.instruments.board import read_board
     from edge.instruments.memory import MemorySampler
     from edge.instruments.sensors import Sensors

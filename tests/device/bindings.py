@@ -79,7 +79,6 @@ def write(surface, path):
 
 
 def compiler():
-    """Return the C compiler of this machine; None where there is none."""
     return shutil.which(os.environ.get("CC", "cc"))
 
 
@@ -93,7 +92,6 @@ def _download(version, directory):
 
 
 def _surface(module):
-    """Return the surface of the imported bindings."""
     enums = {name: getattr(module, name) for name in ENUMS} | {"ILogger.Severity": module.ILogger.Severity}
     return {
         "names": sorted(name for name in vars(module) if not name.startswith("_")),

@@ -39,7 +39,6 @@ def pytest_itemcollected(item):
 
 @pytest.fixture(scope="session")
 def device():
-    """The kind of device."""
     return "real" if library() is None else "software"
 
 

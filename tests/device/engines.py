@@ -57,7 +57,6 @@ STEP_PROFILE = rows(1, 2, 4, name="state") | rows(1, 2, 4, name="token")
 
 
 def engine(onnx, *profiles):
-    """Build an engine without our builder."""
     logger = logger_of("tensorrt")
     built = build(trt, logger, onnx, *profiles, configure=lambda config: config.clear_flag(trt.BuilderFlag.TF32))
     assert built is not None, logger.messages
@@ -69,7 +68,6 @@ def loaded(data, **options):
 
 
 def reference(onnx):
-    """Return a function that computes a model with ONNX Runtime."""
     session = onnxruntime.InferenceSession(onnx, providers=["CPUExecutionProvider"])
     names = [tensor.name for tensor in session.get_outputs()]
     return lambda feeds: dict(zip(names, session.run(names, dict(feeds)), strict=True))
@@ -82,7 +80,6 @@ def running(onnx, *profiles, **options):
 
 
 def some(count, seed=0, width=4):
-    """Return rows of random numbers."""
     return np.random.default_rng(seed).standard_normal((count, width)).astype(np.float32)
 
 

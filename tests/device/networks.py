@@ -39,7 +39,6 @@ def weights():
 
 
 def probabilities(x):
-    """Return softmax(x W) in float64."""
     scores = x.astype(np.float64) @ weights().astype(np.float64)
     exponents = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return exponents / exponents.sum(axis=-1, keepdims=True)

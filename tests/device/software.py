@@ -45,8 +45,6 @@ def library():
 
 
 class SoftwareDriver:
-    """The software driver of this process."""
-
     def __init__(self, driver):
         self._driver = driver
 
@@ -67,7 +65,6 @@ class SoftwareDriver:
         return self._driver.software_translate(address, size)
 
     def calls(self, function):
-        """Return how often ``function`` was called in this process."""
         return int(self._driver.software_calls(function.encode()))
 
     def copies(self, work):
@@ -80,7 +77,6 @@ class SoftwareDriver:
         return counts
 
     def counted(self, work):
-        """Return how often some work calls each function of the driver."""
         found = re.search(r"/\S*libcuda\.so\.1\b", Path("/proc/self/maps").read_text())
         assert found
         names = {one.decode().removesuffix("_v2") for one in re.findall(rb"\bcu[A-Z]\w+", Path(found[0]).read_bytes())}
@@ -110,11 +106,9 @@ class SoftwareDriver:
         return counts | {"bytes": int(self._driver.software_allocated_bytes())}
 
     def pending(self):
-        """Return the number of operations that wait in streams."""
         return int(self._driver.software_pending())
 
     def error(self):
-        """Return the sticky error, or 0."""
         return int(self._driver.software_error())
 
     def defects(self):
@@ -135,7 +129,6 @@ class SoftwareDriver:
         assert not defects, f"defects: {defects}"
 
     def set_memory(self, size):
-        """Set the capacity of the device in bytes."""
         self._driver.software_set_memory(size)
 
     def clear(self):

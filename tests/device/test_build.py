@@ -240,7 +240,6 @@ def test_builds_at_the_same_time_do_not_disturb_each_other(oracle, tmp_path):
 
 
 def test_profile_times_every_shape_once(in_process, tmp_path):
-    """``fewheads profile``."""
     directory, out = write_layer_shapes(tmp_path / "shapes"), tmp_path / "table.json"
     options = {"target": "tensorrt", "calls": 3, "cache": tmp_path / "cache"}
     table = profile(directory, out, **options)

@@ -37,7 +37,6 @@ def bundle(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cache(bundle, tmp_path_factory):
-    """A cache with the engine, built in a child process."""
     directory = tmp_path_factory.mktemp("cache")
     (built,) = json.loads(
         answer(fewheads("build", bundle.path, "--target", "tensorrt", "--cache", directory, "--json"))

@@ -32,7 +32,6 @@ LOGGER = Logger()  # TensorRT keeps the first one of a process
 
 @pytest.fixture(autouse=True)
 def context():
-    """A context of the GPU, destroyed after everything else."""
     LOGGER.errors.clear()
     made = cuda.Device(0).retain_primary_context()
     made.push()

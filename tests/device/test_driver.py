@@ -245,7 +245,6 @@ print(os.waitstatus_to_exitcode(os.wait()[1]))"""
 
 
 def captured(stream, work, mode=GLOBAL):
-    """Return the error of the capture and the graph."""
     graph = c_void_p()
     assert call("cuStreamBeginCapture_v2", c_void_p(stream.handle), mode) == 0
     work()

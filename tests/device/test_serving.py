@@ -35,8 +35,6 @@ CONCURRENCY = 24
 
 
 class Question(NamedTuple):
-    """A request, and ONNX Runtime's response."""
-
     model: str
     tier: str
     inputs: dict[str, Array]
@@ -58,7 +56,6 @@ def write_models(repository):
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory):
-    """A cache with the engines of all models and tiers."""
     directory = tmp_path_factory.mktemp("engines")
     write_models(directory / "bundles")
     with pytest.MonkeyPatch.context() as patched:
@@ -70,7 +67,6 @@ def engines(tmp_path_factory):
 
 
 def questions(repository):
-    """Return requests of many shapes to each model and tier."""
     random = np.random.default_rng(0)
     asked = []
     for path in sorted(repository.iterdir()):
@@ -100,7 +96,6 @@ def some_inputs(model, rows, random):
 
 
 async def ask(client, question):
-    """Send a request, compare the response, and return the tier that the server reports."""
     tensors = [triton_input(name, array) for name, array in question.inputs.items()]
     answer = await client.infer(question.model, tensors, parameters={"tier": question.tier})
     for name, expected in question.outputs.items():

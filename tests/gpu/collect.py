@@ -93,7 +93,6 @@ def compile_pycuda(place, wheels):
 
 
 def tree_bytes():
-    """Return the size of the files that git tracks."""
     listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
     return sum(path.stat().st_size for name in listed.split("\0") if name and (path := ROOT / name).is_file())
 

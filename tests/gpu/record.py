@@ -81,7 +81,6 @@ def device():
 
 
 def versions():
-    """Return the versions of Python and of packages; None for those that are missing."""
     present = {distribution.name.lower().replace("_", "-"): distribution.version for distribution in distributions()}
     return {"python": platform.python_version(), **{package: present.get(package) for package in PACKAGES}}
 

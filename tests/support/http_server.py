@@ -35,7 +35,6 @@ class Running(NamedTuple):
 
 
 def everything(connection):
-    """Return what a server sends until it closes the connection."""
     return b"".join(iter(lambda: connection.recv(65536), b""))
 
 

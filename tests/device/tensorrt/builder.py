@@ -36,8 +36,6 @@ _ENTRY_MS = 0.01
 
 
 class IProgressMonitor(Native):
-    """Base of a program's own monitor of builds."""
-
     def __init__(self):
         pass
 
@@ -46,8 +44,6 @@ class IProgressMonitor(Native):
 
 
 class IOptimizationProfile(Native):
-    """The allowed shapes of inputs."""
-
     def set_shape(self, input, min, opt, max):
         shapes = [Dims(shape) for shape in (min, opt, max)]
         ordered = all(0 <= low <= middle <= high for low, middle, high in zip(*shapes, strict=True))
@@ -59,15 +55,11 @@ class IOptimizationProfile(Native):
 
 
 class ITimingCache(Native):
-    """Measured times, by layer."""
-
     def serialize(self):
         return IHostMemory(json.dumps({"made_by": self._made_by, "entries": self._entries}).encode())
 
 
 class IBuilderConfig(Native):
-    """The settings of a build."""
-
     progress_monitor = setting(None, (IProgressMonitor, type(None)))
 
     def get_flag(self, flag):
@@ -112,8 +104,6 @@ class IBuilderConfig(Native):
 
 
 class Builder(Native):
-    """Makes engines."""
-
     def __init__(self, logger):
         self._log = Log(checked(logger))
 
@@ -267,8 +257,6 @@ def _io(tensor):
 
 
 class _Phase:
-    """A phase of the build, as the monitor sees it."""
-
     def __init__(self, build, name, parent, steps):
         self.monitor = build.config.progress_monitor
         self.name, self.parent, self.steps, self.done = name, parent, steps, 0

@@ -17,8 +17,6 @@ _patterns = itertools.cycle(range(1, 256))
 
 
 class IExecutionContext(Native):
-    """The settings of one user of an engine."""
-
     active_optimization_profile = property(lambda self: self._profile)
 
     def set_input_shape(self, name, shape):
@@ -136,8 +134,6 @@ class IExecutionContext(Native):
 
 
 class _Switch:
-    """The work of a switch to another profile."""
-
     def __init__(self, context):
         self.context = weakref.ref(context)
 

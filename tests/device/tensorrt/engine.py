@@ -71,8 +71,6 @@ _WEIGHTS_PATTERN = 0xA5
 
 
 class ICudaEngine(Native):
-    """An engine, with its weights in device memory."""
-
     name = property(lambda self: self._description["name"])
     num_io_tensors = property(lambda self: len(self._tensors))
     num_optimization_profiles = property(lambda self: len(self._profiles))
@@ -104,16 +102,12 @@ class ICudaEngine(Native):
 
 
 class _Tensor:
-    """An input or an output of an engine."""
-
     def __init__(self, mode, dtype, shape):
         self.mode, self.dtype, self.shape = mode, DataType[dtype], tuple(shape)
         self.numpy = np.dtype(nptype(self.dtype))
 
 
 class Runtime(Native):
-    """Loads engines."""
-
     def __init__(self, logger):
         self._log = Log(checked(logger))
 

@@ -64,7 +64,6 @@ def integer(value):
 
 
 def instance(value, kind):
-    """Check the class of a parameter as pybind11 does."""
     if not isinstance(value, kind):
         raise TypeError(f"incompatible function arguments: {type(value).__name__}, expected {kind}")
     return value
@@ -134,8 +133,6 @@ class UnknownDims(Dims):
 
 
 class ILogger(Native):
-    """Base of a program's own logger."""
-
     Severity = Severity
     INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = Severity
 

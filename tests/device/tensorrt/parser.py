@@ -35,8 +35,6 @@ class ITensor(Native):
 
 
 class ILayer(Native):
-    """One layer of a network."""
-
     name = setting("")
     type = property(lambda self: self._type)
     num_inputs = property(lambda self: len(self._inputs))
@@ -57,8 +55,6 @@ class IGatherLayer(ILayer):
 
 
 class INetworkDefinition(Native):
-    """A network, which the parser fills."""
-
     name = setting("Unnamed Network 0")
     num_layers = property(lambda self: len(self._layers))
     num_inputs = property(lambda self: len(self._inputs))
@@ -92,7 +88,6 @@ class INetworkDefinition(Native):
 
 
 def new_network(log, flags):
-    """Return an empty network."""
     return INetworkDefinition._make(_log=log, _flags=flags, _layers=[], _inputs=[], _outputs=[], _model=None)
 
 
@@ -111,8 +106,6 @@ _NOT_ELEMENTARY = {"MATRIX_MULTIPLY", "ELEMENTWISE", "SELECT"}
 
 
 class OnnxParser(Native):
-    """Reads an ONNX model into a network."""
-
     num_errors = property(lambda self: 0)
 
     def __init__(self, network, logger):
@@ -127,8 +120,6 @@ class OnnxParser(Native):
 
 
 class _Import:
-    """The import of one model into a network."""
-
     def __init__(self, network, model, log):
         self.network, self.log = network, log
         self.model = inline_local_functions(model)
