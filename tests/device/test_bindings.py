@@ -65,6 +65,7 @@ def test_program_uses_only_names_of_every_version():
     assert not {node.attr for node in attributes} & (some - every)
     module = {node.attr for node in attributes if ast.unparse(node.value) in ("trt", "tensorrt")}
     assert {name for name in module - some if not name.startswith("__")} == NOWHERE
+    assert {name for name in module & some if name[0].isupper()} <= {*bindings.CLASSES, *bindings.ENUMS}, "keep it, too"
 
 
 @pytest.mark.slow

@@ -59,10 +59,8 @@ def make_transformer(layers=2, dim=32, seed=0):
     """Return a BERT with random weights for :func:`make_tokenizer`."""
     torch.manual_seed(seed)
     shape = LayerShape(num_heads=2, head_dim=dim // 2, ffn_dim=2 * dim)
-    config = TransformerConfig(
-        architecture="bert", dim=dim, layers=(shape,) * layers, vocab_size=32, max_positions=64, segments=2
-    )
-    transformer = Transformer(config)
+    sizes = {"dim": dim, "vocab_size": 32, "max_positions": 64, "segments": 2}
+    transformer = Transformer(TransformerConfig(architecture="bert", layers=(shape,) * layers, **sizes))
     # Words count for more than places, so that a toy task is learnt in few steps.
     torch.nn.init.normal_(transformer.embeddings.position.weight, std=0.1)
     return transformer
